@@ -16,13 +16,13 @@ from kohort.groups.effects import (
     DescribedConsumerGroup,
     DescribedGroup,
     DescribeGroupsReply,
+    Effects,
     GroupState,
     GroupType,
     ListedGroup,
     ListGroupsReply,
     NamedPartitions,
     OffsetDeleteReply,
-    Outcome,
 )
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups, OffsetDelete
 from kohort.groups.group import Group
@@ -54,7 +54,7 @@ class AdminChecker(Checker):
         super().__init__(world, members, config)
         self._machine: GroupMachine | None = None
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._machine = machine
 
     def group(self, group_id: str) -> Group | None:
@@ -71,12 +71,12 @@ class DeletionChecker(AdminChecker):
         super().__init__(world, members, config)
         self._states: dict[str, GroupState] = {}
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         super().on_loaded(machine, outcome)
         groups = machine.context.ledger.groups.values()
         self._states = {group.group_id: state_of(group) for group in groups}
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         if isinstance(event, DeleteGroups):
             self._check_groups(event, outcome)
         elif isinstance(event, OffsetDelete):
@@ -91,7 +91,7 @@ class DeletionChecker(AdminChecker):
         """Return a group's state before the step; Empty before its first member."""
         return self._states.get(group_id, GroupState.EMPTY) if journal.consumer is None else journal.consumer.state()
 
-    def _check_groups(self, event: DeleteGroups, outcome: Outcome) -> None:
+    def _check_groups(self, event: DeleteGroups, outcome: Effects) -> None:
         ((_, reply),) = outcome.replies
         assert isinstance(reply, DeleteGroupsReply)
         buried = {record.key for record in outcome.records if isinstance(record, Tombstone)}
@@ -106,7 +106,7 @@ class DeletionChecker(AdminChecker):
             if error is not expected or gone != whole:
                 self.fail(f"{group_id} is deleted with {error.name}, expected {expected.name}; {gone ^ whole} are left")
 
-    def _check_offsets(self, event: OffsetDelete, outcome: Outcome) -> None:
+    def _check_offsets(self, event: OffsetDelete, outcome: Effects) -> None:
         ((_, reply),) = outcome.replies
         assert isinstance(reply, OffsetDeleteReply)
         journal = self.journal.groups.get(event.group_id)
@@ -195,7 +195,7 @@ class DescriptionChecker(AdminChecker):
 
     skips = QUIET
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for _, value in (
             outcome.replies if isinstance(event, ListGroups | DescribeGroups | ConsumerGroupDescribe) else ()
         ):

@@ -10,25 +10,24 @@ from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups import machine
 from kohort.groups import offsets as offsets
-from kohort.groups.classic import rebalance
 from kohort.groups.classic.group import ClassicGroup
-from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.handlers import named
+from kohort.groups.classic.rebalance import ClassicRebalance
+from kohort.groups.consumer.group import ConsumerGroup, named
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedConsumerGroup,
     DescribedGroup,
+    Effects,
     GroupState,
     JoinedMember,
     ListedGroup,
     Now,
-    Outcome,
 )
 from kohort.groups.events import (
     DeleteGroups,
 )
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
-from kohort.groups.step import Context
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.property import Checker
 from simulation.share_checkers import ClassicEvennessChecker
@@ -54,7 +53,7 @@ class DeletesOffsetsThatAreRead(Swapped):
 class ForgetsPatterns(GroupMachine):
     """A coordinator that deletes offsets of topics that members read by a regular expression."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with a group that knows only the topics that are listed."""
         with swapped(ConsumerGroup, "is_subscribed", lambda group, topic: topic in group._listed):
             return super().step(event, now)
@@ -65,7 +64,7 @@ class DeletesGroupsWithMembers(Swapped):
 
     module, name = ConsumerGroup, "group_state"
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but treat all groups as empty for deletions."""
         return super().step(event, now) if isinstance(event, DeleteGroups) else GroupMachine.step(self, event, now)
 
@@ -154,7 +153,7 @@ class ListsAllAsStable(Swapped):
 class TellsLeadersOfFewer(Swapped):
     """A coordinator that leaves the last of three or more members out of what the leader is told."""
 
-    module, name = rebalance, "all_members"
+    module, name = ClassicRebalance, "all_members"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup
-from kohort.groups.effects import ConsumerGroupHeartbeatReply, Outcome
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.pairs import Pairs, unpack
@@ -60,10 +61,10 @@ class AwayChecker(Checker):
                 if current.member_epoch == LEFT_FOR_A_WHILE:
                     self._away[key] = Away(current.assigned, now_ms)
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self.on_stepped(None, outcome, {})
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for record in outcome.records:
             if isinstance(record, MemberSaved):
                 self._instances[record.group_id, record.member_id] = record.instance_id

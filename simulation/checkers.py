@@ -7,11 +7,10 @@ from typing import Any
 
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
-from kohort.groups import invariants
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.effects import GroupState, JoinGroupReply, LeaveGroupReply, Now, Outcome
+from kohort.groups.effects import Effects, GroupState, JoinGroupReply, LeaveGroupReply, Now
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
@@ -22,6 +21,7 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import MemberSaved, OffsetCommitted, Record
 from kohort.ids import TopicPartition
+from simulation import invariants
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.away_checker import AwayChecker
 from simulation.epoch_checker import StaleEpochChecker
@@ -59,7 +59,7 @@ class OwnershipChecker(Checker):
         self._removed: set[str] = set()
         self._placed: dict[tuple[str, str | None], str] = {}
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for record in outcome.records:
             if isinstance(record, MemberSaved):
                 self._placed[record.group_id, record.instance_id] = record.member_id
@@ -128,7 +128,7 @@ class GenerationChecker(Checker):
         self._ends: dict[str, int] = {}
         self._decided: dict[int, int] = {}
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for token, value in outcome.replies:
             if isinstance(value, JoinGroupReply) and token in waiting:
                 self._decided[token] = self._ends.get(waiting[token][0].group_id, 0)
@@ -164,7 +164,7 @@ class EpochChecker(Checker):
         self._newest: dict[str, int] = {}
         self._told: dict[tuple[str, str], int] = {}
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for group_id in deleted_groups(outcome):
             self._newest.pop(group_id, None)
             self._told = {key: epoch for key, epoch in self._told.items() if key[0] != group_id}
@@ -190,7 +190,7 @@ class LimitsChecker(Checker):
 
     SHARE = 0.1
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         limit = self.config.offset_metadata_bytes_max
         for record in outcome.records:
             if isinstance(record, OffsetCommitted) and len(record.metadata) > limit:
@@ -273,7 +273,7 @@ class AnswerChecker(Checker):
         super().__init__(world, members, config)
         self._answered: set[int] = set()
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for token, value in outcome.replies:
             if token in self._answered:
                 self.fail(f"request {token} was answered twice, the second time with {value}")
@@ -287,11 +287,11 @@ class AnswerChecker(Checker):
             membership = group.membership
             if isinstance(membership, ClassicGroup):
                 for member in membership.members.values():
-                    held = None if member.held is None else member.held.request
+                    held = None if member.long_poll is None else member.long_poll.request
                     known.update((member.join_request, member.sync_request, held))
             elif isinstance(membership, ConsumerGroup):
                 for presence in membership.presences.values():
-                    waits = (presence.waiting, presence.held, presence.joining)
+                    waits = (presence.waiting, presence.long_poll, presence.joining)
                     known.update(event.request for event in waits if event is not None)
             elif isinstance(membership, PushGroup):
                 claims = (presence.claim for presence in membership.present.values())
@@ -427,7 +427,7 @@ class Checkers:
         for hook in self._hooks["on_hold"]:
             hook(member)
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         """Pass `Checker.on_stepped` on to the checkers that override it."""
         hooks = self._on_step.get(type(event))
         if hooks is None:
@@ -475,7 +475,7 @@ class Checkers:
         for hook in self._hooks["on_replayed"]:
             hook(machine)
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         """Pass `Checker.on_loaded` on to the checkers that override it."""
         for hook in self._hooks["on_loaded"]:
             hook(machine, outcome)

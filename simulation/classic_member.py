@@ -15,7 +15,7 @@ from kohort.groups.events import (
     LeavingMember,
     SyncGroup,
 )
-from kohort.groups.records import ClassicProtocol
+from kohort.groups.records import OfferedProtocol
 from kohort.ids import TopicPartition
 from simulation.assigning import (
     COOPERATIVE,
@@ -137,7 +137,7 @@ class ClassicMember(Process):
             new_member_id=f"{self.name}-{self.chance.getrandbits(32):08x}",
             client=Client(self.name, "/10.0.0.1", self.process),
             protocol_type="consumer",
-            protocols=tuple(ClassicProtocol(name, metadata) for name in habits.strategies),
+            protocols=tuple(OfferedProtocol(name, metadata) for name in habits.strategies),
             session_timeout_ms=habits.session_timeout_ms,
             rebalance_timeout_ms=habits.rebalance_timeout_ms,
             instance_id=habits.instance_id,

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from kohort.coordinator.driver import Action
 from kohort.groups.consumer import assignment
 from kohort.groups.effects import (
+    BackgroundTask,
     Computation,
     Counted,
     DividePartitions,
@@ -19,9 +20,8 @@ from kohort.groups.effects import (
     Push,
     Rebalanced,
     ResolveRegexes,
-    Work,
 )
-from kohort.groups.events import GroupSettings, OffsetsFound, Position, TopicImage
+from kohort.groups.events import GroupSettings, OffsetsFound, PushPosition, TopicImage
 from kohort.groups.push import rebalance
 from simulation.world import Chance, Happening, World
 
@@ -40,14 +40,14 @@ def match(regex: str, topics: Iterable[str]) -> list[str]:
     return [topic for topic in topics if re.fullmatch(regex, topic)]
 
 
-def carried_out(work: Work) -> Any:
+def carried_out(work: BackgroundTask) -> Any:
     """The event that comes of work."""
     if isinstance(work, ResolveRegexes):
         return assignment.resolve(work, match)
     if isinstance(work, DividePartitions):
         return rebalance.divide_partitions(work, match)
     if isinstance(work, FindOffsets):
-        begins = tuple(Position(topic, partition, 0) for topic, partition in work.partitions)
+        begins = tuple(PushPosition(topic, partition, 0) for topic, partition in work.partitions)
         return OffsetsFound(work.group_id, work.member_id, work.ticket, begins)
     if not isinstance(work, Computation):
         raise AssertionError(work)  # this world's topics and groups are all its own
@@ -80,7 +80,7 @@ class Host(Protocol):
     push: Callable[[Push], None]
     on_shard_loaded: Action
 
-    def worked(self, work: Work, event: Any) -> None:
+    def worked(self, work: BackgroundTask, event: Any) -> None:
         """This event comes of that work."""
 
 
@@ -151,7 +151,7 @@ class VirtualDriver:
         """Groups have none of their own here."""
         return {}
 
-    def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
+    def run_work(self, work: BackgroundTask, done: Callable[[Any], None]) -> None:
         """Run background work; its result comes later, perhaps to another process than asked for it."""
         event = carried_out(work)
         self._host.worked(work, event)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups.effects import ConsumerGroupHeartbeatReply, HeartbeatReply, OffsetFetchReply, Outcome, SyncGroupReply
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects, HeartbeatReply, OffsetFetchReply, SyncGroupReply
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, SyncGroup
-from kohort.groups.records import MemberState
+from kohort.groups.records import ReconciliationState
 from simulation.journal_model import ConsumerJournal, pairs
 from simulation.property import Checker, Waiting
 
@@ -23,7 +23,7 @@ class StaleEpochChecker(Checker):
 
     skips = frozenset({OffsetCommit})
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         if not isinstance(event, ConsumerGroupHeartbeat | Heartbeat | SyncGroup | OffsetFetch):
             return
         consumer = self.journal.consumer(event.group_id)
@@ -71,6 +71,6 @@ class StaleEpochChecker(Checker):
         epoch, state = consumer.epoch_of(event.member_id), consumer.state_of(event.member_id)
         if member is None or member.classic_protocols is None or event.generation != epoch:
             self.fail(f"{event} is taken, its member is at {epoch}")
-        gives_up = state is MemberState.UNREVOKED_PARTITIONS
+        gives_up = state is ReconciliationState.UNREVOKED_PARTITIONS
         if (gives_up and isinstance(event, Heartbeat)) or (epoch < consumer.epoch and not gives_up):
             self.fail(f"{event} is taken, its member is {state.name} at {epoch} and the group at {consumer.epoch}")

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer import assignment, handlers
-from kohort.groups.consumer import heartbeat as consumer
-from kohort.groups.consumer import members as membership
-from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
-from kohort.groups.effects import Meter, Now, Outcome, Rebalanced
+from kohort.groups.consumer import group as consumer_group
+from kohort.groups.consumer.assignment import ConsumerAssignment
+from kohort.groups.consumer.classic_members import ConsumerClassicMembers
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.members import ConsumerReconciliation, CurrentAssignment
+from kohort.groups.effects import Effects, Meter, Now, Rebalanced
 from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupHeartbeat,
@@ -23,12 +24,11 @@ from kohort.groups.events import (
     SyncGroup,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.migration import classic_members as mixed
 from kohort.groups.migration import conversion
 from kohort.groups.migration.conversion import Converted
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved
-from kohort.groups.step import Context
+from kohort.groups.step import Step
 from simulation.epoch_checker import StaleEpochChecker
 from simulation.property import Checker
 from simulation.swapped import Swapped
@@ -38,16 +38,16 @@ from simulation.target_checkers import CountChecker, HandoverChecker, TargetChec
 class FetchesForAnyEpoch(Swapped):
     """A coordinator that tells offsets to a member that says an older epoch."""
 
-    module, name = handlers, "may_fetch"
+    module, name = ConsumerGroup, "may_fetch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A fetch that is refused to strangers and for newer epochs only."""
 
-        def may_fetch(context: Context, group: ConsumerGroup, event: OffsetFetch) -> ErrorCode:
+        def may_fetch(group: ConsumerGroup, step: Step, event: OffsetFetch) -> ErrorCode:
             known = event.member_id in group.members
             older = known and event.member_epoch < group.current_assignment(event.member_id or "").member_epoch
-            error: ErrorCode = real(context, group, event)
+            error: ErrorCode = real(group, step, event)
             return ErrorCode.NONE if older else error
 
         return may_fetch
@@ -56,7 +56,7 @@ class FetchesForAnyEpoch(Swapped):
 class ForgivesAnyEpoch(Swapped):
     """A coordinator that takes a heartbeat of any older epoch for one whose answer was lost."""
 
-    module, name = consumer, "check_epoch"
+    module, name = consumer_group, "check_epoch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ class ForgivesAnyEpoch(Swapped):
 class ForgivesNoEpoch(Swapped):
     """A coordinator that fences a member whose last answer was lost."""
 
-    module, name = consumer, "check_epoch"
+    module, name = consumer_group, "check_epoch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,14 +87,14 @@ class ForgivesNoEpoch(Swapped):
 class SyncsInAnOlderEpoch(Swapped):
     """A coordinator that gives a classic member its old assignment when a newer epoch calls it back."""
 
-    module, name = mixed, "check_sync"
+    module, name = ConsumerClassicMembers, "sync_error"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The check without epochs."""
 
-        def check(context: Context, group: ConsumerGroup, event: SyncGroup) -> ErrorCode:
-            error: ErrorCode = real(context, group, event)
+        def check(group: ConsumerGroup, step: Step, event: SyncGroup) -> ErrorCode:
+            error: ErrorCode = real(group, step, event)
             return ErrorCode.NONE if error is ErrorCode.REBALANCE_IN_PROGRESS else error
 
         return check
@@ -103,23 +103,23 @@ class SyncsInAnOlderEpoch(Swapped):
 class TakesAnyTarget(Swapped):
     """A coordinator that takes the result of work that was called off, or that an earlier coordinator asked for."""
 
-    module, name = assignment, "take"
+    module, name = ConsumerAssignment, "accept_target"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Any result counts."""
 
-        def take(context: Context, group: ConsumerGroup, event: AssignmentComputed) -> Any:
+        def accept_target(group: ConsumerGroup, step: Step, event: AssignmentComputed) -> Any:
             group.computing = event.ticket
-            return real(context, group, event)
+            return real(group, step, event)
 
-        return take
+        return accept_target
 
 
 class CountsNoConsumerRebalances(GroupMachine):
     """A coordinator that does not count the rebalances of consumer groups."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without those notes."""
         outcome = super().step(event, now)
         mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
@@ -132,15 +132,15 @@ class CountsNoConsumerRebalances(GroupMachine):
 class CountsTwice(Swapped):
     """A coordinator that counts a rebalance again when a member is back in its place."""
 
-    module, name = membership, "report_if_settled"
+    module, name = ConsumerReconciliation, "report_if_settled"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Nothing is kept of who has settled."""
 
-        def settled(context: Context, group: ConsumerGroup) -> None:
+        def settled(group: ConsumerGroup, step: Step) -> None:
             group.settling_epoch = -1
-            real(context, group)
+            real(group, step)
 
         return settled
 
@@ -180,12 +180,12 @@ class _TakesEarlier(GroupMachine):
     waits: ClassVar[str]
     _began = 0
 
-    def on_loaded(self, *args: Any) -> Outcome:
+    def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator; work with a ticket from here on is its own."""
         self._began = args[0].mono_ms << 10
         return super().on_loaded(*args)
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but an older result counts."""
         if isinstance(event, self.kind) and event.ticket < self._began:
             group = self.context.find(event.group_id)

@@ -14,7 +14,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.effects import GroupState, JoinGroupReply, Outcome
+from kohort.groups.effects import Effects, GroupState, JoinGroupReply
 from kohort.groups.events import (
     NO_CONNECTION,
     ConnectionLost,
@@ -29,7 +29,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
-from kohort.groups.records import MemberAssigned, MemberSaved, MemberState
+from kohort.groups.records import MemberAssigned, MemberSaved, ReconciliationState
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
 
@@ -102,7 +102,7 @@ class EvictionChecker(Checker):
         self._kept: dict[Key, Kept] = {}
         self._waits: dict[int, Key] = {}
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._machine = machine
         self._in, self._rounds, self._kept, self._waits = {}, {}, {}, {}
         now_ms = self.world.now_ms
@@ -113,7 +113,7 @@ class EvictionChecker(Checker):
             for member_id, member in {} if journal.consumer is None else journal.consumer.members.items():
                 self._kept[group_id, member_id] = kept = self._of(member)
                 if journal.consumer is not None:
-                    moves = journal.consumer.state_of(member_id) is MemberState.UNREVOKED_PARTITIONS
+                    moves = journal.consumer.state_of(member_id) is ReconciliationState.UNREVOKED_PARTITIONS
                     kept.moves_ms = now_ms if moves else None
             self._look(group_id)
 
@@ -122,7 +122,7 @@ class EvictionChecker(Checker):
         session_ms = member.classic_session_timeout_ms if classic else self.config.consumer_session_timeout_ms
         return Kept(self.world.now_ms, session_ms, member.rebalance_timeout_ms, member.instance_id)
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         if isinstance(event, OffsetCommit):
             self._hear_commit(event, outcome)
             return
@@ -143,7 +143,7 @@ class EvictionChecker(Checker):
                 self._answered(other, replies[other], event)
         for record in outcome.records:
             if isinstance(record, MemberAssigned) and (key := (record.group_id, record.member_id)) in self._kept:
-                moves = record.state is MemberState.UNREVOKED_PARTITIONS
+                moves = record.state is ReconciliationState.UNREVOKED_PARTITIONS
                 self._kept[key].moves_ms = self.world.now_ms if moves else None
         if isinstance(event, Heartbeat | ConsumerGroupHeartbeat | JoinGroup | SyncGroup):
             self._hear(event, value)
@@ -217,7 +217,7 @@ class EvictionChecker(Checker):
         elif error is ErrorCode.NONE:
             kept.told = True
 
-    def _hear_commit(self, event: OffsetCommit, outcome: Outcome) -> None:
+    def _hear_commit(self, event: OffsetCommit, outcome: Effects) -> None:
         """A commit of a member that speaks the classic protocol is a sign of life."""
         key = (event.group_id, event.member_id)
         kept = self._kept.get(key)

@@ -7,19 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.coordinator.shard import Shard
-from kohort.groups.classic import rebalance
 from kohort.groups.classic.group import ClassicGroup
-from kohort.groups.consumer import assignment, handlers, members, suspicion
-from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
-from kohort.groups.effects import Outcome
+from kohort.groups.classic.rebalance import ClassicRebalance
+from kohort.groups.consumer.assignment import ConsumerAssignment, ConsumerSuspicion
+from kohort.groups.consumer.classic_members import ConsumerClassicMembers
+from kohort.groups.consumer.group import ConsumerGroup, ConsumerHeartbeat
+from kohort.groups.consumer.members import ConsumerReconciliation, CurrentAssignment
+from kohort.groups.effects import Effects
 from kohort.groups.events import (
     ConnectionLost,
     JoinGroup,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.migration import classic_members as mixed
 from kohort.groups.pairs import Pairs
-from kohort.groups.step import Context
+from kohort.groups.step import Step
 from simulation.eviction_checker import EvictionChecker
 from simulation.property import Checker
 from simulation.soft_state_checker import SoftStateChecker
@@ -29,38 +30,38 @@ from simulation.swapped import Swapped
 class NeverStopsRevocations(Swapped):
     """A coordinator that lets the time that a member has to give up run on when it has."""
 
-    module, name = members, "step"
+    module, name = ConsumerReconciliation, "reconcile_member"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A step that leaves the deadline as it was."""
 
-        def step(context: Context, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> CurrentAssignment:
+        def reconcile(group: ConsumerGroup, step: Step, member_id: str, owned: Pairs | None) -> CurrentAssignment:
             due_ms = group.presence(member_id).revocation.due_ms
-            after: CurrentAssignment = real(context, group, member_id, owned)
+            after: CurrentAssignment = real(group, step, member_id, owned)
             timer = group.presence(member_id).revocation
             if due_ms is not None and timer.due_ms is None:
-                context.deadlines.set(timer, due_ms)
+                step.deadlines.set(timer, due_ms)
             return after
 
-        return step
+        return reconcile
 
 
 class NeverStopsJoinPhases(Swapped):
     """A coordinator that lets the time that a classic member of a consumer group has to join run on when it has."""
 
-    module, name = mixed, "wait"
+    module, name = ConsumerClassicMembers, "await_target"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A join that leaves the deadline as it was."""
 
-        def wait(context: Context, group: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
+        def wait(group: ConsumerGroup, step: Step, event: JoinGroup, member_id: str) -> None:
             timer = group.presence(member_id).join_phase
             due_ms = timer.due_ms
-            real(context, group, event, member_id)
+            real(group, step, event, member_id)
             if due_ms is not None:
-                context.deadlines.set(timer, due_ms)
+                step.deadlines.set(timer, due_ms)
 
         return wait
 
@@ -68,17 +69,17 @@ class NeverStopsJoinPhases(Swapped):
 class PutsOutTheStatic(Swapped):
     """A coordinator that lets a static member's session end early when its connection has ended."""
 
-    module, name = handlers, "on_connection_lost"
+    module, name = ConsumerHeartbeat, "on_connection_lost"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a check that treats a static member as a dynamic one."""
 
-        def lose(context: Context, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
+        def lose(group: ConsumerGroup, step: Step, member_id: str, event: ConnectionLost) -> None:
             member = group.members.get(member_id)
             if member is not None:
                 group.members[member_id] = replace(member, instance_id=None)
-            real(context, group, member_id, event)
+            real(group, step, member_id, event)
             if member is not None and member_id in group.members:
                 group.members[member_id] = member
 
@@ -88,33 +89,33 @@ class PutsOutTheStatic(Swapped):
 class HurriesJoiners(Swapped):
     """A coordinator that ends a join phase after a fifth of the time that members said they need."""
 
-    module, name = rebalance, "prepare"
+    module, name = ClassicRebalance, "prepare_rebalance"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A round with a shorter join phase."""
 
-        def prepare(context: Context, group: ClassicGroup, reason: str) -> None:
-            real(context, group, reason)
-            timer, now_ms = group.join_phase, context.now.mono_ms
+        def prepare_rebalance(group: ClassicGroup, step: Step, reason: str) -> None:
+            real(group, step, reason)
+            timer, now_ms = group.join_phase, step.now.mono_ms
             if timer.due_ms is not None:
-                context.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
+                step.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
 
-        return prepare
+        return prepare_rebalance
 
 
 class ForgetsThatItWaits(Swapped):
     """A coordinator that takes a member for silent that waits for the answer to its join."""
 
-    module, name = rebalance, "on_session_end"
+    module, name = ClassicRebalance, "on_session_end"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The end of a session, whatever its member waits for."""
 
-        def ended(context: Context, group: ClassicGroup, member_id: str) -> None:
+        def ended(group: ClassicGroup, step: Step, member_id: str) -> None:
             if member_id in group.members:
-                rebalance.evict(context, group, member_id, "silent")
+                group.evict_member(step, member_id, "silent")
 
         return ended
 
@@ -122,7 +123,7 @@ class ForgetsThatItWaits(Swapped):
 class NeverEndsRevocationsAfterRestart(GroupMachine):
     """A coordinator that does not watch after a restart how long members take to give up."""
 
-    def on_loaded(self, *args: Any) -> Outcome:
+    def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator, without those timers."""
         outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
@@ -135,7 +136,7 @@ class NeverEndsRevocationsAfterRestart(GroupMachine):
 class AsksForNoTargetAfterRestart(GroupMachine):
     """A coordinator that leaves a target that was not there at a restart to the next change."""
 
-    def on_loaded(self, *args: Any) -> Outcome:
+    def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator, without the work."""
         outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
@@ -148,15 +149,15 @@ class AsksForNoTargetAfterRestart(GroupMachine):
 class LooksAtNoTopicsAfterRestart(Swapped):
     """A coordinator that does not notice at a restart that topics came or went."""
 
-    module, name = assignment, "look_at_topics"
+    module, name = ConsumerAssignment, "check_topics"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Nothing is compared before the first request."""
 
-        def look(context: Context, group: ConsumerGroup) -> None:
+        def look(group: ConsumerGroup, step: Step) -> None:
             if any(presence.connection >= 0 for presence in group.presences.values()):
-                real(context, group)
+                real(group, step)
 
         return look
 
@@ -164,15 +165,15 @@ class LooksAtNoTopicsAfterRestart(Swapped):
 class WatchesNoOneAfterRestart(Swapped):
     """A coordinator that does not look after a restart whether those are silent that must move."""
 
-    module, name = suspicion, "watch"
+    module, name = ConsumerSuspicion, "watch_unmoved"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """No one is watched before the first request."""
 
-        def watch(context: Context, group: ConsumerGroup) -> None:
+        def watch(group: ConsumerGroup, step: Step) -> None:
             if any(presence.connection >= 0 for presence in group.presences.values()):
-                real(context, group)
+                real(group, step)
 
         return watch
 

@@ -9,7 +9,7 @@ from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.effects import GroupState, Outcome
+from kohort.groups.effects import Effects, GroupState
 from kohort.groups.events import Tick
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import (
@@ -71,10 +71,10 @@ class ExpiryChecker(Checker):
     def _kept(self, group_id: str) -> Kept:
         return self._groups.setdefault(group_id, Kept())
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self.on_stepped(None, outcome, {})
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for record in outcome.records:
             self._take(record, event)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Outcome
+from kohort.groups.effects import Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, OffsetCommit, SyncGroup, TxnOffsetCommit
 from kohort.groups.records import Kind, Tombstone
 from kohort.ids import NO_TOPIC_ID
@@ -35,7 +35,7 @@ class FencingChecker(Checker):
         self._deleted.add(topic)
         self._told = {key: value for key, value in self._told.items() if key[1] != topic}
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for group_id in deleted_groups(outcome):
             self._told = {key: value for key, value in self._told.items() if key[0] != group_id}
             self._before[group_id] = self.newest_offset()
@@ -79,7 +79,7 @@ class FencingChecker(Checker):
                     self.fail(f"{event.member_id} committed {name} at {event.generation}, but {told} has it")
 
 
-def deleted_groups(outcome: Outcome) -> list[str]:
+def deleted_groups(outcome: Effects) -> list[str]:
     """Groups whose end, or end as a group of one protocol, is among the records: their generations may start anew."""
     return [
         record.key[1]

@@ -14,11 +14,11 @@ from kohort.groups.records import (
     Kind,
     MemberAssigned,
     MemberSaved,
-    MemberState,
     OffsetCommitted,
     PushGroupSaved,
     PushMemberSaved,
     PushOwned,
+    ReconciliationState,
     Record,
     RegexResolved,
     TargetAssigned,
@@ -60,10 +60,10 @@ class ConsumerJournal:
         current = self.current.get(member_id)
         return 0 if current is None else current.member_epoch
 
-    def state_of(self, member_id: str) -> MemberState:
+    def state_of(self, member_id: str) -> ReconciliationState:
         """Where a member stands."""
         current = self.current.get(member_id)
-        return MemberState.STABLE if current is None else current.state
+        return ReconciliationState.STABLE if current is None else current.state
 
     def holder_of(self, instance_id: str) -> str | None:
         """The member that has an instance id."""
@@ -76,7 +76,7 @@ class ConsumerJournal:
         if self.epoch > self.target_epoch:
             return GroupState.ASSIGNING
         settled = all(
-            self.epoch_of(name) == self.target_epoch and self.state_of(name) is MemberState.STABLE
+            self.epoch_of(name) == self.target_epoch and self.state_of(name) is ReconciliationState.STABLE
             for name in self.members
         )
         return GroupState.STABLE if settled else GroupState.RECONCILING

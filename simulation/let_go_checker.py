@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Outcome
+from kohort.groups.effects import Effects
 from kohort.groups.events import ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick
 from kohort.groups.machine import GroupMachine
 from simulation.property import Checker, Holder, Waiting
@@ -43,7 +43,7 @@ class LetGoChecker(Checker):
             for member_id, _, _ in group.membership.places()
         }
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         if event is not None and type(event) not in MOVES:
             return
         before, self._places = self._places, self._taken()

@@ -7,10 +7,12 @@ from typing import Any
 
 from kohort.coordinator.shard import Appends, Phase, Shard
 from kohort.errors import ErrorCode
+from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup
-from kohort.groups.effects import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.context import Context
+from kohort.groups.effects import Effects, JoinGroupReply, Now, OffsetCommitReply, SyncGroupReply
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
@@ -23,7 +25,6 @@ from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import group_routing
 from kohort.groups.records import EpochBumped, GenerationStarted, MemberAssigned, OffsetCommitted, TargetEpochSet
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Deadlines, Timer
 from simulation.admin_mutants import ADMIN_MUTANTS
 from simulation.away_checker import AwayChecker
@@ -70,7 +71,7 @@ class EndsSessionsEarly(GroupMachine):
         super().__init__(config)
         self.context.deadlines = self._deadlines = HastyDeadlines()
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with sessions measured wrongly."""
         self._deadlines.now_ms = now.mono_ms
         return super().step(event, now)
@@ -103,7 +104,7 @@ class TakesAnyCommit(GroupMachine):
 class ForgetsGenerations(GroupMachine):
     """A coordinator that does not write that a generation has begun."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without the record."""
         outcome = super().step(event, now)
         outcome.records = [record for record in outcome.records if not isinstance(record, GenerationStarted)]
@@ -113,7 +114,7 @@ class ForgetsGenerations(GroupMachine):
 class WritesBesideRecords(GroupMachine):
     """A coordinator that changes hard state without a record."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but a commit leaves more than its record says."""
         outcome = super().step(event, now)
         for record in outcome.records:
@@ -126,7 +127,7 @@ class WritesBesideRecords(GroupMachine):
 class ForgetsParkedSyncs(GroupMachine):
     """A coordinator that begins a round without telling those who wait on a SyncGroup."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without those replies."""
         outcome = super().step(event, now)
         outcome.replies = [
@@ -150,7 +151,7 @@ class NeverEndsSessions(GroupMachine):
 class GivesWhatIsHeld(GroupMachine):
     """A coordinator that assigns a partition in a consumer group while another member still has to give it up."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without knowing who holds what."""
         for group in self.context.ledger.groups.values():
             if (consumer := group.under(ConsumerGroup)) is not None:
@@ -161,7 +162,7 @@ class GivesWhatIsHeld(GroupMachine):
 class MiscountsJoiners(GroupMachine):
     """A coordinator that counts a member that is evicted while it waits as one that still waits."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with a wrong count after a refused join."""
         outcome = super().step(event, now)
         for reply in outcome.replies:
@@ -176,7 +177,7 @@ class MiscountsJoiners(GroupMachine):
 class CommitsAborted(GroupMachine):
     """A coordinator that takes the offsets of an aborted transaction for committed."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with the other end."""
         return super().step(replace(event, commit=True) if isinstance(event, TransactionEnded) else event, now)
 
@@ -184,7 +185,7 @@ class CommitsAborted(GroupMachine):
 class ForgetsEpochs(GroupMachine):
     """A coordinator that does not write that a consumer group has a new epoch."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without the records after the first."""
         outcome = super().step(event, now)
         kept = [record for record in outcome.records if not isinstance(record, EpochBumped) or record.epoch <= 1]
@@ -202,7 +203,7 @@ class IgnoresMaxSize(GroupMachine):
 class ForgetsWhomItExcluded(GroupMachine):
     """A coordinator that does not know any more that a target was made without a member when it is heard again."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but it forgets."""
         outcome = super().step(event, now)
         for group in self.context.ledger.groups.values():
@@ -225,13 +226,13 @@ class WakesTheAway(GroupMachine):
         consumer = None if group is None else group.under(ConsumerGroup)
         leaves = consumer is not None and event.member_epoch == LEFT_FOR_A_WHILE
         presence = consumer.presences.get(event.member_id) if consumer is not None and leaves else None
-        held = None if presence is None else presence.held
+        held = None if presence is None else presence.long_poll
         if presence is not None:
-            presence.held = None
+            presence.long_poll = None
         group_routing.consumer_heartbeat(context, event)
-        if presence is not None and presence.hold is not None and held is not None:
-            presence.held = held
-            context.run(presence.hold, held.hold_ms)
+        if presence is not None and presence.long_poll_timer is not None and held is not None:
+            presence.long_poll = held
+            context.run(presence.long_poll_timer, held.hold_ms)
 
 
 def away(machine: GroupMachine) -> list[MemberAssigned]:
@@ -243,7 +244,7 @@ def away(machine: GroupMachine) -> list[MemberAssigned]:
 class LoadsTheAwayAsBack(GroupMachine):
     """A coordinator that takes members that left for a while to be back when it has loaded."""
 
-    def on_loaded(self, *args: Any) -> Outcome:
+    def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator, but it moves them."""
         outcome = super().on_loaded(*args)
         for record in away(self):
@@ -254,7 +255,7 @@ class LoadsTheAwayAsBack(GroupMachine):
 class EmptiesTheAway(GroupMachine):
     """A coordinator that gives away what members have that left for a while, with the first tick."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but a tick takes their shares."""
         outcome = super().step(event, now)
         for record in away(self) if isinstance(event, Tick) else ():
@@ -265,7 +266,7 @@ class EmptiesTheAway(GroupMachine):
 class LosesTheReturned(GroupMachine):
     """A coordinator that does not know the connection of a classic static member that replaced another."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but it forgets the connection of a first join."""
         outcome = super().step(event, now)
         if isinstance(event, JoinGroup) and event.instance_id is not None and not event.member_id:
@@ -284,7 +285,7 @@ class AnswersBeforeDurable(Shard):
     def _hasty(self, machine: GroupMachine) -> GroupMachine:
         step = machine.step
 
-        def hasty(event: Any, now: Now) -> Outcome:
+        def hasty(event: Any, now: Now) -> Effects:
             outcome = step(event, now)
             for token, value in outcome.replies:
                 self._answer(token, value)
@@ -329,7 +330,7 @@ class CallsFencedUnavailable(Shard):
 class ExpiresFromCommits(GroupMachine):
     """A coordinator that takes an empty group's positions to have begun their time with their commit."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but it forgets since when groups are empty."""
         if isinstance(event, Tick):
             for group in self.context.ledger.groups.values():

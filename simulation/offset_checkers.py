@@ -11,7 +11,7 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import DeleteGroupsReply, OffsetDeleteReply, OffsetFetchReply, Outcome, ReplyValue
+from kohort.groups.effects import DeleteGroupsReply, Effects, OffsetDeleteReply, OffsetFetchReply, ReplyValue
 from kohort.groups.events import (
     DeleteGroups,
     Heartbeat,
@@ -51,7 +51,7 @@ class DurabilityChecker(Checker):
         self._gone: dict[str, int] = {}
         self._cleared: dict[str | Slot, int] = {}
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for record in outcome.records:
             if isinstance(record, OffsetCommitted):
                 self._order[record.offset] = self._count
@@ -183,7 +183,7 @@ class TransactionChecker(Checker):
         self._hidden: set[int] = set()
         self._awaited: dict[int, set[Slot]] = {}
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         if isinstance(event, TxnOffsetCommit):
             sent = {record.offset for record in outcome.records if isinstance(record, OffsetCommitted)}
             self._pending.setdefault(event.producer_id, set()).update(sent)

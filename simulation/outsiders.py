@@ -9,7 +9,7 @@ from kohort.errors import ErrorCode
 from kohort.groups import events
 from kohort.groups.events import Client as Sender
 from kohort.groups.events import LeavingMember, OffsetToCommit
-from kohort.groups.records import ClassicProtocol, TopicPartitions
+from kohort.groups.records import OfferedProtocol, TopicPartitions
 from kohort.ids import TopicId, TopicPartition
 from simulation.assigning import COOPERATIVE, EAGER
 from simulation.checkers import Checkers
@@ -188,7 +188,7 @@ class Hostile(Client):
             new_member_id=f"{self.name}-{chance.getrandbits(32):08x}",
             client=Sender(self.name * chance.choice((1, 50)), "/10.6.6.6"),
             protocol_type=chance.choice(("consumer", "consumer", "connect", "")),
-            protocols=tuple(ClassicProtocol(name, self._noise()) for name in names),
+            protocols=tuple(OfferedProtocol(name, self._noise()) for name in names),
             session_timeout_ms=chance.choice((6_000, 6_000, 10_000, -1, 0, 2**31 - 1)),
             rebalance_timeout_ms=chance.choice((5_000, 0, -1, 20_000)),
             instance_id=self._instance(),

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Outcome
+from kohort.groups.effects import Effects
 from kohort.groups.events import Heartbeat, OffsetCommit, OffsetFetch
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
@@ -97,7 +97,7 @@ class Checker:
     def on_hold(self, member: Holder) -> None:
         """A client holds something new, or its session goes on after it had ended."""
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         """The coordinator took in an event; None: it has loaded."""
 
     def on_released(self, event: Any, value: Any) -> None:
@@ -121,7 +121,7 @@ class Checker:
     def on_replayed(self, machine: GroupMachine) -> None:
         """The coordinator has read its journal."""
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         """The coordinator has built its soft state after that, and begins."""
 
     def on_worked(self, work: Any, event: Any) -> None:

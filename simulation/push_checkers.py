@@ -8,7 +8,7 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import DismissConsumer, Outcome, RegisterConsumerReply, StartConsumer
+from kohort.groups.effects import DismissConsumer, Effects, RegisterConsumerReply, StartConsumer
 from kohort.groups.events import (
     ConnectionLost,
     ConsumerAnswered,
@@ -37,10 +37,10 @@ class StartedChecker(Checker):
         super().__init__(world, members, config)
         self._awaiting: dict[int, tuple[str, int]] = {}
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._awaiting.clear()  # connections of an earlier load say nothing any more
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for request, value in outcome.replies:
             if isinstance(value, RegisterConsumerReply) and value.error is ErrorCode.NONE and request in waiting:
                 registration = waiting[request][0]
@@ -125,10 +125,10 @@ class StartOffsetChecker(Checker):
         self._pending.clear()
         self._take(list(machine.snapshot()))
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._take(outcome.records)
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         self._look_who_said(event, outcome.records)
         self._take(outcome.records)
         for push in outcome.pushes:

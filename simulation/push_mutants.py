@@ -10,14 +10,16 @@ from kohort.client.group.push import PushMembership
 from kohort.client.net.connection import RawConnection
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Now, Outcome, Push, StartConsumer
+from kohort.groups.effects import Effects, Now, Push, StartConsumer
 from kohort.groups.events import ConnectionLost, PushRequestKind
 from kohort.groups.machine import GroupMachine
 from kohort.groups.pairs import Pairs
-from kohort.groups.push import rebalance, registration, requests
-from kohort.groups.push.group import PushGroup, PushMember
+from kohort.groups.push.group import PushGroup, PushRegistry
+from kohort.groups.push.members import PushMember, PushMembers
+from kohort.groups.push.rebalance import PushRebalance
+from kohort.groups.push.requests import PushRequests
 from kohort.groups.records import PushMemberSaved
-from kohort.groups.step import Context
+from kohort.groups.step import Step
 from kohort.wire.push import CoordinatorRequest, ErrorResponse
 from simulation.checkers import OwnershipChecker
 from simulation.property import Checker
@@ -29,7 +31,7 @@ from simulation.swapped import Swapped
 class StartsBeforeStops(Swapped):
     """A coordinator that starts a consumer with partitions whose owner has not answered its Stop."""
 
-    module, name = PushGroup, "is_free_for"
+    module, name = PushMembers, "is_free_for"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,49 +42,49 @@ class StartsBeforeStops(Swapped):
 class DropsChanges(Swapped):
     """A coordinator that forgets a change that comes while a rebalance is under way, as the text does."""
 
-    module, name = rebalance, "look"
+    module, name = PushRebalance, "request_rebalance"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """No second mark."""
 
-        def look(context: Context, push: PushGroup, why: str) -> None:
+        def request_rebalance(push: PushGroup, step: Step, why: str) -> None:
             if not push.rebalancing or not push.members:
-                real(context, push, why)
+                real(push, step, why)
 
-        return look
+        return request_rebalance
 
 
 class ForgetsTheReturned(Swapped):
     """A coordinator that starts no consumer that comes back, where nothing is to be changed."""
 
-    module, name = requests, "start"
+    module, name = PushRequests, "start_member"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Only those that are moved."""
 
-        def start(context: Context, push: PushGroup, member: PushMember, want: Any) -> None:
+        def start_member(push: PushGroup, step: Step, member: PushMember, want: Any) -> None:
             if member.session.subject in push.moving:
-                real(context, push, member, want)
+                real(push, step, member, want)
 
-        return start
+        return start_member
 
 
 class FreesAtDisconnects(Swapped):
     """A coordinator that takes the end of a connection for the consumer's."""
 
-    module, name = registration, "on_connection_lost"
+    module, name = PushRegistry, "on_connection_lost"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Out at once."""
 
-        def lost(context: Context, push: PushGroup, member_id: str, event: ConnectionLost) -> None:
-            real(context, push, member_id, event)
+        def lost(push: PushGroup, step: Step, member_id: str, event: ConnectionLost) -> None:
+            real(push, step, member_id, event)
             member = push.present.get(member_id)
             if member is not None and member.is_gone:
-                registration.evict(context, push, member_id, "its connection has ended")
+                push.evict_member(step, member_id, "its connection has ended")
 
         return lost
 
@@ -90,37 +92,37 @@ class FreesAtDisconnects(Swapped):
 class HalvesSessions(Swapped):
     """A coordinator that ends sessions at half their length."""
 
-    module, name = requests, "bound_ms"
+    module, name = PushRequests, "session_bound_ms"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Half of it."""
 
-        def bound_ms(context: Context, saved: PushMemberSaved) -> int:
+        def session_bound_ms(push: PushGroup, step: Step, saved: PushMemberSaved) -> int:
             return saved.session_timeout_ms // 2
 
-        return bound_ms
+        return session_bound_ms
 
 
 class CallsRepeatsFirst(Swapped):
     """A coordinator that says of a Ping that repeats one that all answers have come."""
 
-    module, name = requests, "ping"
+    module, name = PushRequests, "ping_member"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """No retries are told; they are counted all the same."""
 
-        def ping(context: Context, push: PushGroup, member: PushMember, retries: int = 0) -> None:
-            real(context, push, member)
+        def ping_member(push: PushGroup, step: Step, member: PushMember, retries: int = 0) -> None:
+            real(push, step, member)
 
-        return ping
+        return ping_member
 
 
 class ForgetsStopsThatAreOut(Swapped):
     """A coordinator that leaves alone who is to have what it has, though it has been asked to stop."""
 
-    module, name = rebalance, "must_move"
+    module, name = PushRebalance, "must_move"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +141,7 @@ class StartsFromTheFirst(GroupMachine):
         super().__init__(config)
         self._first: dict[tuple[str, str, int], int] = {}
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with these positions."""
         outcome = super().step(event, now)
         for at, (connection, value) in enumerate(outcome.pushes):
@@ -164,26 +166,26 @@ class _BySize(PushGate):
 class FindsForWhoFinds(Swapped):
     """A coordinator that writes the log's end as the position where a consumer wants to find it itself."""
 
-    module, name = requests, "start"
+    module, name = PushRequests, "start_member"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Everyone asks for begin or end."""
 
-        def start(context: Context, push: PushGroup, member: PushMember, want: Any) -> None:
+        def start_member(push: PushGroup, step: Step, member: PushMember, want: Any) -> None:
             member_id = member.session.subject
             saved = push.members[member_id]
             push.members[member_id] = replace(saved, from_begin=bool(saved.from_begin))
-            real(context, push, member, want)
+            real(push, step, member, want)
             push.members[member_id] = saved
 
-        return start
+        return start_member
 
 
 class StartsWhoFindsAtTheBegin(GroupMachine):
     """A coordinator that starts a consumer that finds its starts itself at the begin."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with no position left out."""
         outcome = super().step(event, now)
         for at, (connection, value) in enumerate(outcome.pushes):

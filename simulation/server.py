@@ -13,12 +13,12 @@ from typing import Any
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Now, OffsetCommitReply, Outcome, Push, Work
+from kohort.groups.effects import BackgroundTask, Effects, Now, OffsetCommitReply, Push
 from kohort.groups.events import (
     ConnectionLost,
     GroupSettings,
     OffsetCommit,
-    ReleaseHeld,
+    ReleaseLongPolls,
     TopicImage,
     TopicsChanged,
     TopicsDeleted,
@@ -138,24 +138,24 @@ class Server:
 
         def loaded(
             now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({}), proof_ms: int = 0
-        ) -> Outcome:
+        ) -> Effects:
             load = partial(on_loaded, now, image, settings, proof_ms)
             return self._seen(None, lambda: self._on_loaded(machine, load))
 
-        def stepped(event: Any, now: Now) -> Outcome:
+        def stepped(event: Any, now: Now) -> Effects:
             return self._seen(event, lambda: step(event, now))
 
         machine.on_loaded, machine.step = loaded, stepped  # type: ignore[method-assign]
         return machine
 
-    def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Outcome]) -> Outcome:
+    def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Effects]) -> Effects:
         self.checkers.on_replayed(machine)
         self._machine = machine
         outcome = on_loaded()
         self.checkers.on_loaded(machine, outcome)
         return outcome
 
-    def _seen(self, event: Any, do: Callable[[], Outcome]) -> Outcome:
+    def _seen(self, event: Any, do: Callable[[], Effects]) -> Effects:
         """A fault in a step, or what a checker found, ends the run, whatever the shard makes of it."""
         self._stepped = True
         try:
@@ -181,7 +181,7 @@ class Server:
             self._stepped = False
             self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
 
-    def worked(self, work: Work, event: Any) -> None:
+    def worked(self, work: BackgroundTask, event: Any) -> None:
         """Implement `Host.worked`."""
         self.checkers.on_worked(work, event)
 
@@ -238,7 +238,7 @@ class Server:
         if getattr(event, "hold_ms", 0):
             self._holding[self._token] = connection.id
         if held:
-            self.shard.tell(ReleaseHeld(held))
+            self.shard.tell(ReleaseLongPolls(held))
         self._ask(event, answer)
 
     def _ask(self, event: Any, answer: Answer) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.members import preferred_assignor
-from kohort.groups.effects import ComputeAssignment, Outcome
+from kohort.groups.effects import ComputeAssignment, Effects
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import PushMemberSaved
 from simulation.property import Checker, Holder, Waiting
@@ -63,12 +62,12 @@ class EvennessChecker(Checker):
         self._machine: GroupMachine | None = None
         self._assignors: dict[str, str] = {}  # by which the targets were made; who replaces a static member votes later
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for work in outcome.work:
             if isinstance(work, ComputeAssignment):
                 self._assignors[work.group_id] = work.assignor
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._machine = machine
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
@@ -77,7 +76,7 @@ class EvennessChecker(Checker):
         context = self._machine.context
         for group_id, group in context.ledger.groups.items():
             consumer = group.under(ConsumerGroup)
-            if consumer is None or preferred_assignor(context, consumer) != "uniform":
+            if consumer is None or consumer.preferred_assignor(context) != "uniform":
                 continue
             if self._assignors.get(group_id) != "uniform":
                 continue

@@ -7,11 +7,12 @@ from typing import Any
 
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.group import ConsumerGroup, Presence
-from kohort.groups.effects import Computation, ComputeAssignment, GroupState, Now, Outcome, ResolveRegexes
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.members import Presence
+from kohort.groups.effects import Computation, ComputeAssignment, Effects, GroupState, Now, ResolveRegexes
 from kohort.groups.events import Topic
 from kohort.groups.machine import GroupMachine
-from kohort.groups.records import MemberState, Record
+from kohort.groups.records import ReconciliationState, Record
 from kohort.groups.timers import Timer
 from simulation.journal_model import ConsumerJournal, GroupJournal, JournalModel, pairs
 from simulation.property import Checker, Holder, Waiting
@@ -30,7 +31,7 @@ class SoftStateChecker(Checker):
         super().__init__(world, members, config)
         self._now_ms = 0
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._check(machine, outcome, self.journal)
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
@@ -44,7 +45,7 @@ class SoftStateChecker(Checker):
         outcome = again.on_loaded(Now(self.world.now_ms, self.world.wall_ms), machine.context.image)
         self._check(again, outcome, journal)
 
-    def _check(self, machine: GroupMachine, outcome: Outcome, before: JournalModel) -> None:
+    def _check(self, machine: GroupMachine, outcome: Effects, before: JournalModel) -> None:
         """Look at every group; `before`: what the journal said to this coordinator."""
         context = machine.context
         if not self._runs(context.expiry, self.config.offsets_retention_check_ms):
@@ -79,7 +80,7 @@ class SoftStateChecker(Checker):
             self.fail(
                 f"the session of {member_id} of {group_id} ends at {presence.session.due_ms}, not in {session_ms}"
             )
-        gives_up = journal.state_of(member_id) is MemberState.UNREVOKED_PARTITIONS and not is_classic
+        gives_up = journal.state_of(member_id) is ReconciliationState.UNREVOKED_PARTITIONS and not is_classic
         if not self._runs(presence.revocation, member.rebalance_timeout_ms if gives_up else None):
             self.fail(f"{member_id} of {group_id} has to give up until {presence.revocation.due_ms}")
         if not is_fresh(presence):
@@ -90,7 +91,7 @@ class SoftStateChecker(Checker):
         group_id: str,
         before: ConsumerJournal,
         journal: ConsumerJournal,
-        outcome: Outcome,
+        outcome: Effects,
         topics: Mapping[str, Topic],
     ) -> None:
         """Check that missing results are requested: topics of all patterns, then a target of the newest epoch."""
@@ -159,8 +160,8 @@ class SoftStateChecker(Checker):
 
 def is_fresh(presence: Presence) -> bool:
     """Whether nothing is known of a member that only an earlier coordinator could know."""
-    waits: tuple[Any, ...] = (presence.waiting, presence.joining, presence.held, presence.gone_ms)
-    timers = (presence.join_phase, presence.sync_phase, presence.hold)
+    waits: tuple[Any, ...] = (presence.waiting, presence.joining, presence.long_poll, presence.gone_ms)
+    timers = (presence.join_phase, presence.sync_phase, presence.long_poll_timer)
     flags = (presence.lost, presence.overdue, presence.interval_ms)
     return (
         not any(flags)
@@ -177,4 +178,4 @@ def has(journal: ConsumerJournal, member_id: str) -> frozenset[Any]:
 
 def gives_up(journal: ConsumerJournal, member_id: str) -> bool:
     """Whether a member has still to give something up."""
-    return journal.state_of(member_id) is MemberState.UNREVOKED_PARTITIONS
+    return journal.state_of(member_id) is ReconciliationState.UNREVOKED_PARTITIONS

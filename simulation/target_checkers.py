@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Computation, ComputeAssignment, Counted, GroupState, Meter, Outcome, Rebalanced, Work
+from kohort.groups.effects import (
+    BackgroundTask,
+    Computation,
+    ComputeAssignment,
+    Counted,
+    Effects,
+    GroupState,
+    Meter,
+    Rebalanced,
+)
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, SyncGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import (
@@ -26,7 +35,7 @@ from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
 
-def ended(outcome: Outcome) -> list[str]:
+def ended(outcome: Effects) -> list[str]:
     """Consumer groups that are none any more."""
     return [
         record.key[1] for record in outcome.records if isinstance(record, Tombstone) and record.key[0] is Kind.EPOCH
@@ -45,17 +54,17 @@ class TargetChecker(Checker):
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
-        self._asked: dict[tuple[type, str], Work] = {}
-        self._done: dict[int, tuple[Any, Work]] = {}
+        self._asked: dict[tuple[type, str], BackgroundTask] = {}
+        self._done: dict[int, tuple[Any, BackgroundTask]] = {}
 
     def on_worked(self, work: Any, event: Any) -> None:
         self._done[id(event)] = event, work
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._asked.clear()
         self._note(outcome)
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         written = self.WRITTEN.get(type(event))
         if written is not None:
             newest = self._asked.get((type(event), event.group_id))
@@ -71,7 +80,7 @@ class TargetChecker(Checker):
                     self.fail(f"{record.group_id} went from target {consumer.target_epoch} back to {record.epoch}")
         self._note(outcome)
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: Effects) -> None:
         for group_id in ended(outcome) if outcome.records else ():
             for kind in self.WRITTEN:
                 self._asked.pop((kind, group_id), None)
@@ -92,7 +101,7 @@ class CountChecker(Checker):
         self._loaded: set[tuple[str, int]] = set()
         self._touched: dict[str, None] = {}
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._counted.clear()
         self._touched.clear()
         groups = self.journal.groups.items()
@@ -100,7 +109,7 @@ class CountChecker(Checker):
             (name, group.consumer.epoch) for name, group in groups if group.consumer and self._is_whole(name)
         }
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         told = [note for note in outcome.notes if isinstance(note, Rebalanced)]
         notes = [note for note in outcome.notes if isinstance(note, Counted)]
         counted = sum(note.amount for note in notes if note.meter is Meter.COMPLETED_REBALANCES)
@@ -125,7 +134,7 @@ class CountChecker(Checker):
             if isinstance(record, MemberAssigned):
                 self._touched[record.group_id] = None
 
-    def _count(self, group_id: str, outcome: Outcome) -> None:
+    def _count(self, group_id: str, outcome: Effects) -> None:
         bumped = [
             record.epoch
             for record in outcome.records
@@ -161,7 +170,7 @@ class HandoverChecker(Checker):
 
     skips = QUIET
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         if not isinstance(event, ConsumerGroupHeartbeat) or not outcome.records:
             return
         before, group_id = self.journal.groups.get(event.group_id), event.group_id

@@ -1,6 +1,4 @@
-"""Draws docs/states.md from the transition tables of the group coordinator.
-
-Those of a region and of its members, in which every event has an entry in every state, go to docs/region-states.md.
+"""Draws docs/states.md from the tables of the group coordinator, and docs/region-states.md from those of a region.
 
 python tools/state_tables.py            # writes both
 python tools/state_tables.py --check    # 1 when one of them is stale
@@ -9,28 +7,38 @@ python tools/state_tables.py --check    # 1 when one of them is stale
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kohort.groups.transitions import CLASSIC_GROUP, CONSUMER_GROUP, CONSUMER_MEMBER, NONE, PUSH_GROUP, Transition
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.members import MEMBER_TABLE
+from kohort.groups.effects import GroupState
+from kohort.groups.push.group import PushGroup
+from kohort.groups.timers import Deadline
 from kohort.region.control_plane.machine import TABLE as REGION
 from kohort.region.member.machine import TABLE as MEMBER
-from kohort.region.states import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "states.md"
 MACHINES = (
-    ("A group under the classic protocol", CLASSIC_GROUP),
-    ("A group under the consumer protocol (KIP-848)", CONSUMER_GROUP),
-    ("A member of a consumer group", CONSUMER_MEMBER),
-    ("A group under the push protocol", PUSH_GROUP),
+    ("A group under the classic protocol", ClassicGroup.table),
+    ("A group under the consumer protocol (KIP-848)", ConsumerGroup.table),
+    ("A member of a consumer group", {"a heartbeat or JoinGroup": MEMBER_TABLE}),
+    ("A group under the push protocol", PushGroup.table),
 )
 HEAD = """# States of groups and members
 
-Drawn from `src/kohort/groups/transitions.py` by `make docs`; the simulation compares the tables with what groups really
-do (`tests/simulation/test_states.py`). An event that is not listed for a state leaves it as it is. A Tick carries every
-deadline: sessions, rebalance timeouts, delays, expiration.
+Drawn by `make docs` from the tables that the coordinator executes: `classic/group.py`, `consumer/group.py`,
+`consumer/members.py` and `push/group.py` in `src/kohort/groups/`. A handler that leads elsewhere than its entry says
+is a fault that raises. An event that a table leaves out is refused or dropped. A timer stands under the name of its
+`Deadline`.
+
+Three things stand above the tables. A group begins as Empty, with its first record (`migration/group_routing.py`). An
+Empty group takes the protocol of the first member that joins it. A classic group with members becomes a consumer group
+when a member of that protocol joins (`migration/conversion.py`). A group ends with its last record: an
+administrator deletes it, or its last offset expires or is deleted (`machine.py`, `offsets.py`).
 """
 
 
@@ -43,50 +51,44 @@ event has an entry in every state. A handler that leads to another state than it
 """
 
 
-def name(state: str) -> str:
+def trigger_name(trigger: Any) -> str:
+    """Return the name of an event, or of a timer."""
+    if isinstance(trigger, Deadline):
+        return f"timer {trigger.name}"
+    return trigger if isinstance(trigger, str) else str(trigger.__name__)
+
+
+def state_name(state: Any) -> str:
+    """Return the name of a state, or of the group that a group turns into."""
+    if isinstance(state, GroupState):
+        return state.value
+    return f"{state} group" if isinstance(state, str) else str(state.name)
+
+
+def arrow_end(state: Any) -> str:
     """Return a state's name in a diagram."""
-    return "[*]" if state == NONE else state.replace(" ", "_")
-
-
-def arrows(table: Iterable[Transition]) -> list[str]:
-    """Return one arrow for each pair of states, with the events that lead along it."""
-    events: dict[tuple[str, str], list[str]] = {}
-    for transition in table:
-        events.setdefault((transition.state, transition.to), []).append(transition.event)
-    return [f"    {name(state)} --> {name(to)}: {', '.join(dict.fromkeys(by))}" for (state, to), by in events.items()]
-
-
-def section(title: str, table: tuple[Transition, ...]) -> str:
-    """Return a machine's diagram and table."""
-    lines = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows(table), "```", ""]
-    lines += ["| state | event | next | when |", "|---|---|---|---|"]
-    states = list(dict.fromkeys(transition.state for transition in table))
-    ordered = sorted(table, key=lambda transition: states.index(transition.state))
-    lines += [
-        f"| {transition.state} | {transition.event} | {transition.to} | {transition.why} |" for transition in ordered
-    ]
-    return "\n".join(lines) + "\n"
+    return state_name(state).replace(" ", "_")
 
 
 def document() -> str:
     """Return the text of docs/states.md."""
-    return "\n".join([HEAD, *(section(title, table) for title, table in MACHINES)])
+    return "\n".join([HEAD, *(whole(title, table) for title, table in MACHINES)])
 
 
-def whole(title: str, table: Mapping[type, Mapping[Any, Row[Any, Any]]]) -> str:
-    """Return the section of a machine in which every event has an entry in every state."""
+def whole(title: str, table: Mapping[Any, Mapping[Any, Any]]) -> str:
+    """Return the section of a machine, with its diagram and its table."""
     ways: dict[tuple[str, str], list[str]] = {}
     lines = []
     for event, rows in table.items():
         by_why: dict[tuple[str, tuple[Any, ...]], list[str]] = {}
         for state, row in rows.items():
-            by_why.setdefault((row.why, row.to), []).append(state.name)
+            by_why.setdefault((row.why, row.to), []).append(state_name(state))
             for to in row.to:
                 if to is not state:
-                    ways.setdefault((state.name, to.name), []).append(event.__name__)
+                    ways.setdefault((arrow_end(state), arrow_end(to)), []).append(trigger_name(event))
         for (why, to), states in by_why.items():
             told = "all" if len(states) == len(rows) else ", ".join(states)
-            lines.append(f"| {event.__name__} | {told} | {', '.join(target.name for target in to) or '-'} | {why} |")
+            lines.append(f"| {trigger_name(event)} | {told} | {', '.join(map(state_name, to)) or '-'} | {why} |")
     arrows = [f"    {state} --> {to}: {', '.join(by)}" for (state, to), by in ways.items()]
     drawn = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows, "```", ""]
     return "\n".join([*drawn, "| event | in | may lead to | what it does |", "|---|---|---|---|", *lines]) + "\n"

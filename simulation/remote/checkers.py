@@ -11,7 +11,7 @@ from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.cluster.zookeeper.nodes import IDS, PLACEMENT
 from kohort.coordinator.shard import READING
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Outcome
+from kohort.groups.effects import Effects
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
 from simulation.eviction_checker import EvictionChecker
@@ -43,7 +43,7 @@ class OvertakenChecker(Checker):
 class KeptAliveChecker(EvictionChecker):
     """Nobody is evicted whom an earlier coordinator may have answered so late that its session is not over."""
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         super().on_loaded(machine, outcome)
         for kept in self._kept.values():
             kept.heard_ms += KafkaJournal.proof_ms
@@ -59,11 +59,11 @@ class WholeAppendChecker(Checker):
         super().__init__(world, members, config)
         self._steps: deque[list[Record]] = deque(maxlen=self.REMEMBERED)
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         if outcome.records:
             self._steps.append(list(outcome.records))
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         if outcome.records:
             self._steps.append(list(outcome.records))
 

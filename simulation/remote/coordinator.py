@@ -15,7 +15,7 @@ from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperCoordination
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Outcome
+from kohort.groups.effects import Effects
 from kohort.groups.events import TopicImage
 from kohort.groups.machine import GroupMachine
 from simulation.checkers import Checkers
@@ -235,12 +235,12 @@ class Coordinator(Server):
 
     # -- what the checkers see: what one does that was overtaken, and can't be durable, counts for nothing
 
-    def _seen(self, event: Any, do: Callable[[], Outcome]) -> Outcome:
+    def _seen(self, event: Any, do: Callable[[], Effects]) -> Effects:
         if self.overtaken_ms is None:
             return super()._seen(event, do)
         return do()
 
-    def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Outcome]) -> Outcome:
+    def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Effects]) -> Effects:
         if self.overtaken_ms is None:
             self.checkers.on_journal(self.kafka.partition.records)
             return super()._on_loaded(machine, on_loaded)

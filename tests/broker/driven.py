@@ -22,7 +22,7 @@ from kohort.broker.metrics import Metrics
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Push, Work
+from kohort.groups.effects import BackgroundTask, Push
 from kohort.groups.events import Event, GroupSettings, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import OffsetCommitted, Record
@@ -277,7 +277,7 @@ class Driven:
     def shard_ended(self, index: int, error: Exception) -> None:
         self.ended.append((index, self.shard.phase, error))
 
-    def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
+    def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         raise AssertionError("no work in these tests")
 
     def push(self, push: Push) -> None:

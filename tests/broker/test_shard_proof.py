@@ -26,7 +26,7 @@ from kohort.groups.events import (
     SyncGroup,
     Tick,
 )
-from kohort.groups.records import ClassicProtocol
+from kohort.groups.records import OfferedProtocol
 from kohort.ids import TopicPartition
 from tests.broker.driven import TOPIC, Driven, LateJournal
 
@@ -85,7 +85,7 @@ class Proving(Driven):
         self.answered.clear()
 
     def _join(self) -> tuple[str, int]:
-        protocols = (ClassicProtocol("range", b""),)
+        protocols = (OfferedProtocol("range", b""),)
         join = JoinGroup(
             0, "g", "", "one", Sender("c", "/h"), "consumer", protocols, SESSION_MS, SESSION_MS, requires_known_id=False
         )

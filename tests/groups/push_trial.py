@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups.effects import DismissConsumer, Outcome, PingConsumer, Pushed, StartConsumer, StopConsumer
-from kohort.groups.events import Client, ConnectionLost, ConsumerAnswered, Position, PushRequestKind, RegisterConsumer
+from kohort.groups.effects import DismissConsumer, Effects, PingConsumer, Pushed, StartConsumer, StopConsumer
+from kohort.groups.events import (
+    Client,
+    ConnectionLost,
+    ConsumerAnswered,
+    PushPosition,
+    PushRequestKind,
+    RegisterConsumer,
+)
 from kohort.groups.push.group import PushGroup
 from tests.groups.trial import Trial
 
@@ -76,9 +83,9 @@ class PushConsumer:
     def answer(self, error: ErrorCode = ErrorCode.NONE) -> None:
         """Answer the oldest frame as the text has it."""
         value = self.owed.pop(0)
-        positions: tuple[Position, ...] = ()
+        positions: tuple[PushPosition, ...] = ()
         if isinstance(value, PingConsumer) and self.auto_commit:
-            positions = tuple(Position(topic, number, at) for (topic, number), at in self.reads.items())
+            positions = tuple(PushPosition(topic, number, at) for (topic, number), at in self.reads.items())
         elif isinstance(value, StopConsumer) and error is ErrorCode.NONE:
             self.stopped = True
         elif isinstance(value, StartConsumer) and error is ErrorCode.NONE:
@@ -151,7 +158,7 @@ class PushTrial(Trial):
         held = [part for owner in there for part in owner.reads]
         assert len(held) == len(set(held)), f"read twice: {[(owner.name, owner.reads) for owner in there]}"
 
-    def _take(self, outcome: Outcome) -> Outcome:
+    def _take(self, outcome: Effects) -> Effects:
         for push in outcome.pushes:
             if push.connection in self.consumers:
                 self.consumers[push.connection].take(push.value)

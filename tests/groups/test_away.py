@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, CurrentAssignment
+from kohort.groups.admission import LEFT_FOR_A_WHILE
+from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.effects import DescribedConsumerGroup
-from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseHeld, Tick
+from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseLongPolls, Tick
 from tests.groups.test_conversion import offer
 from tests.groups.trial import Trial, owned
 
@@ -66,7 +67,7 @@ def its_connection_ends(trial: Trial, request: int) -> None:
 
 
 def the_shell_asks_for_it(trial: Trial, request: int) -> None:
-    trial.feed(ReleaseHeld((request,)))
+    trial.feed(ReleaseLongPolls((request,)))
 
 
 def a_target_arrives(trial: Trial, request: int) -> None:

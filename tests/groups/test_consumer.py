@@ -20,9 +20,9 @@ from kohort.groups.events import (
     ListGroups,
     OffsetDelete,
     OffsetFetch,
-    ReleaseHeld,
+    ReleaseLongPolls,
 )
-from kohort.groups.records import EpochBumped, MemberState
+from kohort.groups.records import EpochBumped, ReconciliationState
 from kohort.ids import TopicPartition
 from tests.groups.test_conversion import offer
 from tests.groups.trial import Trial, owned, topic_id
@@ -420,7 +420,7 @@ def test_a_held_heartbeat_is_answered_when_its_time_is_over_or_the_shell_asks() 
     assert trial.reply(first.request).error is ErrorCode.NONE
     second = trial.consumer_event("a", 2, hold_ms=4_500, short_interval=True)
     trial.feed(second)
-    trial.feed(ReleaseHeld((second.request,)))
+    trial.feed(ReleaseLongPolls((second.request,)))
     assert trial.reply(second.request).error is ErrorCode.NONE
 
 
@@ -609,7 +609,7 @@ def test_a_snapshot_replays_to_the_same_state() -> None:
     trial.restart()
     assert list(trial.machine.snapshot()) == trial.journal
     current = trial.consumer_group()
-    assert current.current_assignment("a").state is MemberState.UNREVOKED_PARTITIONS
+    assert current.current_assignment("a").state is ReconciliationState.UNREVOKED_PARTITIONS
     assert len(current.holders) == 4
 
 

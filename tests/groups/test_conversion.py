@@ -18,7 +18,7 @@ from kohort.consumer_protocol import (
 from kohort.errors import ErrorCode
 from kohort.groups.effects import GroupState, Level, LogLine
 from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
-from kohort.groups.records import ClassicProtocol, GroupSaved
+from kohort.groups.records import GroupSaved, OfferedProtocol
 from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, owned, subscription
 
@@ -34,8 +34,8 @@ def classic_metadata(*partitions: int, rack: str | None = None, generation: int 
     return raw + (struct.pack(">h", -1) if rack is None else struct.pack(">h", len(rack)) + rack.encode())
 
 
-def offer(*partitions: int) -> tuple[ClassicProtocol, ...]:
-    return (ClassicProtocol("range", classic_metadata(*partitions)),)
+def offer(*partitions: int) -> tuple[OfferedProtocol, ...]:
+    return (OfferedProtocol("range", classic_metadata(*partitions)),)
 
 
 def plan(*partitions: int) -> bytes:
@@ -48,7 +48,7 @@ def make_trial(**config: Any) -> Trial:
     return trial
 
 
-def make_classic(trial: Trial, protocols: tuple[ClassicProtocol, ...] | None = None) -> tuple[str, int]:
+def make_classic(trial: Trial, protocols: tuple[OfferedProtocol, ...] | None = None) -> tuple[str, int]:
     """A stable classic group of one member that has all four partitions."""
     reply = trial.joined(protocols=protocols or offer())
     trial.sync(reply.member_id, reply.generation, {reply.member_id: plan(0, 1, 2, 3)})
@@ -144,7 +144,7 @@ def test_a_group_of_another_type_stays_what_it_is() -> None:
 
 def test_unreadable_members_keep_their_group_classic() -> None:
     trial = make_trial()
-    trial.stable(1, protocols=(ClassicProtocol("range", b"?"),))
+    trial.stable(1, protocols=(OfferedProtocol("range", b"?"),))
     assert trial.beat("new").error is ErrorCode.GROUP_ID_NOT_FOUND
     assert types(trial) == ["classic"]
 
@@ -168,7 +168,7 @@ def test_an_empty_group_is_whatever_joins_it() -> None:
         {"session_timeout_ms": 1},
         {"protocols": ()},
         {"protocol_type": ""},
-        {"protocols": (ClassicProtocol("range", bytes(3_000)),)},
+        {"protocols": (OfferedProtocol("range", bytes(3_000)),)},
         {"member_id": "stranger"},
     ],
 )
@@ -203,7 +203,7 @@ def test_classic_members_of_a_consumer_group_are_checked() -> None:
     assert trial.reply(trial.sync("m1", 99)).error is ErrorCode.ILLEGAL_GENERATION
     wrong = trial.sync("m1", joined.generation, protocol_name="sticky")
     assert trial.reply(wrong).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    other = trial.reply(trial.join(protocols=(ClassicProtocol("sticky", classic_metadata()),)))
+    other = trial.reply(trial.join(protocols=(OfferedProtocol("sticky", classic_metadata()),)))
     assert other.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert trial.commit(1, "m1", 99) is ErrorCode.ILLEGAL_GENERATION
     gone = LeaveGroup(trial.request(), "g", (LeavingMember("m1"), LeavingMember("new"), LeavingMember("", "i")))
@@ -419,7 +419,7 @@ def test_a_join_of_an_older_epoch_gives_nothing_up(said: int, left: int) -> None
     assert (generation, len(kept)) == (2, 2)
     trial.beat("third")
     trial.beat("fourth")
-    trial.join(member, protocols=(ClassicProtocol("range", classic_metadata(generation=said)),))
+    trial.join(member, protocols=(OfferedProtocol("range", classic_metadata(generation=said)),))
     assert len(has(trial, member)) == left
 
 
@@ -469,7 +469,7 @@ def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_
         ({"session_timeout_ms": 2**31 - 1}, ErrorCode.INVALID_SESSION_TIMEOUT),
         ({"session_timeout_ms": 1}, ErrorCode.INVALID_SESSION_TIMEOUT),
         (
-            {"protocols": (ClassicProtocol("range", classic_metadata() + bytes(2_000)),)},
+            {"protocols": (OfferedProtocol("range", classic_metadata() + bytes(2_000)),)},
             ErrorCode.GROUP_MAX_SIZE_REACHED,
         ),
     ],
@@ -483,9 +483,9 @@ def test_a_consumer_group_takes_no_join_that_a_classic_group_would_refuse(more: 
     assert reply.error is refused
 
 
-def wide(user_data: int) -> tuple[ClassicProtocol, ...]:
+def wide(user_data: int) -> tuple[OfferedProtocol, ...]:
     """A subscription that takes so many bytes more than it must."""
-    return (ClassicProtocol("range", subscription("t", version=0, user_data=bytes(user_data))),)
+    return (OfferedProtocol("range", subscription("t", version=0, user_data=bytes(user_data))),)
 
 
 def told(trial: Trial) -> list[str]:
@@ -523,7 +523,7 @@ def test_a_member_whose_strategies_fit_no_record_of_its_own_keeps_its_group_clas
     """A classic group's record holds one of them, a consumer group's record of the member all."""
     trial = make_trial(group_record_bytes_max=1_000)
     names = ("range", "sticky", "roundrobin")
-    offers = tuple(ClassicProtocol(name, wide(400)[0].metadata) for name in names)
+    offers = tuple(OfferedProtocol(name, wide(400)[0].metadata) for name in names)
     member, generation = make_classic(trial, offers)
     assert trial.beat("new").error is ErrorCode.GROUP_ID_NOT_FOUND
     assert types(trial) == ["classic"]

@@ -9,7 +9,7 @@ import pytest
 from kohort.errors import ErrorCode
 from kohort.groups import client_quirks
 from kohort.groups.effects import Meter
-from kohort.groups.events import ConnectionLost, Heartbeat, ReleaseHeld
+from kohort.groups.events import ConnectionLost, Heartbeat, ReleaseLongPolls
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
 
@@ -44,7 +44,7 @@ class Held(Trial):
 
     def release(self, member: str) -> Any:
         """Send another request on the member's connection; return the answer to its held heartbeat."""
-        self.feed(ReleaseHeld((self.beats[member],)))
+        self.feed(ReleaseLongPolls((self.beats[member],)))
         return self.heard(member)
 
     def heard(self, member: str) -> Any:
@@ -83,7 +83,7 @@ def test_a_known_interval_is_not_learned_from_a_heartbeat_that_comes_early() -> 
     for _ in range(4):
         beat = Heartbeat(trial.request(), "g", generation, member, hold_ms=750, connection=1, interval_ms=800)
         assert trial.ask(beat) is None
-        trial.feed(ReleaseHeld((beat.request,)))
+        trial.feed(ReleaseLongPolls((beat.request,)))
         trial.pass_time(20)
 
 
@@ -179,7 +179,7 @@ def test_nothing_is_held_that_is_refused() -> None:
 def test_all_are_told_at_once_of_a_leave() -> None:
     trial = Held()
     trial.beat_all()
-    trial.feed(ReleaseHeld((trial.beats[trial.members[2]],)))
+    trial.feed(ReleaseLongPolls((trial.beats[trial.members[2]],)))
     trial.leave(trial.members[2])
     assert trial.all_heard() == [TOLD, TOLD, ErrorCode.NONE]
 
@@ -472,10 +472,10 @@ def test_until_a_hold_has_shown_how_a_client_times_it_counts_as_the_later_one() 
     held = [trial.request(), trial.request()]
     for member, request in zip((one, other), held, strict=True):
         assert trial.ask(Heartbeat(request, "g", generation, member, hold_ms=HOLD_MS)) is None
-    trial.feed(ReleaseHeld((held[1],)))
+    trial.feed(ReleaseLongPolls((held[1],)))
     trial.join()
     trial.pass_time(100)
-    trial.feed(ReleaseHeld((held[0],)))  # due in 1,000 ms, or in 900: in time
+    trial.feed(ReleaseLongPolls((held[0],)))  # due in 1,000 ms, or in 900: in time
     assert trial.reply(held[0]).error is TOLD
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups import imports, offsets
+from kohort.groups import admission, offsets
 from kohort.groups.effects import ImportGroup, LogLine, Meter
 from kohort.groups.events import (
     ConsumerGroupDescribe,
@@ -115,7 +115,7 @@ def test_a_group_that_is_nowhere_leaves_no_record() -> None:
     trial.answer()
     assert trial.fetch() == []
     assert trial.journal == []
-    trial.pass_time(imports.NOTHING_MS)
+    trial.pass_time(admission.NOTHING_MS)
     assert trial.fetch() is LOADING  # it may be there by now
 
 
@@ -124,7 +124,7 @@ def test_a_group_that_is_made_here_is_not_asked_for_again() -> None:
     assert trial.commit(1) is LOADING
     trial.answer()
     assert trial.commit(1) is ErrorCode.NONE
-    trial.pass_time(imports.NOTHING_MS)
+    trial.pass_time(admission.NOTHING_MS)
     trial.restart()
     assert trial.fetch() == [("t", 0, 1)]
     assert trial.questions == []
@@ -139,7 +139,7 @@ def test_members_at_the_earlier_coordinator_refuse_the_group_until_they_have_lef
     assert naming(trial) is MEMBERS_THERE
     assert trial.questions == []
     assert any("stop them" in line for line in trial.told())
-    trial.pass_time(imports.REFUSED_MS)
+    trial.pass_time(admission.REFUSED_MS)
     assert naming(trial) is LOADING
     trial.answer(*OFFSETS)
     assert trial.fetch() == POSITIONS
@@ -167,9 +167,9 @@ def test_an_earlier_coordinator_that_is_silent_is_asked_later_each_time() -> Non
         assert isinstance(question, ImportGroup)
         trial.questions.append(question)
         trial.answer(error=LOADING, text="Kafka does not answer")
-        trial.pass_time(imports.SILENT_MAX_MS)
+        trial.pass_time(admission.SILENT_MAX_MS)
     assert waits[0] < waits[2]
-    assert max(waits) <= imports.SILENT_MAX_MS + 50
+    assert max(waits) <= admission.SILENT_MAX_MS + 50
     assert len([line for line in trial.told() if "Kafka does not answer" in line]) == 1
     assert trial.journal == []
     trial.fetch()
@@ -235,20 +235,20 @@ def test_an_answer_to_an_earlier_load_counts_for_nothing() -> None:
 
 def test_only_so_many_groups_are_asked_for_at_a_time() -> None:
     trial = Importing()
-    for number in range(imports.UNDER_WAY_MAX + 5):
+    for number in range(admission.UNDER_WAY_MAX + 5):
         assert trial.fetch(f"g{number}") is LOADING
-    assert len(trial.questions) == imports.UNDER_WAY_MAX
+    assert len(trial.questions) == admission.UNDER_WAY_MAX
     for question in trial.questions:
         assert isinstance(question, ImportGroup)
         trial.feed(GroupImported(question.group_id, question.ticket))
     trial.questions.clear()
     assert trial.fetch("g0") == []
-    assert trial.fetch(f"g{imports.UNDER_WAY_MAX}") is LOADING
-    assert trial.asked().group_id == f"g{imports.UNDER_WAY_MAX}"
+    assert trial.fetch(f"g{admission.UNDER_WAY_MAX}") is LOADING
+    assert trial.asked().group_id == f"g{admission.UNDER_WAY_MAX}"
 
 
 def test_what_is_remembered_without_a_record_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imports, "VERDICTS_MAX", 2)
+    monkeypatch.setattr(admission, "VERDICTS_MAX", 2)
     trial = Importing()
     for name in "abc":
         trial.fetch(name)

@@ -151,7 +151,7 @@ def test_a_held_heartbeat_on_a_lost_connection_does_not_prolong_the_session() ->
     trial.beat("a", epoch, connection=1)
     assert trial.beat("a", epoch, connection=1, hold_ms=4_000) is None
     trial.feed(ConnectionLost(1, noticed=True))
-    assert not trial.machine.context.held
+    assert not trial.machine.context.long_polls
     trial.pass_time(6_500)
     assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.classic.group import ClassicMember
+from kohort.groups.classic.members import ClassicMember
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import LogLine
 from kohort.groups.events import Client, ConnectionLost
@@ -226,9 +226,9 @@ def test_held_heartbeats_of_a_static_member_end_with_its_connection() -> None:
         trial.pass_time(2_000)
     with pytest.raises(AttributeError):  # no answer: it is held
         trial.heartbeat(member, 1, instance_id="i", connection=2, hold_ms=4_000)
-    assert trial.machine.context.held
+    assert trial.machine.context.long_polls
     trial.feed(ConnectionLost(2))
-    assert not trial.machine.context.held
+    assert not trial.machine.context.long_polls
 
 
 def test_the_log_tells_when_the_connection_ended_though_the_group_has_changed_its_protocol_since() -> None:

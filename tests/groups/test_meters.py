@@ -42,7 +42,7 @@ def test_a_rebalance_is_complete_when_the_last_member_has_all_of_its_target() ->
     trial.beat("b", second, owned=())
     newest = rebalances(trial)[1]
     assert (newest.group_id, newest.protocol, newest.members) == ("g", "consumer", 2)
-    assert (newest.whole_ms, newest.standstill_ms, newest.standstill_max_ms) == (500, 500.0, 500)
+    assert (newest.duration_ms, newest.downtime_ms, newest.downtime_max_ms) == (500, 500.0, 500)
     for member, epoch in (("a", second), ("b", second)):
         trial.beat(member, epoch)
     assert len(rebalances(trial)) == 2, "and it is counted once"

@@ -16,7 +16,7 @@ from kohort.groups.events import (
     OffsetFetch,
     RegexesResolved,
 )
-from kohort.groups.records import ClassicProtocol
+from kohort.groups.records import OfferedProtocol
 from kohort.ids import TopicPartition
 from tests.groups.test_conversion import assignment, classic_metadata, make_classic, make_trial, offer, plan
 from tests.groups.trial import Trial, owned
@@ -242,7 +242,7 @@ def test_scenario_15_what_a_cooperative_member_has_still_to_give_up_is_its_own_i
 
 def claims(*partitions: int, generation: int) -> Any:
     """Return the claim of a cooperative member: its partitions since a generation."""
-    return (ClassicProtocol("range", classic_metadata(*partitions, generation=generation)),)
+    return (OfferedProtocol("range", classic_metadata(*partitions, generation=generation)),)
 
 
 def test_descriptions_tell_what_has_to_be_given_up_and_what_is_chosen_when_it_counts() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohort.consumer_protocol import read_topics
-from kohort.groups import invariants
 from kohort.groups.timers import Deadline, Deadlines, Timer
+from simulation import invariants
 from tests.groups.trial import Trial, subscription
 
 

@@ -1,4 +1,4 @@
-"""A third protocol is a membership, its handlers and a row: nothing else of `groups` has to know of it.
+"""Another protocol is a class with a table: nothing else of `groups` has to know of it.
 
 The toy's members sign in for topics, and are out when their session ends or their connection does. They are heard at a
 third of their session, which nobody tells them, and whoever asks is told who is silent.
@@ -6,14 +6,15 @@ third of their session, which nobody tells them, and whoever asks is told who is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups import invariants
+from kohort.groups.config import GroupConfig
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedGroup,
     DescribedMember,
@@ -38,20 +39,22 @@ from kohort.groups.events import (
     OffsetDelete,
     OffsetFetch,
     OffsetToCommit,
-    ReleaseHeld,
+    ReleaseLongPolls,
     SyncGroup,
     Tick,
+    TopicsChanged,
     TxnOffsetCommit,
 )
-from kohort.groups.failure_detector import CAREFUL, MonitoredMember, is_silent, silent_from_ms
+from kohort.groups.failure_detector import CAREFUL, MonitoredMember
 from kohort.groups.group import GroupMembership
-from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.long_polling import SESSION_PARTS, SHORTEST_MS, Release
 from kohort.groups.machine import PROTOCOLS, GroupMachine
-from kohort.groups.step import Context
+from kohort.groups.step import Step
+from kohort.groups.table import Reaction, Table, reaction
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicPartition
+from simulation import invariants
 from tests.groups.trial import CLIENT, Trial, protocols
 
 SESSION_MS = 10_000
@@ -91,6 +94,9 @@ class ToyMember(MonitoredMember):
 
 class ToyGroup(GroupMembership):
     """The members of a toy group."""
+
+    name = "toy"
+    table: ClassVar[Table]
 
     def __init__(self, group_id: str) -> None:
         super().__init__(group_id)
@@ -141,106 +147,107 @@ class ToyGroup(GroupMembership):
 
     takes = {ToyRecord: take}  # noqa: RUF012
 
+    def find_member(self, member_id: str) -> ToyMember | None:
+        return self.heard.get(member_id)
 
-def sign_in(context: Context, event: SignIn) -> None:
-    group = context.find(event.group_id)
-    if group is None:
-        context.emit(ToyRecord(event.group_id))  # type: ignore[arg-type]
-    toy = context.ledger.membership(event.group_id, ToyGroup)
-    context.emit(ToyRecord(event.group_id, event.member_id, event.topics))  # type: ignore[arg-type]
-    member = expect(context, toy, event.member_id)
-    context.held.release(context, toy, member)
-    member.bind(context, event.connection)
-    if not context.held.keep(context, toy, member, event, event.hold_ms):
-        context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
+    def usual_interval_ms(self, step: Step) -> int:
+        return SESSION_MS // 3
 
+    def member_session_ms(self, step: Step, member: ToyMember) -> int:
+        return SESSION_MS
 
-def expect(context: Context, toy: ToyGroup, member_id: str) -> ToyMember:
-    member = toy.heard.setdefault(member_id, ToyMember(toy.group_id, member_id))
-    member.alive(context, SESSION_MS)
-    return member
+    def listed_protocol_type(self) -> str:
+        return "toys"
 
+    def sign_in(self, step: Step, event: SignIn) -> None:
+        step.emit(ToyRecord(event.group_id, event.member_id, event.topics))  # type: ignore[arg-type]
+        member = self.expect(step, event.member_id)
+        self.end_long_poll(step, member)
+        member.bind(step, event.connection)
+        if not self.begin_long_poll(step, member, event, event.hold_ms):
+            step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
 
-def load(context: Context, toy: ToyGroup) -> None:
-    for member_id in toy.members:
-        expect(context, toy, member_id)
+    def expect(self, step: Step, member_id: str) -> ToyMember:
+        member = self.heard.setdefault(member_id, ToyMember(self.group_id, member_id))
+        member.alive(step, SESSION_MS)
+        return member
 
+    def load(self, step: Step) -> None:
+        for member_id in self.members:
+            self.expect(step, member_id)
 
-def go(context: Context, toy: ToyGroup, member_id: str) -> None:
-    context.emit(ToyRecord(toy.group_id, state_ms=context.now.wall_ms))  # type: ignore[arg-type]
-    member = toy.heard.pop(member_id)
-    member.unbind(context)
-    member.session.cancel()
-    toy.members.pop(member_id)
-    context.held.refuse(context, toy, member, ErrorCode.UNKNOWN_MEMBER_ID)
+    def go(self, step: Step, member_id: str) -> None:
+        step.emit(ToyRecord(self.group_id, state_ms=step.now.wall_ms))  # type: ignore[arg-type]
+        member = self.heard.pop(member_id)
+        member.unbind(step)
+        member.session.cancel()
+        self.members.pop(member_id)
+        self.cancel_long_poll(step, member, ErrorCode.UNKNOWN_MEMBER_ID)
 
+    def answer_long_poll(self, step: Step, member: ToyMember, event: SignIn, why: Release) -> None:
+        step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
 
-def answer_held(context: Context, toy: ToyGroup, member: ToyMember, event: SignIn, why: Release) -> None:
-    context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
+    def refuse_long_poll(self, step: Step, event: SignIn, error: ErrorCode, message: str | None) -> None:
+        step.reply(event.request, HeartbeatReply(error))
 
+    def lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
+        self.go(step, member_id)
 
-def refuse_held(context: Context, event: SignIn, error: ErrorCode, message: str | None) -> None:
-    context.reply(event.request, HeartbeatReply(error))
+    def changed(self, step: Step, change: ImageChange) -> None:
+        self.looked += any(self.is_subscribed(topic) for topic in change.topics)
 
+    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
+        return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-def lost(context: Context, toy: ToyGroup, member_id: str, event: ConnectionLost) -> None:
-    go(context, toy, member_id)
+    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+        return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
+    def committed(self, step: Step, event: OffsetCommit) -> None:
+        self.expect(step, event.member_id)
 
-def changed(context: Context, toy: ToyGroup, change: ImageChange) -> None:
-    toy.looked += any(toy.is_subscribed(topic) for topic in change.topics)
+    def describe(self, step: Step) -> DescribedGroup:
+        members = tuple(DescribedMember(name, None, "", "", b"", b"") for name in self.members)
+        return DescribedGroup(self.group_id, self.group_state(), "toy", members=members)
 
-
-def may_commit(context: Context, toy: ToyGroup, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
-    return ErrorCode.NONE if event.member_id in toy.members else ErrorCode.UNKNOWN_MEMBER_ID
-
-
-def committed(context: Context, toy: ToyGroup, event: OffsetCommit) -> None:
-    expect(context, toy, event.member_id)
-
-
-def describe(context: Context, toy: ToyGroup) -> DescribedGroup:
-    members = tuple(DescribedMember(name, None, "", "", b"", b"") for name in toy.members)
-    return DescribedGroup(toy.group_id, toy.group_state(), "toy", members=members)
-
-
-def broken(toy: ToyGroup) -> Iterator[str]:
-    if toy.members.keys() != toy.heard.keys():
-        yield "a session has no member"
+    def set_settings(self, step: Step, event: GroupSettingsChanged) -> None:
+        self.settings = event.settings
 
 
-def set_settings(context: Context, toy: ToyGroup, event: GroupSettingsChanged) -> None:
-    toy.settings = event.settings
+def always(do: Callable[..., None], *to: GroupState) -> dict[GroupState, Reaction]:
+    return dict.fromkeys((GroupState.EMPTY, GroupState.STABLE), reaction("always", do, *to))
 
 
-TOY = ProtocolHandlers(
-    name="toy",
-    membership=ToyGroup,
-    protocol_type=lambda toy: "toys",
-    load=load,
-    may_commit=may_commit,
-    may_commit_in_transaction=may_commit,
-    due={Deadline.SESSION: go},
-    connection_lost=lost,
-    member=lambda toy, member_id: toy.heard.get(member_id),
-    usual_ms=lambda context, toy: SESSION_MS // 3,
-    session_ms=lambda context, toy, member: SESSION_MS,
-    answer_held=answer_held,
-    refuse_held=refuse_held,
-    topics_changed=changed,
-    committed=committed,
-    describe=describe,
-    broken=broken,
-    results={GroupSettingsChanged: set_settings},
-    events={SignIn: sign_in},
-)
+ToyGroup.table = {
+    SignIn: always(ToyGroup.sign_in, GroupState.STABLE),
+    Deadline.SESSION: always(ToyGroup.go, GroupState.EMPTY),
+    ConnectionLost: always(ToyGroup.lost, GroupState.EMPTY),
+    Deadline.LONG_POLL: always(ToyGroup.on_long_poll_end),
+    ReleaseLongPolls: always(ToyGroup.on_long_poll_end),
+    TopicsChanged: always(ToyGroup.changed),
+    GroupSettingsChanged: always(ToyGroup.set_settings),
+}
+
+
+class ToyMachine(GroupMachine):
+    """A machine that creates groups of the toy."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config, (*PROTOCOLS, ToyGroup))
+        self._handlers[SignIn] = self.sign_in
+
+    @staticmethod
+    def sign_in(context: Context, event: SignIn) -> None:
+        if context.find(event.group_id) is None:
+            context.emit(ToyRecord(event.group_id))  # type: ignore[arg-type]
+        context.ledger.membership(event.group_id, ToyGroup)
+        context.react(context.ledger.groups[event.group_id], SignIn, event)
 
 
 class ToyTrial(Trial):
     """A trial of a machine that speaks three protocols."""
 
     def make_machine(self) -> GroupMachine:
-        return GroupMachine(self.config, (*PROTOCOLS, TOY))
+        return ToyMachine(self.config)
 
     def sign_in(self, member_id: str, **more: Any) -> ErrorCode | None:
         request = self.request()
@@ -295,17 +302,17 @@ def test_its_members_lose_their_connections(trial: ToyTrial) -> None:
 
 def hold(trial: ToyTrial, hold_ms: int = 30_000) -> int:
     assert trial.sign_in("a", connection=1, hold_ms=hold_ms) is None
-    ((request, member),) = trial.machine.context.held
-    assert member is trial.toy().heard["a"]
+    ((request, timer),) = trial.machine.context.long_polls.items()
+    assert timer is trial.toy().heard["a"].long_poll_timer
     return request
 
 
 def test_its_held_replies_are_released(trial: ToyTrial) -> None:
     held = hold(trial)
-    trial.feed(ReleaseHeld((held, 999)))
+    trial.feed(ReleaseLongPolls((held, 999)))
     assert trial.reply(held).error is ErrorCode.NONE
-    assert not len(trial.machine.context.held)
-    trial.feed(ReleaseHeld((held,)))
+    assert not trial.machine.context.long_polls
+    trial.feed(ReleaseLongPolls((held,)))
     trial.pass_time(SESSION_MS - 1)
     assert trial.toy().members.keys() == {"a"}, "the session starts again when the reply leaves"
 
@@ -324,7 +331,7 @@ def test_its_held_replies_are_refused_when_their_members_go(trial: ToyTrial) -> 
     held = hold(trial)
     trial.feed(ConnectionLost(1))
     assert trial.reply(held).error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert not len(trial.machine.context.held)
+    assert not trial.machine.context.long_polls
 
 
 def test_a_second_heartbeat_releases_the_first(trial: ToyTrial) -> None:
@@ -340,35 +347,35 @@ def test_its_members_are_silent_when_they_are_late(trial: ToyTrial) -> None:
     longest_ms = third_ms * 3 // 2 + CAREFUL.late_ms
     trial.pass_time(longest_ms - 1)
     trial.feed(Tick())
-    assert not is_silent(context, toy, member)
+    assert not toy.is_silent(context, member)
     trial.pass_time(1)
     trial.feed(Tick())
-    assert is_silent(context, toy, member)
+    assert toy.is_silent(context, member)
     member.was_not_silent(context)
     trial.sign_in("a", connection=1)
     trial.pass_time(longest_ms)
     trial.feed(Tick())
-    assert not is_silent(context, toy, member), "it is given as much time as it took"
+    assert not toy.is_silent(context, member), "it is given as much time as it took"
     hold(trial)
-    assert silent_from_ms(context, toy, member) is None, "who waits for an answer is never silent"
+    assert toy.silent_from_ms(context, member) is None, "who waits for an answer is never silent"
 
 
 def test_a_reply_that_is_held_for_no_one_is_named(trial: ToyTrial) -> None:
     hold(trial)
     toy, context = trial.toy(), trial.machine.context
-    member, held = toy.heard["a"], toy.heard["a"].held
+    member, held = toy.heard["a"], toy.heard["a"].long_poll
     invariants.check(context)
     toy.heard["a"] = ToyMember("g", "a")
     context.forget_connection(1, "g", "a")
     with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who is not in it"):
         invariants.check(context)
-    toy.heard["a"], member.held = member, None
+    toy.heard["a"], member.long_poll = member, None
     member.bind(context, 1)
     with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who knows nothing of it"):
         invariants.check(context)
-    member.held = held
-    assert member.hold is not None
-    member.hold.cancel()
+    member.long_poll = held
+    assert member.long_poll_timer is not None
+    member.long_poll_timer.cancel()
     with pytest.raises(invariants.BrokenInvariantError, match="nothing ends the hold"):
         invariants.check(context)
 
@@ -451,9 +458,3 @@ def test_an_empty_group_of_it_is_whatever_joins_it(trial: ToyTrial, classic: boo
     assert list(trial.machine.context.ledger.groups["g"].offsets) == [("t", 0)]
     trial.restart()
     assert [line[3] for line in trial.listed()] == ["classic" if classic else "consumer"]
-
-
-def test_what_is_broken_in_it_is_named(trial: ToyTrial) -> None:
-    trial.toy().heard.clear()
-    with pytest.raises(invariants.BrokenInvariantError, match="g: a session has no member"):
-        invariants.check(trial.machine.context)

@@ -10,24 +10,23 @@ from typing import Any
 
 from kohort.consumer_protocol import write_assignment
 from kohort.errors import ErrorCode
-from kohort.groups import invariants
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import assignment
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import (
+    BackgroundTask,
     Computation,
     Counted,
     DividePartitions,
+    Effects,
     FindOffsets,
     JoinGroupReply,
+    Lookup,
     Meter,
     Now,
-    Outcome,
-    Question,
     ReplyValue,
     ResolveRegexes,
-    Work,
 )
 from kohort.groups.events import (
     Client,
@@ -41,7 +40,7 @@ from kohort.groups.events import (
     OffsetFetch,
     OffsetsFound,
     OffsetToCommit,
-    Position,
+    PushPosition,
     SyncGroup,
     Tick,
     Topic,
@@ -50,8 +49,9 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.push import rebalance
-from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
+from kohort.groups.records import OfferedProtocol, Record, TopicPartitions
 from kohort.ids import TopicPartition
+from simulation import invariants
 
 CLIENT = Client("client", "/127.0.0.1")
 CHECKED_REQUESTS = 300
@@ -84,9 +84,9 @@ def match(regex: str, topics: Iterable[str]) -> list[str]:
     return [topic for topic in topics if re.fullmatch(regex, topic)]
 
 
-def protocols(*names: str, topics: Iterable[str] = ("t",)) -> tuple[ClassicProtocol, ...]:
+def protocols(*names: str, topics: Iterable[str] = ("t",)) -> tuple[OfferedProtocol, ...]:
     """Strategies with the same subscription each."""
-    return tuple(ClassicProtocol(name, subscription(*topics)) for name in names)
+    return tuple(OfferedProtocol(name, subscription(*topics)) for name in names)
 
 
 class Trial:
@@ -99,10 +99,10 @@ class Trial:
         self.journal: list[Record] = []
         self.replies: dict[int, ReplyValue] = {}
         self.notes: list[Any] = []
-        self.outcome = Outcome()
+        self.outcome = Effects()
         self.image = TopicImage()
-        self.work: list[Work] = []
-        self.questions: list[Question] = []
+        self.work: list[BackgroundTask] = []
+        self.questions: list[Lookup] = []
         self.works_at_once = True
         self._request = 0
         self._fresh = 0
@@ -129,11 +129,11 @@ class Trial:
         assert consumer is not None, f"{group_id} is no consumer group"
         return consumer
 
-    def feed(self, event: Any) -> Outcome:
+    def feed(self, event: Any) -> Effects:
         """One event, and what is due at once after it, as the shell does it; the event's outcome is kept."""
         return self.feed_together(event)
 
-    def feed_together(self, *events: Any) -> Outcome:
+    def feed_together(self, *events: Any) -> Effects:
         """Events that arrive in one moment: what becomes due meanwhile waits for all of them."""
         for event in events:
             outcome = self._take(self.machine.step(event, self.now))
@@ -271,7 +271,7 @@ class Trial:
                     assert known.error is ErrorCode.NONE
                     requests[at] = self.join(known.member_id, **more)
 
-    def _take(self, outcome: Outcome) -> Outcome:
+    def _take(self, outcome: Effects) -> Effects:
         self.journal.extend(outcome.records)
         for reply in outcome.replies:
             assert reply.request not in self.replies, "a request was answered twice"
@@ -303,7 +303,7 @@ class Trial:
     def offsets_found(self, work: FindOffsets) -> OffsetsFound:
         """Every log begins at 0 and ends at 100."""
         offset = 0 if work.from_begin else 100
-        found = tuple(Position(topic, partition, offset) for topic, partition in work.partitions)
+        found = tuple(PushPosition(topic, partition, offset) for topic, partition in work.partitions)
         return OffsetsFound(work.group_id, work.member_id, work.ticket, found)
 
     def set_topics(self, **partitions: int) -> None:

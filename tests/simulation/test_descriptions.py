@@ -13,7 +13,7 @@ from simulation.world import World
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import GroupState, JoinGroupReply, ListGroupsReply, Now, Outcome
+from kohort.groups.effects import Effects, GroupState, JoinGroupReply, ListGroupsReply, Now
 from kohort.groups.events import (
     Client,
     JoinGroup,
@@ -25,10 +25,10 @@ from kohort.groups.events import (
     TopicImage,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.records import ClassicProtocol
+from kohort.groups.records import OfferedProtocol
 
 DELAY_MS = 3_000
-PROTOCOLS = (ClassicProtocol("range", b""),)
+PROTOCOLS = (OfferedProtocol("range", b""),)
 
 
 class Trial:
@@ -43,7 +43,7 @@ class Trial:
         client = Client("c", "/10.0.0.9")
         self.step(JoinGroup(1, "g", "", "m-1", client, "consumer", PROTOCOLS, 6_000, 6_000, requires_known_id=False))
 
-    def step(self, event: Any, at_ms: int = 1_000) -> Outcome:
+    def step(self, event: Any, at_ms: int = 1_000) -> Effects:
         outcome = self.machine.step(event, Now(at_ms, at_ms))
         self.checkers.on_stepped(event, outcome, {})
         return outcome

@@ -14,7 +14,7 @@ from simulation.world import World
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import ConsumerGroupHeartbeatReply, OffsetCommitReply, Outcome
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects, OffsetCommitReply
 from kohort.groups.events import Client, ConsumerGroupHeartbeat, OffsetCommit, OffsetToCommit
 from kohort.groups.records import Kind, Tombstone, TopicPartitions
 from kohort.ids import TopicId
@@ -39,7 +39,7 @@ class Trial:
 
     def made_again(self) -> None:
         """The group ends, and begins anew with another member that has the partition."""
-        outcome = Outcome()
+        outcome = Effects()
         outcome.records.append(Tombstone((Kind.EPOCH, "g0")))
         self.checkers.on_stepped(None, outcome, {})
         beat = ConsumerGroupHeartbeat(0, "g0", "m-2", "", 4, Client("m", "/10.0.0.9"))

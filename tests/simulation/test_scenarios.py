@@ -16,7 +16,7 @@ from simulation.run import Run
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Outcome, SyncGroupReply
+from kohort.groups.effects import Effects, SyncGroupReply
 from kohort.groups.events import OffsetCommit
 from kohort.groups.machine import GroupMachine
 from kohort.wire import framing
@@ -49,7 +49,7 @@ def test_scenario_4_a_cooperative_sync_that_meets_a_new_rebalance_revokes_nothin
     told: list[ErrorCode] = []
     step = run.server.checkers.on_stepped
 
-    def seen(event: Any, outcome: Outcome, waiting: Any) -> None:
+    def seen(event: Any, outcome: Effects, waiting: Any) -> None:
         told.extend(value.error for _, value in outcome.replies if isinstance(value, SyncGroupReply))
         step(event, outcome, waiting)
 
@@ -122,7 +122,7 @@ def test_scenario_16_a_member_closes_or_is_killed_while_its_commit_is_in_flight(
         taken = run.checkers.on_stepped
 
         def seen(
-            event: Any, outcome: Outcome, waiting: Any, run: Run = run, taken: Any = taken, took: Any = took
+            event: Any, outcome: Effects, waiting: Any, run: Run = run, taken: Any = taken, took: Any = took
         ) -> None:
             gone = not run.members or run.members[0].dead or getattr(run.members[0], "leaving", False)
             if isinstance(event, OffsetCommit) and outcome.records and gone and event.member_id.startswith("m0"):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from kohort.coordinator.driver import Action, ShardMetrics
-from kohort.groups.effects import Counted, LogLine, Now, Push, Rebalanced, Work
+from kohort.groups.effects import BackgroundTask, Counted, LogLine, Now, Push, Rebalanced
 from kohort.groups.events import Event, GroupSettings, TopicImage
 
 log = logging.getLogger("kohort.groups")
@@ -39,7 +39,7 @@ class ShardHost(Protocol):
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """Return the group configurations of a shard's groups."""
 
-    def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
+    def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task off the loop and pass its event to `done` on the loop."""
 
     def push(self, push: Push) -> None:

@@ -35,25 +35,25 @@ from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import (
+    BackgroundTask,
     Computation,
     Counted,
     DismissConsumer,
     DividePartitions,
     FindOffsets,
+    Lookup,
     PingConsumer,
     Push,
-    Question,
     Rebalanced,
     StartConsumer,
     StopConsumer,
-    Work,
 )
 from kohort.groups.events import (
     ConsumerAnswered,
     Event,
     GroupSettings,
     OffsetsFound,
-    Position,
+    PushPosition,
     PushRequestKind,
     TopicImage,
 )
@@ -285,10 +285,10 @@ def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Fra
         WireError: the answer is malformed.
     """
     error = ErrorCode.NONE
-    positions: tuple[Position, ...] = ()
+    positions: tuple[PushPosition, ...] = ()
     if asked is PushRequestKind.PING:
         found = decode_ping_response(frame, isinstance(value, PingConsumer) and value.auto_commit)
-        positions = tuple([Position(entry.topic, entry.partition, entry.offset) for entry in found])
+        positions = tuple([PushPosition(entry.topic, entry.partition, entry.offset) for entry in found])
     else:
         error = ErrorCode.of(ErrorResponse.decode(frame).error_code)
     return ConsumerAnswered(value.group_id, value.member_id, connection, asked, error, positions)
@@ -479,7 +479,7 @@ class GroupHost:
         """Return the group configurations of a shard's groups."""
         return {}
 
-    def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
+    def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task in a thread, or ask an outside source. The resulting event arrives on the loop."""
         if isinstance(work, FindOffsets):
             self.find_offsets(work, done)
@@ -504,7 +504,7 @@ class GroupHost:
         """Look up unknown topics, then call `then`. A host with `sure` topics has nothing to look up."""
         then()
 
-    def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
+    def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Query topics or groups of another system. A host that has them all itself never gets such a question."""
         log.error("no outside source can answer: %s", question)
 

@@ -61,8 +61,8 @@ class RebalancesSummary(TypedDict):
 
     protocol: str
     completed: int
-    whole_ms: int
-    standstill_ms: float
+    duration_ms: int
+    downtime_ms: float
     last_whole_ms: int
     last_standstill_ms: float
     last_standstill_max_ms: int
@@ -229,19 +229,19 @@ class GroupRebalances:
     Times are in ms. Downtime is the mean over the members that stopped, and the maximum.
     """
 
-    __slots__ = ("completed", "last", "standstill_ms", "whole_ms")
+    __slots__ = ("completed", "downtime_ms", "duration_ms", "last")
 
     def __init__(self) -> None:
         self.completed = 0
-        self.whole_ms = 0
-        self.standstill_ms = 0.0
+        self.duration_ms = 0
+        self.downtime_ms = 0.0
         self.last = Rebalanced("", "", 0, 0.0, 0, 0)
 
     def add(self, note: Rebalanced) -> None:
         """Record one rebalance."""
         self.completed += 1
-        self.whole_ms += note.whole_ms
-        self.standstill_ms += note.standstill_ms
+        self.duration_ms += note.duration_ms
+        self.downtime_ms += note.downtime_ms
         self.last = note
 
     def summary(self) -> RebalancesSummary:
@@ -249,11 +249,11 @@ class GroupRebalances:
         return {
             "protocol": self.last.protocol,
             "completed": self.completed,
-            "whole_ms": self.whole_ms,
-            "standstill_ms": self.standstill_ms,
-            "last_whole_ms": self.last.whole_ms,
-            "last_standstill_ms": self.last.standstill_ms,
-            "last_standstill_max_ms": self.last.standstill_max_ms,
+            "duration_ms": self.duration_ms,
+            "downtime_ms": self.downtime_ms,
+            "last_whole_ms": self.last.duration_ms,
+            "last_standstill_ms": self.last.downtime_ms,
+            "last_standstill_max_ms": self.last.downtime_max_ms,
             "members": self.last.members,
         }
 
@@ -289,8 +289,8 @@ class Metrics:
         if isinstance(note, Counted):
             self.meters[note.meter].add(note.amount)
             return
-        self.whole.observe(note.whole_ms / 1000)
-        self.standstill.observe(note.standstill_ms / 1000)
+        self.whole.observe(note.duration_ms / 1000)
+        self.standstill.observe(note.downtime_ms / 1000)
         of_group = self.rebalances.pop(note.group_id, None) or GroupRebalances()
         of_group.add(note)
         self.rebalances[note.group_id] = of_group
@@ -438,8 +438,8 @@ def _groups(found: Snapshot) -> Iterator[Metric]:
     still = CounterMetricFamily("kohort_group_standstill_seconds", "Time stood still, by group", labels=["group"])
     completed = CounterMetricFamily("kohort_group_rebalances", "Completed rebalances, by group", labels=["group"])
     for group, values in found["rebalances"].items():
-        whole.add_metric([group], values["whole_ms"] / 1000)
-        still.add_metric([group], values["standstill_ms"] / 1000)
+        whole.add_metric([group], values["duration_ms"] / 1000)
+        still.add_metric([group], values["downtime_ms"] / 1000)
         completed.add_metric([group], values["completed"])
     yield from (whole, still, completed)
 

@@ -26,7 +26,7 @@ from kohort.broker.slices import SliceQueue
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import ProducerIds, TransactionHost, Transactions
 from kohort.groups.effects import FindOffsets
-from kohort.groups.events import Event, GroupSettings, OffsetsFound, Position
+from kohort.groups.events import Event, GroupSettings, OffsetsFound, PushPosition
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore, PartitionLog
 from kohort.wire.discovery import ApiVersionsResponse
@@ -136,7 +136,7 @@ class Node(GroupHost):
                 missing.append(f"{topic}-{partition}")
             else:
                 positions.append(
-                    Position(topic, partition, log.log_start_offset if work.from_begin else log.end_offset)
+                    PushPosition(topic, partition, log.log_start_offset if work.from_begin else log.end_offset)
                 )
         failure = f"there is no {missing[0]}" if missing else None
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, tuple(positions), failure))

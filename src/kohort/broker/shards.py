@@ -27,7 +27,7 @@ from kohort.groups.events import (
     OffsetDelete,
     OffsetFetch,
     RegisterConsumer,
-    ReleaseHeld,
+    ReleaseLongPolls,
     Request,
     SyncGroup,
     TransactionEnded,
@@ -256,7 +256,7 @@ class GroupShards:
     def release(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on its connection."""
         for token, index in client.held.items():
-            self._tell_at(index, ReleaseHeld((token,)))
+            self._tell_at(index, ReleaseLongPolls((token,)))
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:

@@ -30,8 +30,8 @@ from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError, RetriableError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Counted, FindOffsets, ImportGroup, LookForTopics, Meter, Question
-from kohort.groups.events import Event, GroupImported, OffsetsFound, OffsetToCommit, Position
+from kohort.groups.effects import Counted, FindOffsets, ImportGroup, LookForTopics, Lookup, Meter
+from kohort.groups.events import Event, GroupImported, OffsetsFound, OffsetToCommit, PushPosition
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import ApiVersionsResponse
 
@@ -362,7 +362,7 @@ class CoordinatorHost(GroupHost):
         """Request metadata from Kafka for topics that may have been created a moment ago."""
         self.topics.find(names, ids, then)
 
-    def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
+    def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Look up topics, or import a group, in Kafka."""
         if isinstance(question, LookForTopics):
             self.topics.look_for(question)
@@ -382,7 +382,7 @@ class CoordinatorHost(GroupHost):
             offsets = await self._client.call(ask(self._client.cluster, work.partitions, FIND_MS))
         except KafkaError as error:
             failure = error.message
-        positions = tuple(Position(part.topic, part.partition, offset) for part, offset in offsets.items())
+        positions = tuple(PushPosition(part.topic, part.partition, offset) for part, offset in offsets.items())
         done(OffsetsFound(work.group_id, work.member_id, work.ticket, positions, failure))
 
     def stop_waiting(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from kohort.groups.effects import Counted, LogLine, Now, Push, Rebalanced, Work
+from kohort.groups.effects import BackgroundTask, Counted, LogLine, Now, Push, Rebalanced
 from kohort.groups.events import Event, GroupSettings, TopicImage
 
 Action: TypeAlias = Callable[[], object]
@@ -93,7 +93,7 @@ class Driver(Protocol):
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """Return the groups' own settings of a shard, by group; the journal does not hold them."""
 
-    def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
+    def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task outside the turns, and pass its event to `done` in a turn."""
 
     def push(self, push: Push) -> None:

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 from kohort.coordinator.driver import Action, Driver, ScheduledCall
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import GroupState, LogLine, Now, Outcome, ReplyValue
+from kohort.groups.effects import Effects, GroupState, LogLine, Now, ReplyValue
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -57,7 +57,7 @@ from kohort.journal.protocol import Journal
 # sent after the read came. If there is nothing else to write, an empty append is sent. It serves all replies that came
 # before it.
 
-Step: TypeAlias = tuple[Event | None, Outcome]
+Step: TypeAlias = tuple[Event | None, Effects]
 """An event and its effects; the event is None for the effects of loading."""
 
 APPEND_RECORDS = 100_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import Position, Topic
+from kohort.groups.events import PushPosition, Topic
 from kohort.groups.records import MemberSaved, OffsetCommitted, PushMemberSaved, Record, TopicPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
@@ -79,7 +79,7 @@ class StartConsumer(NamedTuple):
 
     group_id: str
     member_id: str
-    positions: tuple[Position, ...]
+    positions: tuple[PushPosition, ...]
 
 
 class DismissConsumer(NamedTuple):
@@ -452,9 +452,9 @@ class ImportGroup:
 
 Computation: TypeAlias = ComputeAssignment | ResolveRegexes | DividePartitions
 """A background task that needs nothing but CPU time."""
-Question: TypeAlias = LookForTopics | ImportGroup
+Lookup: TypeAlias = LookForTopics | ImportGroup
 """A background task that asks the keeper of the topics, or the earlier coordinator of a group."""
-Work: TypeAlias = Computation | FindOffsets | Question
+BackgroundTask: TypeAlias = Computation | FindOffsets | Lookup
 
 
 class Meter(enum.StrEnum):
@@ -492,18 +492,18 @@ class Rebalanced(NamedTuple):
 
     Attributes:
         protocol: "classic", "consumer" or "push".
-        whole_ms: the time since the first change that led to the rebalance.
-        standstill_ms: the mean downtime. For classic members it runs from their join to their assignment, and under
+        duration_ms: the time since the first change that led to the rebalance.
+        downtime_ms: the mean downtime. For classic members it runs from their join to their assignment, and under
             KIP-848 from a partition's revocation to its next assignment.
-        standstill_max_ms: the longest downtime.
+        downtime_max_ms: the longest downtime.
         members: the number of members now.
     """
 
     group_id: str
     protocol: str
-    whole_ms: int
-    standstill_ms: float
-    standstill_max_ms: int
+    duration_ms: int
+    downtime_ms: float
+    downtime_max_ms: int
     members: int
 
 
@@ -528,7 +528,7 @@ Note: TypeAlias = Counted | Rebalanced | LogLine
 
 
 @dataclass(slots=True)
-class Outcome:
+class Effects:
     """The effects of one step, which the caller carries out.
 
     Attributes:
@@ -542,5 +542,5 @@ class Outcome:
     records: list[Record] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)
-    work: list[Work] = field(default_factory=list)
+    work: list[BackgroundTask] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from kohort.errors import ErrorCode
-from kohort.groups.records import ClassicProtocol, TopicPartitions
+from kohort.groups.records import OfferedProtocol, TopicPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 # -- Answers of push consumers, and other events of push groups alone; the other events stand below
@@ -29,7 +29,7 @@ class PushRequestKind(enum.Enum):
     START = enum.auto()
 
 
-class Position(NamedTuple):
+class PushPosition(NamedTuple):
     """A partition's next offset to read."""
 
     topic: str
@@ -52,7 +52,7 @@ class ConsumerAnswered:
     connection: int
     asked: PushRequestKind
     error: ErrorCode = ErrorCode.NONE
-    positions: tuple[Position, ...] = ()
+    positions: tuple[PushPosition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class OffsetsFound:
     group_id: str
     member_id: str
     ticket: int
-    positions: tuple[Position, ...]
+    positions: tuple[PushPosition, ...]
     failure: str | None = None
 
 
@@ -141,7 +141,7 @@ class JoinGroup:
     new_member_id: str
     client: Client
     protocol_type: str
-    protocols: tuple[ClassicProtocol, ...]
+    protocols: tuple[OfferedProtocol, ...]
     session_timeout_ms: int
     rebalance_timeout_ms: int
     instance_id: str | None = None
@@ -480,7 +480,7 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseHeld:
+class ReleaseLongPolls:
     """A request to answer delayed heartbeats now: another request follows on the connection, or the shard moves."""
 
     requests: tuple[int, ...]
@@ -548,7 +548,7 @@ Event: TypeAlias = (
     | GroupImported
     | GroupSettingsChanged
     | ConnectionLost
-    | ReleaseHeld
+    | ReleaseLongPolls
     | ConsumerAnswered
     | PartitionsDivided
     | OffsetsFound

@@ -1,10 +1,10 @@
 """Failure detector: the session, heartbeat interval and next due time of each member, and which members are suspected.
 
-Members of every protocol derive from `MonitoredMember` (`ClassicMember`, `Presence`). Protocols differ only in the data
-of their rows: the `DetectorSettings`, the session timeout, and the interval to assume if none is known.
+Members of every protocol derive from `MonitoredMember`, and groups from `MonitoredGroup`. Protocols differ only in the
+`DetectorSettings`, the session timeout, and the interval to assume if none is known.
 
 - **Interval** (`interval_ms`). Known if the member was told one in a reply or with its lease. Otherwise its heartbeats
-  show it (`beat`), or the group's usual interval applies (the row's `usual_ms`).
+  show it (`beat`), or the group's usual interval applies (`usual_interval_ms`).
 - **Due** (`due_ms`). One interval after the last heartbeat, or with `any_sign` after the last sign of any kind.
 - **Silent** (`silent_from_ms`). So late that it is suspected to be dead, or without a connection. A member that waits
   for a response is never silent. The protocol decides what follows (`classic.deferred_notification`,
@@ -13,12 +13,12 @@ of their rows: the `DetectorSettings`, the session timeout, and the interval to 
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from kohort.groups.effects import Meter
 from kohort.groups.events import NO_CONNECTION, ConnectionLost
-from kohort.groups.group import GroupMembership
-from kohort.groups.step import Context
+from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
 # -- Sessions that began before this owner's term
@@ -27,27 +27,7 @@ from kohort.groups.timers import Deadline, Timer
 # member counts its session from its own requests. A member that the earlier owner heard in that time therefore owns its
 # partitions for a whole session after it. The check runs when a session ends, not at each sign of life, because
 # sessions seldom end.
-
-
-def extend_session(context: Context, membership: GroupMembership, session: Timer) -> bool:
-    """Extend a session that has ended if an earlier owner may have heard its member later.
-
-    The grace of a member without a connection includes this time from the start (`grace_end_ms`).
-
-    Returns:
-        Whether the session was extended.
-    """
-    row = context.protocols[type(membership)]
-    member = row.member(membership, session.subject)
-    if member is None or member.lost:
-        return False
-    end_ms = context.sessions_from_ms + row.session_ms(context, membership, member)
-    if context.now.mono_ms >= end_ms:
-        return False
-    context.deadlines.set(session, end_ms)
-    return True
-
-
+#
 # -- Eviction of members whose connection ended without a leave
 #
 # A closed connection may have other causes than death. The network may have broken it, and the client returns with its
@@ -68,27 +48,19 @@ ADDED_MS = 250
 """The tolerated delay of a heartbeat."""
 
 
-def on_connection_lost(context: Context, event: ConnectionLost) -> None:
-    """Evict new members whose id no reply has reached, since they cannot return; start the others' grace period."""
-    for group_id, member_id in context.connections.pop(event.connection, {}):
-        group = context.find(group_id)
-        if group is not None:
-            context.protocol(group).connection_lost(context, group.membership, member_id, event)
-
-
-def grace_end_ms(context: Context, event: ConnectionLost, heard_ms: int | None, interval_ms: int) -> int:
+def grace_end_ms(step: Step, event: ConnectionLost, heard_ms: int | None, interval_ms: int) -> int:
     """Return the end of a member's grace: one lease after it was last heard, but never too soon for a reconnect."""
-    now_ms = context.now.mono_ms
+    now_ms = step.now.mono_ms
     if event.lease_ms:
-        lease_end_ms = max(now_ms if heard_ms is None else heard_ms, context.sessions_from_ms) + event.lease_ms
+        lease_end_ms = max(now_ms if heard_ms is None else heard_ms, step.sessions_from_ms) + event.lease_ms
         return max(lease_end_ms, now_ms + LEAST_INTERVAL_MS + ADDED_MS)
     return now_ms + max(interval_ms, LEAST_INTERVAL_MS) * 5 // 4 + ADDED_MS
 
 
-def shorten(context: Context, session: Timer, due_ms: int) -> None:
+def shorten_session(step: Step, session: Timer, due_ms: int) -> None:
     """End a session at `due_ms` if it would end later."""
     if session.due_ms is None or due_ms < session.due_ms:
-        context.deadlines.set(session, due_ms)
+        step.deadlines.set(session, due_ms)
 
 
 LATE_MS = 100
@@ -118,7 +90,7 @@ CAREFUL = DetectorSettings()
 """The parameters of protocols that set none of their own."""
 
 
-class Holdable(Protocol):
+class LongPoll(Protocol):
     """A heartbeat of any protocol whose response can be held."""
 
     @property
@@ -142,12 +114,12 @@ class MonitoredMember:
         interval_ms: its heartbeat interval, as told to it or as its heartbeats show; 0 while unknown.
         slowest_ms: the longest silence of a member that was suspected by mistake.
         beat_ms: when its last heartbeat came; None at first and after each join. Kept if intervals are learnt.
-        held: the heartbeat whose response is held, else None. Only `HeldReplies` sets it.
-        hold: the timer that ends the delay; None before the first one.
+        long_poll: the heartbeat whose response is delayed, else None. Only `long_polling` sets it.
+        long_poll_timer: the timer that ends the delay; None before the first one.
         released_ms: when the response to its last heartbeat was released; None if it was sent immediately.
         times_from_reply: the client counts its interval from the last response, not from its last request. Assumed
             until a delay shows it, because waiting for a member that comes later makes a rebalance longer.
-        never_held: the client did not tolerate a delay and gets no more of them.
+        no_long_polls: the client did not tolerate a delay and gets no more of them.
     """
 
     __slots__ = (
@@ -155,11 +127,11 @@ class MonitoredMember:
         "connection",
         "gone_ms",
         "heard_ms",
-        "held",
-        "hold",
         "interval_ms",
+        "long_poll",
+        "long_poll_timer",
         "lost",
-        "never_held",
+        "no_long_polls",
         "released_ms",
         "session",
         "slowest_ms",
@@ -175,101 +147,68 @@ class MonitoredMember:
         self.interval_ms = 0
         self.slowest_ms = 0
         self.beat_ms: int | None = None
-        self.held: Holdable | None = None
-        self.hold: Timer | None = None
+        self.long_poll: LongPoll | None = None
+        self.long_poll_timer: Timer | None = None
         self.released_ms: int | None = None
         self.times_from_reply = True
-        self.never_held = False
+        self.no_long_polls = False
 
     @property
     def awaits_answer(self) -> bool:
         """Whether the member waits for a response and so has nothing to say; waiting for others counts too."""
-        return self.held is not None
+        return self.long_poll is not None
 
     @property
     def is_gone(self) -> bool:
         """Whether the member's connection has ended and it has not been heard since."""
         return self.gone_ms is not None
 
-    def bind(self, context: Context, connection: int) -> None:
+    def bind(self, step: Step, connection: int) -> None:
         """Bind the member to a connection: only the end of this one counts from now on."""
         group_id, member_id = self.session.group_id, self.session.subject
-        context.forget_connection(self.connection, group_id, member_id)
-        context.remember_connection(connection, group_id, member_id)
+        step.forget_connection(self.connection, group_id, member_id)
+        step.remember_connection(connection, group_id, member_id)
         self.connection = connection
         self.gone_ms = None
 
-    def unbind(self, context: Context) -> None:
+    def unbind(self, step: Step) -> None:
         """Unbind a removed member from its connection."""
-        context.forget_connection(self.connection, self.session.group_id, self.session.subject)
+        step.forget_connection(self.connection, self.session.group_id, self.session.subject)
 
-    def touch(self, context: Context, session_ms: int) -> None:
+    def touch(self, step: Step, session_ms: int) -> None:
         """Restart the session after a sign of life or a wait, unless the connection has ended."""
         if not self.lost:
-            now_ms = context.now.mono_ms
+            now_ms = step.now.mono_ms
             self.heard_ms = now_ms
-            context.deadlines.set(self.session, now_ms + session_ms)
+            step.deadlines.set(self.session, now_ms + session_ms)
 
-    def alive(self, context: Context, session_ms: int) -> None:
+    def alive(self, step: Step, session_ms: int) -> None:
         """Restart the session after a request on any connection, and end the grace period."""
         self.lost = False
-        self.touch(context, session_ms)
-
-    def lose(
-        self,
-        context: Context,
-        membership: GroupMembership,
-        event: ConnectionLost,
-        *,
-        is_static: bool,
-        process: str,
-        interval_ms: int,
-    ) -> None:
-        """Release the held response, and start the grace period if the connection's end counts.
-
-        It counts if `event.noticed` is set. A static member keeps its session in any case.
-
-        Args:
-            context: the step.
-            membership: the group's membership.
-            event: the connection's end.
-            is_static: the member has an instance id.
-            process: the process that it joined from. If that process has ended, there is no grace period; the end of a
-                process that only spoke for the member does not count.
-            interval_ms: the interval to assume if the member's own is unknown.
-        """
-        self.gone_ms = now_ms = context.now.mono_ms
-        if event.noticed and not is_static:
-            self.connection = NO_CONNECTION
-            self.lost = True
-        context.held.on_disconnect(context, membership, self)
-        if self.lost:
-            is_dead = event.ended != "" and event.ended == process
-            end_ms = grace_end_ms(context, event, self.heard_ms, self.interval_ms or interval_ms)
-            shorten(context, self.session, now_ms if is_dead else end_ms)
+        self.touch(step, session_ms)
 
     def take_over_connection(self, before: MonitoredMember) -> None:
         """Take over the connection state of the same member under another protocol."""
         self.connection, self.heard_ms = before.connection, before.heard_ms
         self.gone_ms, self.lost = before.gone_ms, before.lost
 
-    def last_seen(self, context: Context, client_id: str, client_host: str) -> str:
+    def last_seen(self, step: Step, client_id: str, client_host: str) -> str:
         """Describe for the log who a member is, when it was last heard, and whether its connection ended."""
-        now_ms = context.now.mono_ms
+        now_ms = step.now.mono_ms
         heard = "" if self.heard_ms is None else f", heard {now_ms - self.heard_ms} ms ago"
         ended = "stands" if self.gone_ms is None else f"ended {now_ms - self.gone_ms} ms ago"
         return f"client {client_id} at {client_host}{heard}, connection {ended}"
 
-    def beat(self, context: Context, told_ms: int) -> None:
+    def beat(self, step: Step, told_ms: int) -> None:
         """Learn from a heartbeat: the member's interval, and whether the client tolerated the last delay.
 
         Args:
-            context: the step.
+            step: the step.
             told_ms: the interval that the member was told; 0: none, so its heartbeats must show it. The learnt interval
                 is the longest recent time between two heartbeats that were answered immediately. Consecutive delays
                 show a shorter one.
         """
-        now_ms, before_ms, released_ms = context.now.mono_ms, self.beat_ms, self.released_ms
+        now_ms, before_ms, released_ms = step.now.mono_ms, self.beat_ms, self.released_ms
         if told_ms:
             self.interval_ms = told_ms
             self.times_from_reply = False
@@ -279,8 +218,8 @@ class MonitoredMember:
                 self.interval_ms = max(spacing, interval - (interval >> 3))
             else:
                 if now_ms - released_ms > interval * 3 // 2 + LATE_MS:
-                    self.never_held = True
-                    context.count(Meter.HELD_LATE)
+                    self.no_long_polls = True
+                    step.count(Meter.HELD_LATE)
                 if (released_ms - before_ms) * 10 > interval * 3:
                     self.times_from_reply = spacing * 10 > interval * 12
                 self.interval_ms = min(interval, spacing)
@@ -317,19 +256,94 @@ class MonitoredMember:
         longest = max(interval, self.slowest_ms)
         return due_ms + longest - interval + longest * settings.late_percent // 100 + settings.late_ms
 
-    def was_not_silent(self, context: Context) -> None:
+    def was_not_silent(self, step: Step) -> None:
         """Record that a suspected member was heard again, and how long it took."""
         if self.heard_ms is not None:
-            self.slowest_ms = max(self.slowest_ms, context.now.mono_ms - self.heard_ms)
+            self.slowest_ms = max(self.slowest_ms, step.now.mono_ms - self.heard_ms)
 
 
-def silent_from_ms(context: Context, membership: GroupMembership, member: MonitoredMember) -> int | None:
-    """Return when a member counts as silent, by the detector settings of its group's protocol."""
-    row = context.protocols[type(membership)]
-    return member.silent_from_ms(row.detector, row.usual_ms(context, membership))
+class MonitoredGroup(ABC):
+    """A group whose members the failure detector watches.
 
+    Attributes:
+        detector: the failure detector's parameters, and whether heartbeats are delayed again after a disconnect.
+    """
 
-def is_silent(context: Context, membership: GroupMembership, member: MonitoredMember) -> bool:
-    """Return whether a member is silent now: it is overdue, or its connection has ended."""
-    from_ms = silent_from_ms(context, membership, member)
-    return from_ms is not None and from_ms <= context.now.mono_ms
+    __slots__ = ()
+
+    detector: ClassVar[DetectorSettings] = CAREFUL
+
+    @abstractmethod
+    def find_member(self, member_id: str) -> MonitoredMember | None:
+        """Return a member; None if the id is unknown."""
+
+    def member_session_ms(self, step: Step, member: Any) -> int:
+        """Return a member's session timeout."""
+        return 0
+
+    def usual_interval_ms(self, step: Step) -> int:
+        """Return the heartbeat interval to assume for a member without a known one; 0: none."""
+        return 0
+
+    def end_long_poll_at_disconnect(self, step: Step, member: MonitoredMember) -> None:
+        """Answer a delayed heartbeat because its connection has ended; by default there is none."""
+        return
+
+    def silent_from_ms(self, step: Step, member: MonitoredMember) -> int | None:
+        """Return when a member counts as silent, by the detector settings of its group's protocol."""
+        return member.silent_from_ms(self.detector, self.usual_interval_ms(step))
+
+    def is_silent(self, step: Step, member: MonitoredMember) -> bool:
+        """Return whether a member is silent now: it is overdue, or its connection has ended."""
+        from_ms = self.silent_from_ms(step, member)
+        return from_ms is not None and from_ms <= step.now.mono_ms
+
+    def lose_connection(
+        self,
+        step: Step,
+        member: MonitoredMember,
+        event: ConnectionLost,
+        *,
+        is_static: bool,
+        process: str,
+        interval_ms: int,
+    ) -> None:
+        """Answer a member's delayed heartbeat, and start its grace period if the connection's end counts.
+
+        It counts if `event.noticed` is set. A static member keeps its session in any case.
+
+        Args:
+            step: the step.
+            member: the member.
+            event: the connection's end.
+            is_static: the member has an instance id.
+            process: the process that it joined from. If that process has ended, there is no grace period; the end of a
+                process that only spoke for the member does not count.
+            interval_ms: the interval to assume if the member's own is unknown.
+        """
+        member.gone_ms = now_ms = step.now.mono_ms
+        if event.noticed and not is_static:
+            member.connection = NO_CONNECTION
+            member.lost = True
+        self.end_long_poll_at_disconnect(step, member)
+        if member.lost:
+            is_dead = event.ended != "" and event.ended == process
+            end_ms = grace_end_ms(step, event, member.heard_ms, member.interval_ms or interval_ms)
+            shorten_session(step, member.session, now_ms if is_dead else end_ms)
+
+    def extend_session(self, step: Step, session: Timer) -> bool:
+        """Extend a session that has ended if an earlier owner may have heard its member later.
+
+        The grace of a member without a connection includes this time from the start (`grace_end_ms`).
+
+        Returns:
+            Whether the session was extended.
+        """
+        member = self.find_member(session.subject)
+        if member is None or member.lost:
+            return False
+        end_ms = step.sessions_from_ms + self.member_session_ms(step, member)
+        if step.now.mono_ms >= end_ms:
+            return False
+        step.deadlines.set(session, end_ms)
+        return True

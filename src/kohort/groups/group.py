@@ -5,35 +5,66 @@ A `Group` exists as long as it has a record. Soft state and timers are lost with
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
-from kohort.groups.effects import GroupState
+from kohort.errors import ErrorCode
+from kohort.groups.effects import (
+    ConsumerGroupHeartbeatReply,
+    DescribedConsumerGroup,
+    DescribedGroup,
+    GroupState,
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    LeftMember,
+    SyncGroupReply,
+)
+from kohort.groups.events import (
+    ConsumerGroupHeartbeat,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    OffsetCommit,
+    OffsetFetch,
+    SyncGroup,
+    TxnOffsetCommit,
+)
+from kohort.groups.long_polling import LongPollingGroup
 from kohort.groups.records import Kind, OffsetCommitted, Record, RecordKey
+from kohort.groups.step import Step
+from kohort.groups.table import Table, Trigger
 
 Partition = tuple[str, int]
 Takes: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
 """Handlers by the class of a record; called with a membership of the class that holds the table, and a record."""
 
 
-class GroupMembership(ABC):
+class GroupMembership(LongPollingGroup):
     """The members of a group under one protocol: their records and their soft state.
 
-    A membership answers from its own state. The protocol's behaviour is in its row (`handlers.ProtocolHandlers`).
+    Each protocol derives one class, whose table says what a group does with an event. Methods that change something
+    take the step. A new protocol is a folder with such a class, and an entry in `machine.PROTOCOLS`.
 
     Attributes:
+        name: the protocol's name, and the type that ListGroups shows unless `listed_as` is set.
+        listed_as: another type for ListGroups.
+        table: what the group does with an event in each of its states.
         takes: how each kind of record changes the membership; only the ledger calls these.
         is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.mark_changed`).
     """
 
     __slots__ = ("group_id",)
 
+    name: ClassVar[str]
+    listed_as: ClassVar[str] = ""
     is_shown: ClassVar[bool] = False
 
     group_id: str
     takes: ClassVar[Takes]
+    table: ClassVar[Table] = {}
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
@@ -70,6 +101,66 @@ class GroupMembership(ABC):
     def places(self) -> Iterator[tuple[str, int, bool]]:
         """Yield each member's id, the connection on which it was last heard, and whether that has ended."""
 
+    @abstractmethod
+    def listed_protocol_type(self) -> str:
+        """Return the group's protocol type for ListGroups."""
+
+    @abstractmethod
+    def load(self, step: Step) -> None:
+        """Build the soft state after a replay; sessions restart."""
+
+    @abstractmethod
+    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
+        """Return whether a commit is accepted, or its error."""
+
+    @abstractmethod
+    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+        """Return whether a transactional commit is accepted, or its error."""
+
+    def committed(self, step: Step, event: OffsetCommit) -> None:
+        """Handle an accepted commit, which may be a sign of life."""
+        return
+
+    def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode] | None:
+        """Return the partitions that an accepted commit must not touch, with their errors; None: none."""
+        return None
+
+    def may_fetch(self, step: Step, event: OffsetFetch) -> ErrorCode:
+        """Return whether a fetch that names a member is answered, or its error."""
+        return ErrorCode.NONE
+
+    def describe(self, step: Step) -> DescribedGroup | None:
+        """Return the answer to DescribeGroups, None if that API does not cover such groups."""
+        return None
+
+    def describe_consumer(self, step: Step) -> DescribedConsumerGroup | None:
+        """Return the answer to ConsumerGroupDescribe, None if that API does not cover such groups."""
+        return None
+
+    def refuse_join(self, step: Step, event: JoinGroup) -> None:
+        """Refuse a JoinGroup: a group with members takes none of another protocol."""
+        step.reply(event.request, JoinGroupReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=event.member_id))
+
+    def refuse_sync(self, step: Step, event: SyncGroup) -> None:
+        """Refuse a SyncGroup: the group has no members that use it."""
+        step.reply(event.request, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+
+    def refuse_heartbeat(self, step: Step, event: Heartbeat) -> None:
+        """Refuse a Heartbeat: the group has no members that use it."""
+        step.reply(event.request, HeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID))
+
+    def refuse_leave(self, step: Step, event: LeaveGroup) -> None:
+        """Refuse a LeaveGroup: the group has no members that use it."""
+        unknown = (
+            LeftMember(leaver.member_id, leaver.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for leaver in event.members
+        )
+        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(unknown)))
+
+    def refuse_consumer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
+        """Refuse a ConsumerGroupHeartbeat: the group is of another kind."""
+        text = f"Group {event.group_id} is not a consumer group."
+        step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
+
     def expires_offsets(self) -> bool:
         """Return whether any of the group's positions may expire in its present state."""
         return True
@@ -87,6 +178,14 @@ class GroupMembership(ABC):
         return True
 
 
+REFUSED: Final[Mapping[Trigger, Callable[..., None]]] = {
+    JoinGroup: GroupMembership.refuse_join,
+    SyncGroup: GroupMembership.refuse_sync,
+    Heartbeat: GroupMembership.refuse_heartbeat,
+    LeaveGroup: GroupMembership.refuse_leave,
+    ConsumerGroupHeartbeat: GroupMembership.refuse_consumer,
+}
+"""The refusals of requests that a group's table leaves out. Other events are dropped then."""
 M = TypeVar("M", bound=GroupMembership)
 
 

@@ -4,29 +4,25 @@ A member learns of a change from the response to a heartbeat. While there is no 
 sent the moment something changes. The protocol knows whether there is news; `client_quirks` lists the clients that
 tolerate a delay.
 
-| the response is sent when | content, by the protocol's row | session timer |
+| the response is sent when | content, by the protocol | session timer |
 |---|---|---|
-| there is news for the member (`release`) | `answer_held`: what a heartbeat would return now | restarts |
-| another request follows on the connection, which keeps the order (`on_asked`) | the same | restarts |
-| the time limit passes (`on_end`) | the same | restarts |
-| the connection closes (`on_disconnect`) | the same, but nobody receives it | restarts; the grace period begins |
-| the member joins, leaves or is replaced (`refuse`) | `refuse_held`: an error | - |
+| there is news for the member (`end_long_poll`) | `answer_long_poll`: what a heartbeat would return now | restarts |
+| another request follows on the connection, which keeps the order (`on_long_poll_end`) | the same | restarts |
+| the time limit passes (`on_long_poll_end`) | the same | restarts |
+| the connection closes | the same, but nobody receives it | restarts; the grace period begins |
+| the member joins, leaves or is replaced (`cancel_long_poll`) | `refuse_long_poll`: an error | - |
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.effects import Meter
+from kohort.groups.failure_detector import LongPoll, MonitoredGroup, MonitoredMember
+from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
-
-if TYPE_CHECKING:
-    from kohort.groups.failure_detector import Holdable, MonitoredMember
-    from kohort.groups.group import GroupMembership
-    from kohort.groups.step import Context
 
 SESSION_PARTS = 3
 """A response is held for at most 1/3 of the session timeout, so that there is time for another heartbeat."""
@@ -41,98 +37,81 @@ class Release(enum.Enum):
     DISCONNECTED = enum.auto()
 
 
-class HeldReplies:
-    """The heartbeat requests of one shard that have no response yet, by request.
+class LongPollingGroup(MonitoredGroup):
+    """A group that may delay the responses to its members' heartbeats.
 
-    A member has at most one, because its next request releases the one before. The number is therefore bounded by the
-    number of members, which `group.max.size` and its counterparts limit. Each member has one timer for it.
+    A member has at most one delayed heartbeat, because its next request releases the one before. Their number is
+    therefore bounded by the number of members, which `group.max.size` and its counterparts limit. Each member has one
+    timer for it, by which `Step.long_polls` finds the member.
     """
 
-    __slots__ = ("_members",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._members: dict[int, MonitoredMember] = {}
+    def answer_long_poll(self, step: Step, member: Any, event: Any, why: Release) -> None:
+        """Answer a delayed heartbeat as it would be answered now."""
+        return
 
-    def __len__(self) -> int:
-        return len(self._members)
+    def refuse_long_poll(self, step: Step, event: Any, error: ErrorCode, message: str | None) -> None:
+        """Answer a delayed heartbeat with an error, and a message if the protocol has one."""
+        return
 
-    def __iter__(self) -> Iterator[tuple[int, MonitoredMember]]:
-        return iter(self._members.items())
-
-    def keep(
-        self, context: Context, membership: GroupMembership, member: MonitoredMember, event: Holdable, limit_ms: int
-    ) -> bool:
-        """Hold the response to a heartbeat for at most `limit_ms`.
+    def begin_long_poll(self, step: Step, member: MonitoredMember, event: LongPoll, limit_ms: int) -> bool:
+        """Delay the response to a heartbeat for at most `limit_ms`.
 
         The client's own limit and a third of the session timeout apply as well.
 
         Returns:
             False if the response must be sent now: the limit is below `SHORTEST_MS`, or the member gets no more delays.
         """
-        row = context.protocols[type(membership)]
-        limit = min(event.hold_ms, limit_ms, row.session_ms(context, membership, member) // SESSION_PARTS)
-        if limit < SHORTEST_MS or member.never_held:
+        limit = min(event.hold_ms, limit_ms, self.member_session_ms(step, member) // SESSION_PARTS)
+        if limit < SHORTEST_MS or member.no_long_polls:
             return False
-        member.held = event
-        self._members[event.request] = member
-        if member.hold is None:
-            member.hold = Timer(Deadline.HELD, member.session.group_id, member.session.subject)
-        context.run(member.hold, limit)
+        member.long_poll = event
+        timer = member.long_poll_timer
+        if timer is None:
+            timer = member.long_poll_timer = Timer(Deadline.LONG_POLL, member.session.group_id, member.session.subject)
+        step.long_polls[event.request] = timer
+        step.run(timer, limit)
         return True
 
-    def release(
-        self, context: Context, membership: GroupMembership, member: MonitoredMember, why: Release = Release.NOW
-    ) -> None:
-        """Send a member's held response, if there is one, and restart its session timer."""
-        event = self._take(context, member)
+    def end_long_poll(self, step: Step, member: MonitoredMember, why: Release = Release.NOW) -> None:
+        """Send a member's delayed response, if there is one, and restart its session timer."""
+        event = _take(step, member)
         if event is not None:
-            row = context.protocols[type(membership)]
-            member.touch(context, row.session_ms(context, membership, member))
-            row.answer_held(context, membership, member, event, why)
+            member.touch(step, self.member_session_ms(step, member))
+            self.answer_long_poll(step, member, event, why)
 
-    def refuse(
-        self,
-        context: Context,
-        membership: GroupMembership,
-        member: MonitoredMember,
-        error: ErrorCode,
-        message: str | None = None,
+    def cancel_long_poll(
+        self, step: Step, member: MonitoredMember, error: ErrorCode, message: str | None = None
     ) -> None:
-        """Send a member's held response, if there is one, as an error: the member was removed or replaced."""
-        event = self._take(context, member)
+        """Send a member's delayed response, if there is one, as an error: the member was removed or replaced."""
+        event = _take(step, member)
         if event is not None:
-            context.protocols[type(membership)].refuse_held(context, event, error, message)
+            self.refuse_long_poll(step, event, error, message)
 
-    def on_asked(self, context: Context, requests: tuple[int, ...]) -> None:
-        """Send these responses because other requests follow on their connections; some may have been sent already."""
-        for request in requests:
-            member = self._members.get(request)
-            group = None if member is None else context.ledger.groups.get(member.session.group_id)
-            if member is not None and group is not None:
-                self.release(context, group.membership, member)
-
-    def on_end(self, context: Context, membership: GroupMembership, member_id: str) -> None:
-        """Send a member's held response because its time limit has passed."""
-        member = context.protocols[type(membership)].member(membership, member_id)
+    def on_long_poll_end(self, step: Step, member_id: str) -> None:
+        """Send a delayed response: its time limit has passed, or another request follows on the connection."""
+        member = self.find_member(member_id)
         if member is not None:
-            self.release(context, membership, member)
+            self.end_long_poll(step, member)
 
-    def on_disconnect(self, context: Context, membership: GroupMembership, member: MonitoredMember) -> None:
-        """Release a member's held response because its connection ended; the client may not tolerate delays."""
-        if member.held is None:
+    def end_long_poll_at_disconnect(self, step: Step, member: MonitoredMember) -> None:
+        """Send a member's delayed response because its connection ended; the client may not tolerate delays."""
+        if member.long_poll is None:
             return
-        if not context.protocols[type(membership)].detector.forgives_disconnect:
-            member.never_held = True
-        context.count(Meter.HELD_DISCONNECTS)
-        self.release(context, membership, member, Release.DISCONNECTED)
+        if not self.detector.forgives_disconnect:
+            member.no_long_polls = True
+        step.count(Meter.HELD_DISCONNECTS)
+        self.end_long_poll(step, member, Release.DISCONNECTED)
         member.released_ms = None  # the time of its next request does not show its interval
 
-    def _take(self, context: Context, member: MonitoredMember) -> Holdable | None:
-        event = member.held
-        if event is not None:
-            member.held = None
-            member.released_ms = context.now.mono_ms
-            if member.hold is not None:
-                member.hold.cancel()
-            self._members.pop(event.request, None)
-        return event
+
+def _take(step: Step, member: MonitoredMember) -> LongPoll | None:
+    event = member.long_poll
+    if event is not None:
+        member.long_poll = None
+        member.released_ms = step.now.mono_ms
+        if member.long_poll_timer is not None:
+            member.long_poll_timer.cancel()
+        step.long_polls.pop(event.request, None)
+    return event

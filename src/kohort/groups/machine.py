@@ -14,30 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from kohort.errors import ErrorCode
-from kohort.groups import failure_detector, offsets
+from kohort.groups import offsets
 from kohort.groups import offsets as offset_requests
-from kohort.groups.classic.handlers import CLASSIC
+from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.handlers import CONSUMER
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     ConsumerGroupDescribeReply,
     DeleteGroupsReply,
     DescribedConsumerGroup,
     DescribedGroup,
     DescribeGroupsReply,
+    Effects,
     GroupState,
     ListedGroup,
     ListGroupsReply,
     Meter,
     Now,
-    Outcome,
 )
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
+    ConsumerAnswered,
     ConsumerGroupDescribe,
     ConsumerGroupHeartbeat,
     DeleteGroups,
@@ -53,8 +55,13 @@ from kohort.groups.events import (
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
+    OffsetsFound,
+    OwnersMissing,
+    PartitionsDivided,
     RegexesResolved,
-    ReleaseHeld,
+    RegisterConsumer,
+    ReleaseLongPolls,
+    ShowPushGroups,
     SyncGroup,
     Tick,
     TopicImage,
@@ -63,12 +70,11 @@ from kohort.groups.events import (
     TransactionEnded,
     TxnOffsetCommit,
 )
-from kohort.groups.group import Group
-from kohort.groups.handlers import AnyProtocol
-from kohort.groups.migration import group_routing
-from kohort.groups.push.handlers import PUSH
+from kohort.groups.group import Group, GroupMembership
+from kohort.groups.migration import conversion, group_routing
+from kohort.groups.push.group import PushGroup
+from kohort.groups.push.group import show as show_push_groups
 from kohort.groups.records import Record
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 from kohort.groups.topics import ImageChange
 
@@ -84,7 +90,7 @@ def describe(context: Context, event: DescribeGroups) -> None:
 def describe_one(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
     """Describe one group; a missing one is Dead, or GROUP_ID_NOT_FOUND for clients that know that code."""
     group = context.find(group_id)
-    described = None if group is None else context.protocol(group).describe(context, group.membership)
+    described = None if group is None else group.membership.describe(context)
     if described is not None:
         return described
     if not knows_missing:
@@ -108,10 +114,9 @@ def list_groups(context: Context, event: ListGroups) -> None:
 
 def list_one(context: Context, group: Group) -> ListedGroup:
     """Return one group's entry in the list."""
-    protocol = context.protocol(group)
-    return ListedGroup(
-        group.group_id, protocol.protocol_type(group.membership), group.state(), protocol.listed_as or protocol.name
-    )
+    membership = group.membership
+    kind = membership.listed_as or membership.name
+    return ListedGroup(group.group_id, membership.listed_protocol_type(), group.state(), kind)
 
 
 def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> None:
@@ -123,7 +128,7 @@ def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> 
 def describe_consumer_group(context: Context, group_id: str) -> DescribedConsumerGroup:
     """Describe one group under KIP-848; GROUP_ID_NOT_FOUND for one that is missing or classic."""
     group = context.find(group_id)
-    described = None if group is None else context.protocol(group).describe_consumer(context, group.membership)
+    described = None if group is None else group.membership.describe_consumer(context)
     if described is not None:
         return described
     message = f"Group {group_id} {'not found' if group is None else 'is not a consumer group'}."
@@ -151,13 +156,23 @@ def delete_one(context: Context, group_id: str) -> ErrorCode:
     return ErrorCode.NONE
 
 
-# -- The protocols that the coordinator speaks: another one has its row here
+# -- The protocols that the coordinator speaks
 
-PROTOCOLS: Final[tuple[AnyProtocol, ...]] = (CLASSIC, CONSUMER, PUSH)
-"""The protocol handlers. The first row serves groups that only hold offsets."""
+PROTOCOLS: Final[tuple[type[GroupMembership], ...]] = (ClassicGroup, ConsumerGroup, PushGroup)
+"""The classes of groups, by protocol. The first one serves groups that only hold offsets."""
 
 
 Handler = Callable[[Context, Any], None]
+GroupEvent: TypeAlias = (
+    AssignmentComputed
+    | RegexesResolved
+    | GroupSettingsChanged
+    | ConsumerAnswered
+    | PartitionsDivided
+    | OffsetsFound
+    | OwnersMissing
+)
+"""An event that concerns one group, if that exists."""
 
 
 def on_topics_changed(context: Context, event: TopicsChanged) -> None:
@@ -165,12 +180,24 @@ def on_topics_changed(context: Context, event: TopicsChanged) -> None:
     before, context.image = context.image, event.image
     change = ImageChange.between(before, event.image)
     for group in list(context.ledger.groups.values()):
-        context.protocol(group).topics_changed(context, group.membership, change)
+        context.react(group, TopicsChanged, change)
 
 
-def on_release(context: Context, event: ReleaseHeld) -> None:
-    """Answer delayed heartbeats now."""
-    context.held.on_asked(context, event.requests)
+def on_release(context: Context, event: ReleaseLongPolls) -> None:
+    """Answer delayed heartbeats because other requests follow; some may have been answered already."""
+    for request in event.requests:
+        timer = context.long_polls.get(request)
+        group = None if timer is None else context.find(timer.group_id)
+        if timer is not None and group is not None:
+            context.react(group, ReleaseLongPolls, timer.subject)
+
+
+def on_connection_lost(context: Context, event: ConnectionLost) -> None:
+    """Tell the groups of the members that were heard on a connection that it has ended."""
+    for group_id, member_id in context.connections.pop(event.connection, {}):
+        group = context.find(group_id)
+        if group is not None:
+            context.react(group, ConnectionLost, member_id, event)
 
 
 def on_settings(context: Context, event: GroupSettingsChanged) -> None:
@@ -179,13 +206,11 @@ def on_settings(context: Context, event: GroupSettingsChanged) -> None:
     on_result(context, event)
 
 
-def on_result(context: Context, event: AssignmentComputed | RegexesResolved | GroupSettingsChanged) -> None:
+def on_result(context: Context, event: GroupEvent) -> None:
     """Pass a result to its group, if that exists and its protocol handles it."""
     group = context.find(event.group_id)
     if group is not None:
-        take = context.protocol(group).results.get(type(event))
-        if take is not None:
-            take(context, group.membership, event)
+        context.react(group, type(event), event)
 
 
 HANDLERS: dict[type, Handler] = {
@@ -203,25 +228,29 @@ HANDLERS: dict[type, Handler] = {
     ListGroups: list_groups,
     TopicsChanged: on_topics_changed,
     TopicsDeleted: offset_requests.on_topics_deleted,
-    ConnectionLost: failure_detector.on_connection_lost,
+    ConnectionLost: on_connection_lost,
     ConsumerGroupHeartbeat: group_routing.consumer_heartbeat,
     ConsumerGroupDescribe: describe_consumer_groups,
     AssignmentComputed: on_result,
     GroupImported: offsets.on_imported,
     RegexesResolved: on_result,
+    RegisterConsumer: group_routing.register,
+    ConsumerAnswered: on_result,
+    PartitionsDivided: on_result,
+    OffsetsFound: on_result,
+    OwnersMissing: on_result,
     GroupSettingsChanged: on_settings,
-    ReleaseHeld: on_release,
+    ReleaseLongPolls: on_release,
+    ShowPushGroups: show_push_groups,
 }
 
 
 class GroupMachine:
     """The state machine of all groups of one shard."""
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol] = PROTOCOLS) -> None:
-        self.context = Context(config, protocols)
+    def __init__(self, config: GroupConfig, protocols: Sequence[type[GroupMembership]] = PROTOCOLS) -> None:
+        self.context = Context(config, protocols, conversion.turn_classic)
         self._handlers: dict[type, Handler] = {**HANDLERS, Tick: lambda context, event: self._tick()}
-        for protocol in protocols:
-            self._handlers.update(protocol.events)
 
     def apply(self, record: Record) -> None:
         """Apply one durable record to the hard state. Replay calls nothing else."""
@@ -233,7 +262,7 @@ class GroupMachine:
         image: TopicImage,
         settings: Mapping[str, GroupSettings] = MappingProxyType({}),
         proof_ms: int = 0,
-    ) -> Outcome:
+    ) -> Effects:
         """Build the soft state after a replay: sessions restart, and unfinished rebalances are over.
 
         The outcome may hold records.
@@ -252,16 +281,16 @@ class GroupMachine:
         context.sessions_from_ms = now.mono_ms + proof_ms
         offset_requests.on_loaded(context)
         for group in list(context.ledger.groups.values()):
-            context.protocol(group).load(context, group.membership)
+            group.membership.load(context)
         offsets.schedule(context)
-        return context.out
+        return context.effects
 
-    def step(self, event: Event, now: Now) -> Outcome:
+    def step(self, event: Event, now: Now) -> Effects:
         """Process one event. `now` never goes back."""
         context = self.context
         context.begin(now)
         self._handlers[type(event)](context, event)
-        return context.out
+        return context.effects
 
     def next_deadline_ms(self) -> int | None:
         """Return a monotonic time at which a `Tick` is due, perhaps too early; None: not before another event."""
@@ -270,7 +299,7 @@ class GroupMachine:
     def group_states(self) -> Iterator[tuple[str, GroupState]]:
         """Yield the protocol ("classic", "consumer" or "push") and state of every group."""
         for group in self.context.ledger.groups.values():
-            yield self.context.protocol(group).name, group.state()
+            yield group.membership.name, group.state()
 
     def knows(self, group_id: str) -> bool:
         """Return whether there is such a group."""
@@ -299,11 +328,6 @@ class GroupMachine:
                 self._due(group, timer)
 
     def _due(self, group: Group, timer: Timer) -> None:
-        if timer.kind is Deadline.HELD:
-            self.context.held.on_end(self.context, group.membership, timer.subject)
+        if timer.kind is Deadline.SESSION and group.membership.extend_session(self.context, timer):
             return
-        if timer.kind is Deadline.SESSION and failure_detector.extend_session(self.context, group.membership, timer):
-            return
-        due = self.context.protocol(group).due.get(timer.kind)
-        if due is not None:
-            due(self.context, group.membership, timer.subject)
+        self.context.react(group, timer.kind, timer.subject)

@@ -12,7 +12,8 @@ from operator import itemgetter
 from typing import Any, Final
 
 from kohort.errors import ErrorCode
-from kohort.groups import imports, sizes
+from kohort.groups import sizes
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     FetchedOffset,
     GroupState,
@@ -35,7 +36,6 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import Group, Partition
 from kohort.groups.records import Kind, OffsetCommitted, OffsetsImported, Tombstone, TransactionMarked
-from kohort.groups.step import Context
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 METADATA: Final = itemgetter(4)
@@ -54,23 +54,22 @@ def commit(context: Context, event: OffsetCommit) -> None:
         error = make_group(context, event)
         group = context.find(event.group_id)
     if group is not None and error is ErrorCode.NONE:
-        protocol = context.protocols[type(group.membership)]
-        error = protocol.may_commit(context, group.membership, event)
+        error = group.membership.may_commit(context, event)
     if group is None or error is not ErrorCode.NONE:
         context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
         return
-    protocol.committed(context, group.membership, event)
+    group.membership.committed(context, event)
     expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
     limit = context.config.offset_metadata_bytes_max
     taken = event.offsets
-    refused = protocol.refused_offsets(context, group.membership, event)
+    refused = group.membership.refused_offsets(context, event)
     if refused:
         taken = tuple(offset for offset in taken if (offset.topic, offset.partition) not in refused)
     if max(map(len, map(METADATA, taken)), default=0) > sizes.metadata_bound(limit):
         taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
     records = offsets_committed(event.group_id, taken, context.now.wall_ms, expire_ms)
     context.ledger.take_commit(group, records)
-    context.out.records.extend(records)
+    context.effects.records.extend(records)
     context.count(Meter.OFFSET_COMMITS, len(records))
     if len(records) == len(event.offsets):
         errors = (ErrorCode.NONE,) * len(records)
@@ -105,7 +104,7 @@ def make_group(context: Context, event: OffsetCommit) -> ErrorCode:
         return ErrorCode.INVALID_GROUP_ID
     if event.generation >= 0:
         return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
-    refused = imports.admit(context, event.group_id).error
+    refused = context.admit_group(event.group_id).error
     if refused is not ErrorCode.NONE:
         return refused
     return ErrorCode.POLICY_VIOLATION if context.create(event.group_id) is None else ErrorCode.NONE
@@ -122,11 +121,11 @@ def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
     elif group is None and event.generation >= 0:
         error = ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
     elif group is None:
-        error = imports.admit(context, event.group_id).error
+        error = context.admit_group(event.group_id).error
         if error is ErrorCode.NONE and context.create(event.group_id) is None:
             error = ErrorCode.POLICY_VIOLATION
     else:
-        error = context.protocol(group).may_commit_in_transaction(context, group.membership, event)
+        error = group.membership.may_commit_in_transaction(context, event)
     if error is not ErrorCode.NONE:
         context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
         return
@@ -168,13 +167,13 @@ def fetch(context: Context, event: OffsetFetch) -> None:
     """Return committed positions. A group or a partition without any is no error."""
     group = context.find(event.group_id)
     wanted: tuple[Partition, ...]
-    if group is None and (refused := imports.admit(context, event.group_id).error) is not ErrorCode.NONE:
+    if group is None and (refused := context.admit_group(event.group_id).error) is not ErrorCode.NONE:
         context.reply(event.request, OffsetFetchReply(refused))
         return
     if group is None:
         wanted = event.partitions or ()
         found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
-    elif (error := context.protocol(group).may_fetch(context, group.membership, event)) is not ErrorCode.NONE:
+    elif (error := group.membership.may_fetch(context, event)) is not ErrorCode.NONE:
         context.reply(event.request, OffsetFetchReply(error))
         return
     else:
@@ -274,7 +273,7 @@ def look_for_missing(context: Context) -> None:
             if known is None or (record.topic_id not in (NO_TOPIC_ID, known.id)):
                 missing.setdefault(name, set()).add(record.topic_id)
     if missing:
-        context.out.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
+        context.effects.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
 
 
 def drop_positions(context: Context, is_gone: Callable[[str, TopicId], bool]) -> None:
@@ -298,10 +297,12 @@ def on_imported(context: Context, event: GroupImported) -> None:
         return
     del context.imports.under_way[event.group_id]
     if event.error is not ErrorCode.NONE or not event.offsets:
-        imports.refuse(context, event)
+        context.imports.refuse(context, event)
     elif len(event.offsets) > OFFSETS_MAX:
         text = f"its earlier coordinator has {len(event.offsets)} offsets of it, at most {OFFSETS_MAX} are imported"
-        imports.refuse(context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text))
+        context.imports.refuse(
+            context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
+        )
     else:
         take_over(context, event)
 
@@ -311,14 +312,16 @@ def take_over(context: Context, event: GroupImported) -> None:
     group = context.find(event.group_id) or context.create(event.group_id)
     if group is None:
         text = f"there are {context.config.groups_max} groups already"
-        imports.refuse(context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text))
+        context.imports.refuse(
+            context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
+        )
         return
     context.imports.forget(event.group_id)
     context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
     offsets = tuple(named(context, offset) for offset in event.offsets)
     records = offsets_committed(event.group_id, offsets, context.now.wall_ms, -1)
     context.ledger.take_commit(group, records)
-    context.out.records.extend(records)
+    context.effects.records.extend(records)
     context.count(Meter.GROUP_IMPORTS)
     context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 

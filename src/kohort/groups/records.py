@@ -190,7 +190,7 @@ class TopicPartitions:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassicProtocol:
+class OfferedProtocol:
     """One strategy that a classic member supports, with its opaque metadata."""
 
     name: str
@@ -220,7 +220,7 @@ class MemberSaved:
     rebalance_timeout_ms: int
     server_assignor: str | None
     classic_session_timeout_ms: int = -1
-    classic_protocols: tuple[ClassicProtocol, ...] | None = None
+    classic_protocols: tuple[OfferedProtocol, ...] | None = None
 
     @property
     def key(self) -> RecordKey:
@@ -270,7 +270,7 @@ class TargetAssigned:
         return (Kind.TARGET, self.group_id, self.member_id)
 
 
-class MemberState(enum.IntEnum):
+class ReconciliationState(enum.IntEnum):
     """The reconciliation state of a consumer group member, in the byte values of Kafka's records."""
 
     STABLE = 0
@@ -296,7 +296,7 @@ class MemberAssigned:
     member_id: str
     member_epoch: int
     previous_epoch: int
-    state: MemberState
+    state: ReconciliationState
     assigned: tuple[HeldPartitions, ...]
     pending_revocation: tuple[HeldPartitions, ...]
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Final
 
-from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import JoinGroup, OffsetToCommit
+from kohort.groups.events import OffsetToCommit
 from kohort.groups.records import OffsetCommitted, Record
 
 NAME_BYTES_MAX: Final = 32_767
@@ -24,18 +23,6 @@ _POSITION_BYTES_MAX: Final = _RECORD_BYTES + 3 * NAME_BYTES_MAX
 def fits(*names: str | None) -> bool:
     """Return whether a record can hold each of these names."""
     return all(name is None or len(name) <= _ALWAYS_FITS or len(name.encode()) <= NAME_BYTES_MAX for name in names)
-
-
-def check_join(config: GroupConfig, event: JoinGroup) -> ErrorCode:
-    """Return the error in a JoinGroup itself: names that no record holds, or a session timeout out of bounds."""
-    if not event.group_id or not fits(event.group_id):
-        return ErrorCode.INVALID_GROUP_ID
-    names = (event.new_member_id, event.instance_id, event.protocol_type, *(offer.name for offer in event.protocols))
-    if not fits(*names):
-        return ErrorCode.INVALID_REQUEST
-    if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
-        return ErrorCode.INVALID_SESSION_TIMEOUT
-    return ErrorCode.NONE
 
 
 def metadata_bound(limit: int) -> int:

@@ -19,7 +19,7 @@ class Deadline(enum.Enum):
     JOIN_PHASE = enum.auto()
     SYNC_PHASE = enum.auto()
     REVOCATION = enum.auto()
-    HELD = enum.auto()
+    LONG_POLL = enum.auto()
     NOTIFICATION = enum.auto()
     SILENCE = enum.auto()
     EXPIRY = enum.auto()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kohort.groups.events import TopicImage
+from kohort.assignors import TopicInfo
+from kohort.groups.events import Topic, TopicImage
 
 
 class ImageChange(NamedTuple):
@@ -37,3 +38,8 @@ def metadata_hash(image: TopicImage, names: Iterable[str]) -> int:
             racks = "|".join(",".join(partition) for partition in topic.racks)
             digest.update(f"{name}\0{topic.id}\0{topic.partitions}\0{racks}\0".encode())
     return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def topic_info(topic: Topic, left: Sequence[int]) -> TopicInfo:
+    """Describe some partitions of a topic for the assignors, numbered from 0."""
+    return TopicInfo(len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks)))

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeAlias
 from kohort.errors import CorruptDataError
 from kohort.groups.records import (
     NO_TOPIC_ID,
-    ClassicProtocol,
     EpochBumped,
     GenerationStarted,
     GroupSaved,
@@ -23,12 +22,13 @@ from kohort.groups.records import (
     Kind,
     MemberAssigned,
     MemberSaved,
-    MemberState,
+    OfferedProtocol,
     OffsetCommitted,
     OffsetsImported,
     PushGroupSaved,
     PushMemberSaved,
     PushOwned,
+    ReconciliationState,
     Record,
     RecordKey,
     RegexResolved,
@@ -547,7 +547,7 @@ def _read_member(fields: tuple[Any, ...], data: bytes, version: int) -> MemberSa
     classic = value.classic_member_metadata
     protocols = None
     if classic is not None:
-        protocols = tuple(ClassicProtocol(p.name, bytes(p.metadata)) for p in classic.supported_protocols)
+        protocols = tuple(OfferedProtocol(p.name, bytes(p.metadata)) for p in classic.supported_protocols)
     return MemberSaved(
         fields[0],
         fields[1],
@@ -571,13 +571,13 @@ def _read_target(fields: tuple[Any, ...], data: bytes, version: int) -> TargetAs
 
 def _read_current(fields: tuple[Any, ...], data: bytes, version: int) -> MemberAssigned:
     value = wire.ConsumerGroupCurrentMemberAssignmentValue.decode(data, version)
-    known = value.state in MemberState.__members__.values()
+    known = value.state in ReconciliationState.__members__.values()
     return MemberAssigned(
         fields[0],
         fields[1],
         value.member_epoch,
         value.previous_member_epoch,
-        MemberState(value.state) if known else MemberState.UNKNOWN,
+        ReconciliationState(value.state) if known else ReconciliationState.UNKNOWN,
         _held(value.assigned_partitions, value.member_epoch),
         _held(value.partitions_pending_revocation, value.member_epoch),
     )

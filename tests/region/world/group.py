@@ -10,7 +10,7 @@ from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.assignment import compute
-from kohort.groups.effects import ComputeAssignment, Now, OffsetCommitReply, OffsetFetchReply, Outcome
+from kohort.groups.effects import ComputeAssignment, Effects, Now, OffsetCommitReply, OffsetFetchReply
 from kohort.groups.events import (
     Event,
     OffsetFetch,
@@ -105,7 +105,7 @@ class Group:
         """Nobody waits for an answer."""
         self._take(self.machine.step(event, self._now()))
 
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, outcome: Effects) -> None:
         self.records += outcome.records
         for work in outcome.work:
             assert isinstance(work, ComputeAssignment)

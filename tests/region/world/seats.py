@@ -28,7 +28,7 @@ from kohort.groups.events import (
     LeavingMember,
     SyncGroup,
 )
-from kohort.groups.records import ClassicProtocol, TopicPartitions
+from kohort.groups.records import OfferedProtocol, TopicPartitions
 from kohort.ids import TopicPartition
 from kohort.region.member import events as member_events
 from kohort.region.messages import Identity
@@ -195,7 +195,7 @@ class ClassicSeat(Seat):
             new_member_id=f"{self.member.name}-{self.clock.chance.getrandbits(64):016x}",
             client=Client(self.member.name, ADDRESS),
             protocol_type="consumer",
-            protocols=(ClassicProtocol(COOPERATIVE, encode_metadata((TOPIC,), self.epoch or -1, owned)),),
+            protocols=(OfferedProtocol(COOPERATIVE, encode_metadata((TOPIC,), self.epoch or -1, owned)),),
             session_timeout_ms=SESSION_MS,
             rebalance_timeout_ms=REBALANCE_MS,
         )

@@ -23,7 +23,7 @@ FIRST = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SequenceStep:
     """A complete sequence.
 
     Attributes:
@@ -75,7 +75,7 @@ class History:
     region: str
     servers: Servers
     settings: Mapping[str, Any]
-    sequences: list[Step] = field(default_factory=list)
+    sequences: list[SequenceStep] = field(default_factory=list)
     resets: list[Reset] = field(default_factory=list)
     terms: list[Term] = field(default_factory=list)
     _given: dict[tuple[int, str], Contribution] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class History:
                 self._given[fact.sequence, fact.member] = fact
             case Manifest():
                 given = tuple(self._given.pop((fact.sequence, name)) for name in fact.members)
-                self.sequences.append(Step(fact.sequence, fact.at_ms, given))
+                self.sequences.append(SequenceStep(fact.sequence, fact.at_ms, given))
             case Epoch() if fact.floor == fact.epoch > FIRST:
                 self.resets.append(Reset(fact.epoch, self.last, fact.cause, fact.at_ms))
             case Term():

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.spark.region.history import History, Step
+from tests.spark.region.history import History, SequenceStep
 from tests.spark.region.trial import Application, Trial, rows_of_all_kinds
 from tests.spark.region.watching import KINDS, Look, Watcher, parts_seen
 from tests.support.waiting import LAST_RESORT, until
@@ -93,7 +93,7 @@ class Story(Trial):
         return sum(any(row.member in queries and _rows(row) for row in step.contributions) for step in self._steps)
 
     @property
-    def _steps(self) -> Sequence[Step]:
+    def _steps(self) -> Sequence[SequenceStep]:
         return self.history.sequences
 
     def goes_on_without(self, *queries: str) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from tests.spark.region.history import History, Step
+from tests.spark.region.history import History, SequenceStep
 from tests.spark.region.watching import KINDS, Look, parts_seen, summed
 
 from kohort.region.record_codec import key_of, value_of
@@ -41,8 +41,8 @@ def given(sequence: int, member: str, *spans: tuple[int, int, int]) -> Contribut
 
 
 STEPS = [
-    Step(1, 0, (given(1, "a", (0, 0, 2)), given(1, "b", (1, 0, 0)))),
-    Step(2, 0, (given(2, "a", (0, 2, 3)), given(2, "b", (1, 0, 2)))),
+    SequenceStep(1, 0, (given(1, "a", (0, 0, 2)), given(1, "b", (1, 0, 0)))),
+    SequenceStep(2, 0, (given(2, "a", (0, 2, 3)), given(2, "b", (1, 0, 2)))),
 ]
 FIRST = rows((0, 0), (0, 1))
 BOTH = rows((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))

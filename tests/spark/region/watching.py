@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.spark.region.history import Step
+from tests.spark.region.history import SequenceStep
 
 from kohort.region import ParquetFolder, Sink, SqlTable
 
@@ -193,7 +193,7 @@ class Watcher:
             self.error = error
 
 
-def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[Sums]]:
+def whole(steps: Sequence[SequenceStep], kinds: Mapping[str, str]) -> dict[str, list[Sums]]:
     """Return the valid readings of each place: nothing, or all rows up to some sequence.
 
     Args:
@@ -214,7 +214,7 @@ def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[Sum
     return found
 
 
-def parts_seen(looks: Sequence[Look], steps: Sequence[Step], kinds: Mapping[str, str]) -> Iterator[str]:
+def parts_seen(looks: Sequence[Look], steps: Sequence[SequenceStep], kinds: Mapping[str, str]) -> Iterator[str]:
     """Return the invalid readings: a part of a sequence, or fewer rows than before."""
     allowed = whole(steps, kinds)
     before: dict[str, int] = {}

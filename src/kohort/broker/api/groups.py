@@ -25,7 +25,7 @@ from kohort.groups.effects import (
     ListGroupsReply,
     SyncGroupReply,
 )
-from kohort.groups.records import ClassicProtocol
+from kohort.groups.records import OfferedProtocol
 from kohort.wire.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -71,7 +71,7 @@ def join_group(host: GroupHost, request: Request[JoinGroupRequest]) -> JoinGroup
         new_member_id="" if message.member_id else fresh_member_id(request),
         client=client_of(request),
         protocol_type=message.protocol_type,
-        protocols=tuple([ClassicProtocol(protocol.name, protocol.metadata) for protocol in message.protocols]),
+        protocols=tuple([OfferedProtocol(protocol.name, protocol.metadata) for protocol in message.protocols]),
         session_timeout_ms=message.session_timeout_ms,
         rebalance_timeout_ms=message.rebalance_timeout_ms if version >= 1 else message.session_timeout_ms,
         instance_id=message.group_instance_id,

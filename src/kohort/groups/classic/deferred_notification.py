@@ -23,17 +23,19 @@ silent member returns or its session ends, so that is the moment of the notifica
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
-from kohort.groups.classic.group import ClassicGroup, ClassicMember, DeferredNotification
+from kohort.groups.classic.members import ClassicMember, ClassicMembers, DeferredNotification
 from kohort.groups.effects import GroupState, HeartbeatReply, Meter
 from kohort.groups.events import Heartbeat
-from kohort.groups.failure_detector import LATE_MS, DetectorSettings, is_silent
+from kohort.groups.failure_detector import LATE_MS, DetectorSettings
 from kohort.groups.long_polling import Release
-from kohort.groups.step import Context
+from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
-HELD_TENTHS = 9
+LONG_POLL_TENTHS = 9
 """The longest delay in tenths of the interval, so that the next heartbeat finds no other one outstanding."""
 DETECTOR_SETTINGS = DetectorSettings(
     any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, forgives_disconnect=False
@@ -51,172 +53,165 @@ COOPERATIVE = "cooperative"
 """The members of strategies with this word in their names keep working during a rebalance."""
 
 
-def heard(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> None:
-    """Take in a heartbeat: release an earlier one, learn the member's interval, and clear a suspicion."""
-    if member.held is not None:
-        context.held.release(context, classic, member)
-    member.beat(context, event.interval_ms)
-    member.bears_hold = event.hold_ms > 0
-    deferral = classic.deferral
-    if deferral is not None and member.member_id in deferral.silent:
-        forget_awaited(deferral, member.member_id)
-        tell_if_all_held(context, classic)
+class ClassicNotification(ClassicMembers):
+    """When the members of a classic group learn of a rebalance."""
 
+    detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
 
-def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> bool:
-    """Delay the response to a valid heartbeat; False if it must be sent now."""
-    if not event.hold_ms or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
-        return False
-    if classic.state is GroupState.STABLE:
-        if member.member_id in classic.pending_sync:
+    def find_member(self, member_id: str) -> ClassicMember | None:
+        """Return a member; None if the id is unknown."""
+        return self.members.get(member_id)
+
+    def member_session_ms(self, step: Step, member: ClassicMember) -> int:
+        """Return a member's session timeout."""
+        return member.session_timeout_ms
+
+    def on_member_heartbeat(self, step: Step, member: ClassicMember, event: Heartbeat) -> None:
+        """Take in a heartbeat: release an earlier one, learn the member's interval, and clear a suspicion."""
+        if member.long_poll is not None:
+            self.end_long_poll(step, member)
+        member.beat(step, event.interval_ms)
+        member.tolerates_long_polls = event.hold_ms > 0
+        deferral = self.deferral
+        if deferral is not None and member.member_id in deferral.silent:
+            deferral.forget(member.member_id)
+            self.notify_if_none_awaited(step)
+
+    def delay_heartbeat(self, step: Step, member: ClassicMember, event: Heartbeat) -> bool:
+        """Delay the response to a valid heartbeat; False if it must be sent now."""
+        if not event.hold_ms or self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return False
-    elif classic.deferral is None or member.join_request is not None:
-        return False
-    if not context.held.keep(context, classic, member, event, member.interval_ms * HELD_TENTHS // 10):
-        return False
-    if classic.deferral is not None:
-        forget_awaited(classic.deferral, member.member_id)
-        tell_if_all_held(context, classic)
-    return True
+        if self.state is GroupState.STABLE:
+            if member.member_id in self.pending_sync:
+                return False
+        elif self.deferral is None or member.join_request is not None:
+            return False
+        if not self.begin_long_poll(step, member, event, member.interval_ms * LONG_POLL_TENTHS // 10):
+            return False
+        if self.deferral is not None:
+            self.deferral.forget(member.member_id)
+            self.notify_if_none_awaited(step)
+        return True
 
-
-def answer(context: Context, classic: ClassicGroup, member: ClassicMember) -> ErrorCode:
-    """Return the content of a response that is sent now: join again, unless the member's next heartbeat is in time."""
-    if classic.state is not GroupState.PREPARING_REBALANCE:
-        return ErrorCode.NONE
-    deferral = classic.deferral
-    if deferral is None:
+    def heartbeat_result(self, step: Step, member: ClassicMember) -> ErrorCode:
+        """Return the content of a response that is sent now: join again, unless the next heartbeat is in time."""
+        if self.state is not GroupState.PREPARING_REBALANCE:
+            return ErrorCode.NONE
+        deferral = self.deferral
+        if deferral is None:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        due_ms = None if member.join_request is not None else member.due_ms(DETECTOR_SETTINGS)
+        if due_ms is not None and due_ms <= deferral.until_ms:
+            deferral.awaited[member.member_id] = None
+            return ErrorCode.NONE
+        deferral.awaited.pop(member.member_id, None)
         return ErrorCode.REBALANCE_IN_PROGRESS
-    due_ms = None if member.join_request is not None else member.due_ms(DETECTOR_SETTINGS)
-    if due_ms is not None and due_ms <= deferral.until_ms:
-        deferral.awaited[member.member_id] = None
-        return ErrorCode.NONE
-    deferral.awaited.pop(member.member_id, None)
-    return ErrorCode.REBALANCE_IN_PROGRESS
 
+    def answer_long_poll(self, step: Step, member: ClassicMember, event: Heartbeat, why: Release) -> None:
+        """Answer a delayed heartbeat like a new one; after a disconnect it announces nothing, since nobody reads it."""
+        if why is Release.DISCONNECTED:
+            step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
+            return
+        step.reply(event.request, HeartbeatReply(self.heartbeat_result(step, member)))
+        self.notify_if_none_awaited(step)
 
-def answer_held(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat, why: Release) -> None:
-    """Answer a delayed heartbeat like a new one; after a disconnect it announces nothing, since nobody reads it."""
-    if why is Release.DISCONNECTED:
-        context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
-        return
-    context.reply(event.request, HeartbeatReply(answer(context, classic, member)))
-    tell_if_all_held(context, classic)
+    def refuse_long_poll(self, step: Step, event: Heartbeat, error: ErrorCode, message: str | None) -> None:
+        """Answer a delayed heartbeat with an error."""
+        step.reply(event.request, HeartbeatReply(error))
 
+    def defer_notification(self, step: Step) -> None:
+        """Begin the deferral when a stable group starts a rebalance, or notify all members with a delayed heartbeat.
 
-def refuse_held(context: Context, event: Heartbeat, error: ErrorCode, message: str | None) -> None:
-    """Answer a delayed heartbeat with an error."""
-    context.reply(event.request, HeartbeatReply(error))
+        If no client tolerates delays, members are notified by their next heartbeats, unless some member is silent
+        already. Waiting for a silent member takes no delay, only responses that announce nothing yet.
+        """
+        now_ms = step.now.mono_ms
+        self.end_deferral()
+        gathers = self.longest_interval_ms() or any(self.is_silent(step, member) for member in self.members.values())
+        if not gathers or COOPERATIVE in (self.protocol or "") or step.config.notify_at_once == "off":
+            self.notify_members(step)
+            return
+        awaited = dict.fromkeys(
+            member.member_id
+            for member in self.members.values()
+            if member.long_poll is None and member.join_request is None and member.member_id not in self.pending_sync
+        )
+        self.deferral = DeferredNotification(awaited, now_ms, Timer(Deadline.NOTIFICATION, self.group_id))
+        self.schedule_notification(step, self.deferral)
+        self.notify_if_none_awaited(step)
 
+    def schedule_notification(self, step: Step, deferral: DeferredNotification) -> None:
+        """Set the time of the notification: when the last member is due, but not before silent members return or leave.
 
-def begin(context: Context, classic: ClassicGroup) -> None:
-    """Begin the deferral when a stable group starts a rebalance, or notify all members with a delayed heartbeat.
+        The deferral takes one session timeout at most, however many members fall silent one after the other. Meanwhile
+        some wait without work, and nobody reads the partitions of dead members. Members that fall silent after all have
+        been notified and have joined do not delay the end of the join phase.
+        """
+        now_ms = step.now.mono_ms
+        awaited = [self.members[member_id] for member_id in deferral.awaited]
+        silent = [member for member in awaited if self.is_silent(step, member)]
+        deferral.silent = dict.fromkeys(member.member_id for member in silent)
+        if silent:
+            ends_ms = max(member.session.due_ms or now_ms for member in silent)
+            longest_ms = max(member.session_timeout_ms for member in silent)
+            longest_ms = min(longest_ms, self.rebalance_timeout_ms() // LONGEST_PART)
+            deferral.until_ms = min(ends_ms, deferral.began_ms + longest_ms)
+            deferral.extended = True
+        else:
+            last_ms = now_ms + min(self.longest_interval_ms(), self.rebalance_timeout_ms() // USUAL_PART)
+            dues = [member.due_ms(DETECTOR_SETTINGS) for member in awaited]
+            due_ms = max((last_ms if due_ms is None else due_ms for due_ms in dues), default=now_ms)
+            deferral.until_ms = min(due_ms + LATE_MS, last_ms)
+            deferral.extended = False
+        step.deadlines.set(deferral.timer, deferral.until_ms)
 
-    If no client tolerates delays, members are notified by their next heartbeats, unless some member is silent already.
-    Waiting for a silent member takes no delay, only responses that announce nothing yet.
-    """
-    now_ms = context.now.mono_ms
-    end(classic)
-    gathers = longest_interval_ms(classic) or any(
-        is_silent(context, classic, member) for member in classic.members.values()
-    )
-    if not gathers or COOPERATIVE in (classic.protocol or "") or context.config.notify_at_once == "off":
-        tell_all(context, classic)
-        return
-    awaited = dict.fromkeys(
-        member.member_id
-        for member in classic.members.values()
-        if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync
-    )
-    classic.deferral = DeferredNotification(awaited, now_ms, Timer(Deadline.NOTIFICATION, classic.group_id))
-    set_until(context, classic, classic.deferral)
-    tell_if_all_held(context, classic)
+    def on_notification_deadline(self, step: Step, subject: str) -> None:
+        """Notify all members when the last one was due, unless one did not come and is silent now."""
+        deferral = self.deferral
+        if deferral is None:
+            return
+        if not deferral.extended:
+            self.schedule_notification(step, deferral)
+        if not deferral.extended or deferral.until_ms <= step.now.mono_ms:
+            self.notify_members(step)
 
+    def longest_interval_ms(self) -> int:
+        """Return the longest known interval of the members that tolerate delays; 0 if there is none."""
+        return max((member.interval_ms for member in self.members.values() if member.tolerates_long_polls), default=0)
 
-def set_until(context: Context, classic: ClassicGroup, deferral: DeferredNotification) -> None:
-    """Set the time of the notification: when the last member is due, but not before silent members return or leave.
+    def notify_if_none_awaited(self, step: Step) -> None:
+        """End the deferral if no member is awaited any more; compute its end again if no member is silent any more."""
+        deferral = self.deferral
+        if deferral is None:
+            return
+        if not deferral.awaited:
+            self.notify_members(step)
+        elif deferral.extended and not deferral.silent:
+            self.schedule_notification(step, deferral)
 
-    The deferral takes one session timeout at most, however many members fall silent one after the other. Meanwhile some
-    wait without work, and nobody reads the partitions of dead members. Members that fall silent after all have been
-    notified and have joined do not delay the end of the join phase.
-    """
-    now_ms = context.now.mono_ms
-    awaited = [classic.members[member_id] for member_id in deferral.awaited]
-    silent = [member for member in awaited if is_silent(context, classic, member)]
-    deferral.silent = dict.fromkeys(member.member_id for member in silent)
-    if silent:
-        ends_ms = max(member.session.due_ms or now_ms for member in silent)
-        longest_ms = max(member.session_timeout_ms for member in silent)
-        longest_ms = min(longest_ms, classic.rebalance_timeout_ms() // LONGEST_PART)
-        deferral.until_ms = min(ends_ms, deferral.began_ms + longest_ms)
-        deferral.extended = True
-    else:
-        last_ms = now_ms + min(longest_interval_ms(classic), classic.rebalance_timeout_ms() // USUAL_PART)
-        dues = [member.due_ms(DETECTOR_SETTINGS) for member in awaited]
-        due_ms = max((last_ms if due_ms is None else due_ms for due_ms in dues), default=now_ms)
-        deferral.until_ms = min(due_ms + LATE_MS, last_ms)
-        deferral.extended = False
-    context.deadlines.set(deferral.timer, deferral.until_ms)
+    def notify_members(self, step: Step) -> None:
+        """Announce the rebalance to every member with a delayed heartbeat; the others learn of it by their next one.
 
+        If the notification was extended for silent members, the time to join starts only now.
+        """
+        deferral = self.deferral
+        timeout_ms = self.rebalance_timeout_ms()
+        if deferral is not None and step.now.mono_ms - deferral.began_ms > timeout_ms // USUAL_PART:
+            step.run(self.join_phase, timeout_ms)
+        self.end_deferral()
+        notified = [member for member in self.members.values() if member.long_poll is not None]
+        for member in notified:
+            self.end_long_poll(step, member)
+        step.count(Meter.HELD_TOLD, len(notified))
 
-def on_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
-    """Notify all members when the last one was due, unless one did not come and is silent now."""
-    deferral = classic.deferral
-    if deferral is None:
-        return
-    if not deferral.extended:
-        set_until(context, classic, deferral)
-    if not deferral.extended or deferral.until_ms <= context.now.mono_ms:
-        tell_all(context, classic)
+    def end_deferral(self) -> None:
+        """End the deferral."""
+        if self.deferral is not None:
+            self.deferral.timer.cancel()
+            self.deferral = None
 
-
-def longest_interval_ms(classic: ClassicGroup) -> int:
-    """Return the longest known interval of the members that tolerate delays; 0 if there is none."""
-    return max((member.interval_ms for member in classic.members.values() if member.bears_hold), default=0)
-
-
-def tell_if_all_held(context: Context, classic: ClassicGroup) -> None:
-    """End the deferral if no member is awaited any more; compute its end again if no member is silent any more."""
-    deferral = classic.deferral
-    if deferral is None:
-        return
-    if not deferral.awaited:
-        tell_all(context, classic)
-    elif deferral.extended and not deferral.silent:
-        set_until(context, classic, deferral)
-
-
-def tell_all(context: Context, classic: ClassicGroup) -> None:
-    """Announce the rebalance to every member with a delayed heartbeat; the others learn of it by their next one.
-
-    If the notification was extended for silent members, the time to join starts only now.
-    """
-    deferral = classic.deferral
-    timeout_ms = classic.rebalance_timeout_ms()
-    if deferral is not None and context.now.mono_ms - deferral.began_ms > timeout_ms // USUAL_PART:
-        context.run(classic.join_phase, timeout_ms)
-    end(classic)
-    notified = [member for member in classic.members.values() if member.held is not None]
-    for member in notified:
-        context.held.release(context, classic, member)
-    context.count(Meter.HELD_TOLD, len(notified))
-
-
-def end(classic: ClassicGroup) -> None:
-    """End the deferral."""
-    if classic.deferral is not None:
-        classic.deferral.timer.cancel()
-        classic.deferral = None
-
-
-def forget(context: Context, classic: ClassicGroup, member: ClassicMember, error: ErrorCode) -> None:
-    """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
-    context.held.refuse(context, classic, member, error)
-    if classic.deferral is not None:
-        forget_awaited(classic.deferral, member.member_id)
-
-
-def forget_awaited(deferral: DeferredNotification, member_id: str) -> None:
-    """No longer await this member."""
-    deferral.awaited.pop(member_id, None)
-    deferral.silent.pop(member_id, None)
+    def stop_awaiting(self, step: Step, member: ClassicMember, error: ErrorCode) -> None:
+        """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
+        self.cancel_long_poll(step, member, error)
+        if self.deferral is not None:
+            self.deferral.forget(member.member_id)

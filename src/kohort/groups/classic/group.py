@@ -1,338 +1,655 @@
-"""The state of a classic group: its members, the requests that they wait on, and its rebalance.
+"""A classic group: its requests, its table, its permission to commit, and how it is described.
 
-Its two records are the hard state. Everything else is lost with the process and rebuilt from them.
+JoinGroup, SyncGroup, Heartbeat and LeaveGroup are answered as Kafka's coordinator answers them. The chapters below hold
+what is between the requests, each knowing only those before: `members` (state), `deferred_notification`, `rebalance`.
+
+Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-814.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
-from kohort.groups.effects import GroupState
-from kohort.groups.events import Client
-from kohort.groups.failure_detector import MonitoredMember
-from kohort.groups.group import GroupMembership, Takes
-from kohort.groups.records import ClassicProtocol, GenerationStarted, GroupSaved, Kind, Record, RecordKey, SavedMember
+from kohort.consumer_protocol import read_topics
+from kohort.errors import ErrorCode
+from kohort.groups import admission
+from kohort.groups.classic.deferred_notification import COOPERATIVE, ClassicNotification
+from kohort.groups.classic.members import ClassicMember, PendingMember
+from kohort.groups.classic.rebalance import ClassicRebalance
+from kohort.groups.effects import (
+    ConsumerGroupHeartbeatReply,
+    DescribedGroup,
+    DescribedMember,
+    GroupState,
+    GroupType,
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    LeftMember,
+    Level,
+    SyncGroupReply,
+)
+from kohort.groups.events import (
+    NO_CONNECTION,
+    ConnectionLost,
+    ConsumerGroupHeartbeat,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    OffsetCommit,
+    ReleaseLongPolls,
+    SyncGroup,
+    TopicsChanged,
+    TxnOffsetCommit,
+)
+from kohort.groups.records import GroupSaved
+from kohort.groups.step import Step
+from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline, Timer
 
-MEMBER_RECORD_OVERHEAD = 40
+
+def differs(asked: str | None, actual: str | None) -> bool:
+    """Return whether two protocol names contradict each other; None contradicts nothing."""
+    return asked is not None and actual is not None and asked != actual
 
 
-class ClassicMember(MonitoredMember):
-    """A member of a classic group, with the requests that it waits on.
+class ClassicRequests(ClassicRebalance):
+    """The answers to the requests of a classic group's members."""
 
-    Attributes:
-        join_request: the unanswered JoinGroup, None if there is none.
-        sync_request: the unanswered SyncGroup, None if there is none.
-        is_new: the member has not completed a join phase yet.
-        told: a reply has named the member's id, so that its client can rejoin with it.
-        size: its share of the group's record in bytes, as last counted.
-        bears_hold: the client tolerates delayed heartbeats.
-        stopped_ms: when it revoked its assignment to join, None while it has one.
-    """
+    def member_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Return whether a request's member is in the group and was not replaced by another with its instance id.
 
-    __slots__ = (
-        "assignment",
-        "bears_hold",
-        "client",
-        "instance_id",
-        "is_new",
-        "join_request",
-        "member_id",
-        "protocols",
-        "rebalance_timeout_ms",
-        "session_timeout_ms",
-        "size",
-        "stopped_ms",
-        "sync_request",
-        "told",
-    )
+        If a restart interrupted a rebalance, the lost id may be the member's newer one. Then nobody is fenced: an
+        unknown member joins again without its id. Source: scenario 8.
+        """
+        if instance_id is not None:
+            current = self.static_ids.get(instance_id)
+            if current is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if current != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID if self.resumed_from < 0 else ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def __init__(self, group_id: str, member_id: str, instance_id: str | None, client: Client) -> None:
-        super().__init__(group_id, member_id)
-        self.member_id = member_id
-        self.instance_id = instance_id
-        self.client = client
-        self.session_timeout_ms = 0
-        self.rebalance_timeout_ms = 0
-        self.protocols: tuple[ClassicProtocol, ...] = ()
-        self.assignment = b""
-        self.join_request: int | None = None
-        self.sync_request: int | None = None
-        self.is_new = False
-        self.told = True
-        self.size = 0
-        self.bears_hold = False
-        self.stopped_ms: int | None = None
+    def is_current_generation(self, generation: int) -> bool:
+        """Return whether a generation is the current one, or the last one before an interrupted rebalance."""
+        return generation == self.generation or (generation == self.resumed_from and generation >= 0)
 
-    @property
-    def awaits_answer(self) -> bool:
-        """Whether a heartbeat, JoinGroup or SyncGroup of the member is unanswered."""
-        return self.held is not None or self.join_request is not None or self.sync_request is not None
+    def join(self, step: Step, event: JoinGroup) -> None:
+        """Process a JoinGroup: the member wants to be in the next generation."""
+        error = self.join_or_error(step, event)
+        if error is not ErrorCode.NONE:
+            member_id = "" if error is ErrorCode.GROUP_MAX_SIZE_REACHED else event.member_id
+            step.reply(event.request, JoinGroupReply(error, member_id=member_id))
 
-    @classmethod
-    def from_saved(cls, group_id: str, saved: SavedMember, protocol: str) -> ClassicMember:
-        """Build a member from the group's record, which holds only the chosen one of its protocols."""
-        client = Client(saved.client_id, saved.client_host)
-        member = cls(group_id, saved.member_id, saved.instance_id, client)
-        timeout = saved.rebalance_timeout_ms
-        member.rebalance_timeout_ms = saved.session_timeout_ms if timeout < 0 else timeout
-        member.session_timeout_ms = saved.session_timeout_ms
-        member.protocols = (ClassicProtocol(protocol, saved.subscription),)
-        member.assignment = saved.assignment
-        return member
+    def join_or_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Process a JoinGroup, or return the error that refuses it."""
+        config = step.config
+        refused = admission.check_join(config, event)
+        if refused is not ErrorCode.NONE:
+            return refused
+        if self.place_error(step, event) is not ErrorCode.NONE:
+            if event.member_id in self.members:
+                self.evict_member(step, event.member_id, f"no room for member {event.member_id}")
+            self.on_pending_end(step, event.member_id)
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        refused = self.protocol_error(step, event)
+        if refused is not ErrorCode.NONE:
+            return refused
+        if not event.member_id:
+            self.join_new(step, event)
+            return ErrorCode.NONE
+        return self.join_known(step, event)
 
-    def metadata(self, protocol: str | None) -> bytes:
-        """Return the member's metadata for a protocol that it supports; empty for any other."""
-        for offered in self.protocols:
-            if offered.name == protocol:
-                return offered.metadata
-        return b""
+    def protocol_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Return why a member's protocols do not fit the group, NONE if they do."""
+        too_many = len(event.protocols) > step.config.protocols_max
+        if too_many or not self.supports(event.protocol_type, event.protocols):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.GROUP_MAX_SIZE_REACHED if self.outgrows_record(step, event) else ErrorCode.NONE
 
-    def record_bytes(self) -> int:
-        """Return the most bytes that the member takes in the group's record, with its present assignment."""
-        metadata = max((len(protocol.metadata) for protocol in self.protocols), default=0)
-        texts = len(self.member_id) + len(self.instance_id or "") + len(self.client.id) + len(self.client.host)
-        return MEMBER_RECORD_OVERHEAD + metadata + texts + len(self.assignment)
+    def place_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Return whether there is a place for this member; during a join phase the first to join have the places."""
+        member = self.members.get(event.member_id or self.static_ids.get(event.instance_id, ""))
+        taken, has_place = len(self.members), member is not None
+        if self.state is GroupState.EMPTY:
+            taken = 0
+        elif self.state is GroupState.PREPARING_REBALANCE:
+            taken, has_place = self.awaiting_join, member is not None and member.join_request is not None
+        return admission.check_place(step.config.group_max_size, taken, has_place=has_place)
 
-    def saved(self, protocol: str | None) -> SavedMember:
-        """Return the member's entry in the group's record."""
-        return SavedMember(
-            member_id=self.member_id,
-            instance_id=self.instance_id,
-            client_id=self.client.id,
-            client_host=self.client.host,
-            rebalance_timeout_ms=self.rebalance_timeout_ms,
-            session_timeout_ms=self.session_timeout_ms,
-            subscription=self.metadata(protocol),
-            assignment=self.assignment,
+    def outgrows_record(self, step: Step, event: JoinGroup) -> bool:
+        """Return whether the group's record could exceed its limit with this member, which is refused then."""
+        member = self.members.get(event.member_id)
+        before = 0 if member is None else member.size
+        metadata = max(len(protocol.metadata) for protocol in event.protocols)
+        size = self.size - before + metadata + len(event.client.id)
+        if admission.check_record(step.config, size) is ErrorCode.NONE:
+            return False
+        step.log(
+            self.group_id,
+            f"member refused: the group would not fit into one record of {step.config.group_record_bytes_max} bytes; "
+            "raise group.record.max.bytes",
+            Level.ERROR,
+        )
+        return True
+
+    def join_new(self, step: Step, event: JoinGroup) -> None:
+        """Process a first join: a static member may replace its predecessor, another first gets its id (KIP-394)."""
+        if self.saved is None:  # a group that only holds offsets would disappear with the last of them
+            step.emit(GroupSaved(self.group_id, "", self.generation, None, None, step.now.wall_ms, ()))
+        if event.instance_id is not None:
+            predecessor = self.static_ids.get(event.instance_id)
+            if predecessor is not None:
+                self.replace_static(step, self.members[predecessor], event)
+                return
+        elif event.requires_known_id:
+            timer = Timer(Deadline.PENDING_MEMBER, self.group_id, event.new_member_id)
+            self.pending[event.new_member_id] = PendingMember(timer, event.connection)
+            step.run(timer, event.session_timeout_ms)
+            step.remember_connection(event.connection, self.group_id, event.new_member_id)
+            step.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
+            return
+        self.add_new_member(step, event, event.new_member_id, told=event.instance_id is not None)
+
+    def add_new_member(self, step: Step, event: JoinGroup, member_id: str, *, told: bool) -> None:
+        """Add a new member to the group."""
+        member = ClassicMember(self.group_id, member_id, event.instance_id, event.client)
+        member.protocols = event.protocols
+        member.session_timeout_ms = event.session_timeout_ms
+        member.rebalance_timeout_ms = event.rebalance_timeout_ms
+        member.is_new = True
+        member.told = told
+        if not self.members:
+            self.protocol_type = event.protocol_type
+        if self.state is GroupState.PREPARING_REBALANCE and self.previous_state is GroupState.EMPTY:
+            self.newcomer = True
+        self.add_member(step, member, event.request)
+        member.bind(step, event.connection)
+        step.run(member.session, step.config.new_member_timeout_ms)
+        self.rebalance_after_change(step, f"member {member_id} joined (reason: {event.reason or 'not given'})")
+
+    def join_known(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Process a join with a member id, pending or in the group."""
+        if event.member_id in self.pending and event.instance_id is None:
+            self.add_new_member(step, event, event.member_id, told=True)
+            return ErrorCode.NONE
+        error = self.member_error(event.member_id, event.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        member = self.members[event.member_id]
+        member.was_heard(step, event.connection)
+        unchanged = member.protocols == event.protocols
+        leads = self.is_leader(event.member_id)
+        settled = self.state is GroupState.COMPLETING_REBALANCE or (self.state is GroupState.STABLE and not leads)
+        if settled and unchanged:
+            member.touch(step, member.session_timeout_ms)
+            step.reply(event.request, self.join_reply(member))
+            return ErrorCode.NONE
+        self.update_member(step, member, event)
+        role = "leader" if leads else "member"
+        self.rebalance_after_change(
+            step, f"{role} {event.member_id} joined again (reason: {event.reason or 'not given'})"
+        )
+        return ErrorCode.NONE
+
+    def update_member(self, step: Step, member: ClassicMember, event: JoinGroup) -> None:
+        """Take over a member's protocols and timeouts from its join, and keep the join waiting."""
+        self.count(member, -1)
+        member.protocols = event.protocols
+        member.session_timeout_ms = event.session_timeout_ms
+        member.rebalance_timeout_ms = event.rebalance_timeout_ms
+        self.count(member, 1)
+        self.await_join(step, member, event.request)
+
+    def replace_static(self, step: Step, old: ClassicMember, event: JoinGroup) -> None:
+        """Replace a static member that returned under a new id; the old id is fenced. Source: KIP-345."""
+        old_leader = self.leader or ""
+        new = ClassicMember(self.group_id, event.new_member_id, event.instance_id, old.client)
+        new.assignment = old.assignment
+        fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
+        self.answer_join(step, old, fenced)
+        old.answer_sync(step, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
+        self.stop_awaiting(step, old, ErrorCode.FENCED_INSTANCE_ID)
+        self.count(old, -1)
+        old.session.cancel()
+        old.unbind(step)
+        del self.members[old.member_id]
+        self.members[new.member_id] = new
+        self.static_ids[event.instance_id] = new.member_id
+        if self.leader == old.member_id:
+            self.leader = new.member_id
+        if self.pending_sync.pop(old.member_id, "") is None:
+            self.pending_sync[new.member_id] = None
+        self.count(new, 1)
+        new.bind(step, event.connection)
+        self.update_member(step, new, event)
+        new.touch(step, new.session_timeout_ms)
+        step.log(
+            self.group_id,
+            f"static member {event.instance_id} replaced: its member id is {new.member_id}, was {old.member_id}",
+        )
+        self.owes_look |= read_topics(old.metadata(self.protocol)) != read_topics(new.metadata(self.protocol))
+        self.after_replacement(step, new, event, old_leader)
+
+    def after_replacement(self, step: Step, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
+        """Keep a stable group's assignment after a replacement unless the protocol or a leader's topics have changed.
+
+        A returning leader compares topics only from then on. So changes before its return are compared here
+        (KAFKA-13435); after a restart they are unknown. A sync under way restarts (KAFKA-9801). Partitions without
+        owner mean that a cooperative member revoked some and left before it joined again, which it owed the others.
+        """
+        keeps = self.select_protocol() == self.protocol and not self.has_unowned_partitions(step)
+        if keeps and self.is_leader(new.member_id):
+            keeps = self.subscribed is None or self.topics_hash == self.current_topics_hash(step)
+        if self.state is GroupState.STABLE and keeps:
+            self.write_group(step)
+            reply = self.join_reply(new)
+            leads = self.is_leader(new.member_id)
+            self.leader_unaware |= leads
+            if not event.can_skip_assignment:
+                reply = JoinGroupReply(
+                    ErrorCode.NONE,
+                    new.member_id,
+                    reply.generation,
+                    reply.protocol_type,
+                    reply.protocol_name,
+                    old_leader,
+                )
+            elif leads:
+                reply = JoinGroupReply(
+                    ErrorCode.NONE,
+                    new.member_id,
+                    reply.generation,
+                    reply.protocol_type,
+                    reply.protocol_name,
+                    reply.leader,
+                    skip_assignment=True,
+                    members=reply.members,
+                )
+            self.answer_join(step, new, reply)
+            return
+        self.rebalance_after_change(step, f"static member {event.instance_id} came back")
+
+    def write_group(self, step: Step) -> None:
+        """Write the group's record, and update the subscriptions from it."""
+        members = tuple(member.saved(self.protocol) for member in self.members.values())
+        step.emit(
+            GroupSaved(
+                self.group_id,
+                self.protocol_type or "",
+                self.generation,
+                self.protocol,
+                self.leader,
+                step.now.wall_ms,
+                members,
+            )
+        )
+        self.subscribed = self.read_subscriptions()
+
+    def sync(self, step: Step, event: SyncGroup) -> None:
+        """Process a SyncGroup: the member asks for its assignment, and the leader brings everyone's."""
+        error = self.sync_or_error(step, event)
+        if error is not ErrorCode.NONE:
+            step.reply(event.request, SyncGroupReply(error))
+
+    def sync_or_error(self, step: Step, event: SyncGroup) -> ErrorCode:
+        """Process a SyncGroup, or return the error that refuses it."""
+        if self.state is GroupState.EMPTY:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = self.member_error(event.member_id, event.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        self.members[event.member_id].was_heard(step, event.connection)
+        if not self.is_current_generation(event.generation):
+            return ErrorCode.ILLEGAL_GENERATION
+        if differs(event.protocol_type, self.protocol_type) or differs(event.protocol_name, self.protocol):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if self.state is GroupState.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        if self.refused_generation == event.generation:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        member = self.members[event.member_id]
+        self.note_sync(step, event.member_id)
+        if self.state is GroupState.STABLE:
+            member.touch(step, member.session_timeout_ms)
+            step.reply(event.request, self.sync_reply(member))
+            return ErrorCode.NONE
+        if member.sync_request is not None:
+            step.reply(member.sync_request, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
+        member.sync_request = event.request
+        if self.is_leader(event.member_id):
+            self.complete_sync(step, dict(event.assignments))
+        return ErrorCode.NONE
+
+    def sync_reply(self, member: ClassicMember) -> SyncGroupReply:
+        """Return a member's assignment in the current generation as a reply."""
+        return SyncGroupReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol)
+
+    def complete_sync(self, step: Step, assignments: dict[str, bytes]) -> None:
+        """Write the leader's assignments, then send them to the members. Source: spec 3.7."""
+        for member in self.members.values():
+            self.set_assignment(member, assignments.get(member.member_id, b""))
+        if self.size > step.config.group_record_bytes_max:
+            self.refuse_generation(step)
+            return
+        self.set_state(GroupState.STABLE)
+        self.write_group(step)
+        self.topics_hash = self.current_topics_hash(step)
+        self.leader_unaware, self.left_out = False, None
+        self.report_completed(step)
+        for member in self.members.values():
+            if member.answer_sync(step, self.sync_reply(member)):
+                member.touch(step, member.session_timeout_ms)
+
+    def refuse_generation(self, step: Step) -> None:
+        """Refuse a generation whose assignment does not fit into a record, so that members stop retrying it."""
+        step.log(
+            self.group_id,
+            f"generation {self.generation} refused: with its assignment the group takes {self.size} bytes, more than "
+            f"the {step.config.group_record_bytes_max} of one record; raise group.record.max.bytes",
+            Level.ERROR,
+        )
+        self.refused_generation = self.generation
+        for member in self.members.values():
+            self.forget_assignment(member)
+            member.answer_sync(step, SyncGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
+
+    def heartbeat(self, step: Step, event: Heartbeat) -> None:
+        """Process a heartbeat: answer whether the member must join again, or delay the answer until there is news."""
+        error = self.heartbeat_error(event)
+        if error is ErrorCode.NONE:
+            if self.owes_look:
+                self.rebalance_if_unowned(step)
+            member = self.members[event.member_id]
+            if member.connection != event.connection or member.lost:
+                member.was_heard(step, event.connection)
+            self.on_member_heartbeat(step, member, event)
+            member.touch(step, member.session_timeout_ms)
+            if self.delay_heartbeat(step, member, event):
+                return
+            error = self.heartbeat_result(step, member)
+        step.reply(event.request, HeartbeatReply(error))
+        if error is ErrorCode.REBALANCE_IN_PROGRESS:
+            self.notify_if_none_awaited(step)
+
+    def heartbeat_error(self, event: Heartbeat) -> ErrorCode:
+        """Return whether a heartbeat comes from a member with the current generation, or the error."""
+        if event.member_id not in self.members or event.instance_id is not None:
+            error = self.member_error(event.member_id, event.instance_id)
+            if error is not ErrorCode.NONE:
+                return error
+        return ErrorCode.NONE if self.is_current_generation(event.generation) else ErrorCode.ILLEGAL_GENERATION
+
+    def leave(self, step: Step, event: LeaveGroup) -> None:
+        """Remove members that leave by themselves or that an administrator removes."""
+        left = []
+        gone = []
+        for leaving in event.members:
+            error = self.remove_leaving(step, leaving)
+            left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
+            if error is ErrorCode.NONE:
+                gone.append(leaving.member_id or leaving.instance_id or "")
+        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
+        if gone:
+            self.rebalance_after_removal(step, f"{', '.join(gone)} left")
+
+    def remove_leaving(self, step: Step, leaving: LeavingMember) -> ErrorCode:
+        """Remove one member, pending or not."""
+        member_id = leaving.member_id
+        if not member_id:
+            found = self.static_ids.get(leaving.instance_id) if leaving.instance_id is not None else None
+            if found is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            member_id = found
+        elif member_id not in self.pending:
+            error = self.member_error(member_id, leaving.instance_id)
+            if error is not ErrorCode.NONE:
+                return error
+        step.log(self.group_id, f"member {member_id} left (reason: {leaving.reason or 'not given'})")
+        self.remove_member(step, member_id)
+        return ErrorCode.NONE
+
+    def on_pending_end(self, step: Step, member_id: str) -> None:
+        """Drop a pending member id that was not used in time or does not fit into the group; the join phase goes on."""
+        if self.drop_pending(step, member_id):
+            self.complete_if_all_joined(step)
+
+    def load(self, step: Step) -> None:
+        """Build the soft state from the group's record; sessions restart. Source: spec 3.7.
+
+        A generation that began and was never synchronized is over: its members, and those of the one before, join
+        again.
+        """
+        saved = self.saved
+        if saved is None:
+            return
+        self.protocol_type = saved.protocol_type or None
+        self.protocol = saved.protocol
+        self.leader = saved.leader
+        for stored in saved.members:
+            member = ClassicMember.from_saved(self.group_id, stored, saved.protocol or "")
+            self.members[member.member_id] = member
+            if member.instance_id is not None:
+                self.static_ids[member.instance_id] = member.member_id
+            self.count(member, 1)
+            member.touch(step, member.session_timeout_ms)
+        self.subscribed = self.read_subscriptions()
+        if not self.members:
+            return
+        self.state = self.previous_state = GroupState.STABLE
+        if self.started > saved.generation:
+            self.resumed_from = saved.generation
+            self.prepare_rebalance(step, f"a restart interrupted generation {self.started}")
+        elif len(self.members) > step.config.group_max_size:
+            self.prepare_rebalance(step, f"{len(self.members)} members are more than group.max.size")
+        else:
+            self.check_after_load(step)
+
+    # -- Classic members whose connection ended without a leave; `failure_detector` defines their grace period
+
+    def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
+        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        self.drop_untold(step, member_id)
+        member = self.members.get(member_id)
+        if member is None or member.connection != event.connection:
+            return
+        self.lose_connection(
+            step,
+            member,
+            event,
+            is_static=member.instance_id is not None,
+            process=member.client.process,
+            interval_ms=member.session_timeout_ms // 3,
         )
 
+    def drop_untold(self, step: Step, member_id: str) -> None:
+        """Evict a new member whose connection ended before a reply told its id."""
+        member = self.members.get(member_id)
+        if member_id in self.pending or (member is not None and not member.told):
+            self.evict_member(step, member_id, f"the connection of new member {member_id} ended")
 
-@dataclass(slots=True)
-class PendingMember:
-    """A member id that was given out (KIP-394) and has not been used yet."""
-
-    timer: Timer
-    connection: int
-
-
-@dataclass(slots=True)
-class DeferredNotification:
-    """A deferred rebalance notification: no member knows of the rebalance yet.
-
-    Attributes:
-        awaited: working members whose next heartbeat is due in time.
-        began_ms: when the rebalance began.
-        timer: the timer that ends the deferral.
-        until_ms: when all members are notified at the latest.
-        silent: awaited members that are overdue.
-        extended: `until_ms` was extended for the silent members.
-    """
-
-    awaited: dict[str, None]
-    began_ms: int
-    timer: Timer
-    until_ms: int = 0
-    silent: dict[str, None] = field(default_factory=dict)
-    extended: bool = False
+    def refuse_consumer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
+        """Refuse a consumer heartbeat to a classic group; fence a static member that another process has replaced."""
+        holder = self.static_ids.get(event.instance_id)
+        if holder is not None and holder != event.member_id:
+            text = (
+                f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
+            )
+            step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.FENCED_INSTANCE_ID, text))
+        else:
+            text = f"Group {event.group_id} is not a consumer group."
+            step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
 
 
-class ClassicGroup(GroupMembership):
-    """The membership of a group under the classic protocol.
+EMPTY, STABLE = GroupState.EMPTY, GroupState.STABLE
+PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
+STATES = (EMPTY, PREPARING, COMPLETING, STABLE)
+_LONG_POLL_ENDS = dict.fromkeys(STATES, reaction("the delayed heartbeat is answered", ClassicRequests.on_long_poll_end))
+_NO_JOIN_PHASE = ignored("there is no join phase")
 
-    Attributes:
-        saved: the last GroupSaved, None if there is none.
-        started: the generation of the last GenerationStarted, 0 if there is none.
-        previous_state: the state before the current one; Empty marks an initial rebalance.
-        members: by member id, in the order of their joins.
-        static_ids: member ids by instance id; a lookup of None, for dynamic members, finds nothing.
-        pending: member ids that were given out and not used yet.
-        votes: the number of members that support each protocol name.
-        awaiting_join: the number of members that wait on a JoinGroup.
-        pending_sync: members of this generation that have not sent SyncGroup.
-        subscribed: the topics of all members; None if they are unknown.
-        resumed_from: the last complete generation if a restart interrupted a rebalance, else -1.
-        topics_hash: the hash of the subscribed topics at the leader's last assignment; None if unknown.
-        leader_unaware: the leader has not assigned yet, and so may miss changes of topics.
-        owes_look: a static member returned that may read other topics, so partitions may be without owner.
-        left_out: a generation, the image version at that time, and whether some partition has no owner.
-        refused_generation: the generation whose assignment exceeded the record limit; -1: none.
-        delay_ms, remaining_ms: the current delay of the initial rebalance, and what may still be added.
-        newcomer: a member joined since the initial rebalance's delay was set.
-        size: the most bytes that the group's record takes.
-        began_ms: when the current rebalance began, None without one.
-        deferral: the deferred notification of the current rebalance, else None.
-    """
+TABLE: Table = {
+    JoinGroup: {
+        EMPTY: reaction("a first member joins and the initial delay runs, or it is sent back for its id",
+                        ClassicRequests.join, PREPARING),
+        PREPARING: reaction("the member waits; the last one ends the join phase", ClassicRequests.join, COMPLETING),
+        COMPLETING: reaction("a new member, or one that joins with other metadata, begins a rebalance",
+                             ClassicRequests.join, PREPARING),
+        STABLE: reaction("a new member, one with other metadata, or the leader begins a rebalance",
+                         ClassicRequests.join, PREPARING, COMPLETING),
+    },
+    SyncGroup: {
+        EMPTY: reaction("refused: the group has no members", ClassicRequests.sync),
+        PREPARING: reaction("refused: the member has to join again", ClassicRequests.sync),
+        COMPLETING: reaction("the member waits; the leader's request has the assignment", ClassicRequests.sync, STABLE),
+        STABLE: reaction("the member gets its assignment", ClassicRequests.sync),
+    },
+    Heartbeat: {
+        EMPTY: reaction("refused: the group has no members", ClassicRequests.heartbeat),
+        PREPARING: reaction("the member has to join again, or is notified later", ClassicRequests.heartbeat),
+        COMPLETING: reaction("answered", ClassicRequests.heartbeat),
+        STABLE: reaction("answered, or delayed until there is news; a returned static member may have left partitions "
+                         "without an owner", ClassicRequests.heartbeat, PREPARING),
+    },
+    LeaveGroup: {
+        EMPTY: reaction("refused: the group has no members", ClassicRequests.leave),
+        PREPARING: reaction("the last member leaves, or the last awaited", ClassicRequests.leave, COMPLETING, EMPTY),
+        COMPLETING: reaction("the others rebalance, if there are any", ClassicRequests.leave, PREPARING, EMPTY),
+        STABLE: reaction("the others rebalance, if there are any", ClassicRequests.leave, PREPARING, EMPTY),
+    },
+    ConsumerGroupHeartbeat: {
+        state: reaction("refused: the group was not converted", ClassicRequests.refuse_consumer)
+        for state in STATES
+    },
+    ConnectionLost: {
+        EMPTY: reaction("an unused member id is dropped", ClassicRequests.on_connection_lost),
+        PREPARING: reaction("a new member without its id is evicted: the last awaited one, or the last one",
+                            ClassicRequests.on_connection_lost, COMPLETING, EMPTY),
+        COMPLETING: reaction("a new member without its id is evicted: the others rebalance, if there are any",
+                             ClassicRequests.on_connection_lost, PREPARING, EMPTY),
+        STABLE: reaction("a new member without its id is evicted: the others rebalance, if there are any",
+                         ClassicRequests.on_connection_lost, PREPARING, EMPTY),
+    },
+    ReleaseLongPolls: _LONG_POLL_ENDS,
+    Deadline.LONG_POLL: _LONG_POLL_ENDS,
+    Deadline.SESSION: {
+        EMPTY: ignored("the group has no members"),
+        PREPARING: reaction("the member is evicted: the last awaited one, or the last one",
+                            ClassicRebalance.on_session_end, COMPLETING, EMPTY),
+        COMPLETING: reaction("the member is evicted: the others rebalance, if there are any",
+                             ClassicRebalance.on_session_end, PREPARING, EMPTY),
+        STABLE: reaction("the member is evicted: the others rebalance, if there are any",
+                         ClassicRebalance.on_session_end, PREPARING, EMPTY),
+    },
+    Deadline.PENDING_MEMBER: {
+        EMPTY: reaction("the member id is dropped", ClassicRequests.on_pending_end),
+        PREPARING: reaction("the member id is dropped, which may end the join phase",
+                            ClassicRequests.on_pending_end, COMPLETING, EMPTY),
+        COMPLETING: reaction("the member id is dropped", ClassicRequests.on_pending_end),
+        STABLE: reaction("the member id is dropped", ClassicRequests.on_pending_end),
+    },
+    Deadline.JOIN_PHASE: {
+        EMPTY: _NO_JOIN_PHASE,
+        PREPARING: reaction("the initial delay or the rebalance timeout is over; members that did not join are evicted",
+                            ClassicRebalance.on_join_deadline, COMPLETING, EMPTY),
+        COMPLETING: _NO_JOIN_PHASE,
+        STABLE: _NO_JOIN_PHASE,
+    },
+    Deadline.SYNC_PHASE: {
+        EMPTY: ignored("there is no sync phase"),
+        PREPARING: ignored("there is no sync phase"),
+        COMPLETING: reaction("members that did not sync are evicted",
+                         ClassicRebalance.on_sync_deadline, PREPARING, EMPTY),
+        STABLE: reaction("members that did not sync are evicted",
+                         ClassicRebalance.on_sync_deadline, PREPARING, EMPTY),
+    },
+    Deadline.NOTIFICATION: {
+        EMPTY: _NO_JOIN_PHASE,
+        PREPARING: reaction("the members are notified of the rebalance", ClassicNotification.on_notification_deadline),
+        COMPLETING: _NO_JOIN_PHASE,
+        STABLE: _NO_JOIN_PHASE,
+    },
+    TopicsChanged: {
+        EMPTY: ignored("the group has no members"),
+        PREPARING: ignored("the leader assigns the topics as they are after the rebalance"),
+        COMPLETING: ignored("the leader assigns the topics as they are"),
+        STABLE: reaction("topics changed that a static leader may miss: a rebalance begins",
+                         ClassicRebalance.on_topics_changed, PREPARING, COMPLETING),
+    },
+}  # fmt: skip
+"""What a classic group does with an event in each state."""
 
-    def __init__(self, group_id: str) -> None:
-        super().__init__(group_id)
-        self.saved: GroupSaved | None = None
-        self.started = 0
-        self.state = GroupState.EMPTY
-        self.previous_state = GroupState.EMPTY
-        self.protocol_type: str | None = None
-        self.protocol: str | None = None
-        self.leader: str | None = None
-        self.members: dict[str, ClassicMember] = {}
-        self.static_ids: dict[str | None, str] = {}
-        self.pending: dict[str, PendingMember] = {}
-        self.votes: dict[str, int] = {}
-        self.awaiting_join = 0
-        self.pending_sync: dict[str, None] = {}
-        self.subscribed: frozenset[str] | None = None
-        self.resumed_from = -1
-        self.topics_hash: int | None = None
-        self.leader_unaware = False
-        self.owes_look = False
-        self.left_out: tuple[int, int, bool] | None = None
-        self.refused_generation = -1
-        self.join_phase = Timer(Deadline.JOIN_PHASE, group_id)
-        self.sync_phase = Timer(Deadline.SYNC_PHASE, group_id)
-        self.delay_ms = 0
-        self.remaining_ms = 0
-        self.newcomer = False
-        self.size = 0
-        self.began_ms: int | None = None
-        self.deferral: DeferredNotification | None = None
 
-    @property
-    def generation(self) -> int:
-        """Return the last generation begun or saved; 0 before the first."""
-        return self.started if self.saved is None else max(self.started, self.saved.generation)
+class ClassicGroup(ClassicRequests):
+    """A group under the classic protocol, or one that only holds offsets."""
 
-    def is_leader(self, member_id: str) -> bool:
-        """Return whether this member is the leader."""
-        return self.leader == member_id
+    name: ClassVar[str] = GroupType.CLASSIC
+    table: ClassVar[Table] = TABLE
 
-    def all_joined(self) -> bool:
-        """Return whether the join phase waits for nobody."""
-        return self.awaiting_join == len(self.members) and not self.pending
+    def listed_protocol_type(self) -> str:
+        """Return the type that the members have in common; empty without members so far."""
+        return self.protocol_type or ""
 
-    def rebalance_timeout_ms(self) -> int:
-        """Return the longest rebalance timeout of the members."""
-        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+    # -- Permission to commit in a classic group. Source: spec 1.1, KIP-447
 
-    def count(self, member: ClassicMember, sign: int) -> None:
-        """Add (1) or subtract (-1) a member's votes and size; always in pairs around a change of the member."""
-        for name in dict.fromkeys([protocol.name for protocol in member.protocols]):  # clients may repeat a name
-            self.votes[name] = self.votes.get(name, 0) + sign
-        if sign > 0:
-            member.size = member.record_bytes()
-        self.size += sign * member.size
+    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
+        """Return whether a member, or a client without group management, may commit now."""
+        generation, is_empty = event.generation, self.state is GroupState.EMPTY
+        if generation < 0 and is_empty:
+            return ErrorCode.NONE
+        if generation < 0 and not event.member_id and event.instance_id is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if event.member_id not in self.members or event.instance_id is not None:
+            error = self.member_error(event.member_id, event.instance_id)
+            if error is not ErrorCode.NONE:
+                return error
+        if not self.is_current_generation(generation):
+            return ErrorCode.ILLEGAL_GENERATION
+        if self.state is GroupState.COMPLETING_REBALANCE or (self.awaiting_join and self.has_given_up(event)):
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
 
-    def supports(self, protocol_type: str, protocols: tuple[ClassicProtocol, ...]) -> bool:
-        """Return whether a member with these protocols fits: the same type, and one protocol that all support."""
-        if self.state is GroupState.EMPTY:
-            return bool(protocol_type) and bool(protocols)
-        if protocol_type != self.protocol_type:
+    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+        """Return whether a transactional commit is accepted; a producer may omit the member, no rebalance delays it."""
+        if event.generation < 0 and self.state is GroupState.EMPTY:
+            return ErrorCode.NONE
+        if event.generation < 0 and not event.member_id and event.instance_id is None:
+            return ErrorCode.NONE
+        error = self.member_error(event.member_id, event.instance_id)
+        if error is ErrorCode.NONE and not self.is_current_generation(event.generation):
+            error = ErrorCode.ILLEGAL_GENERATION
+        return error
+
+    def has_given_up(self, event: OffsetCommit) -> bool:
+        """Return whether a commit follows its member's JoinGroup, before which an eager member revokes its partitions.
+
+        Kafka processes a connection's requests one after the other, so it sees such a commit after the rebalance and
+        refuses it. A process that was paused while it waited to join cannot commit here what others may have
+        read since.
+        """
+        member = self.members.get(event.member_id)
+        if member is None or member.join_request is None or event.connection == NO_CONNECTION:
             return False
-        everyone = len(self.members)
-        return any(self.votes.get(protocol.name, 0) == everyone for protocol in protocols)
+        return event.connection == member.connection and COOPERATIVE not in (self.protocol or "")
 
-    def select_protocol(self) -> str | None:
-        """Return the protocol with the most votes of those that all support; each member votes for its first one."""
-        everyone = len(self.members)
-        candidates = {name for name, votes in self.votes.items() if votes == everyone}
-        tally: dict[str, int] = {}
-        for member in self.members.values():
-            for protocol in member.protocols:
-                if protocol.name in candidates:
-                    tally[protocol.name] = tally.get(protocol.name, 0) + 1
-                    break
-        return max(tally, key=lambda name: tally[name]) if tally else None
+    def committed(self, step: Step, event: OffsetCommit) -> None:
+        """Count a member's commit as a sign of life."""
+        member = self.members.get(event.member_id)
+        if member is not None and self.state is not GroupState.COMPLETING_REBALANCE:
+            member.restart_session(step)
 
-    def read_subscriptions(self) -> frozenset[str] | None:
-        """Return the topics that members subscribe to; None for other protocol types and unreadable metadata."""
-        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
-            return None
-        found: set[str] = set()
-        for member in self.members.values():
-            topics = read_topics(member.metadata(self.protocol))
-            if topics is None:
-                return None
-            found.update(topics)
-        return frozenset(found)
-
-    def is_subscribed(self, topic: str) -> bool:
-        """Return whether members read this topic; an unreadable subscription counts as all topics."""
-        if self.subscribed is None:
-            return self.protocol_type == CONSUMER_PROTOCOL_TYPE
-        return topic in self.subscribed
-
-    def cancel(self) -> None:
-        """Stop all timers of the group."""
-        timers = [self.join_phase, self.sync_phase]
-        timers += [member.session for member in self.members.values()]
-        timers += [pending.timer for pending in self.pending.values()]
-        if self.deferral is not None:
-            timers.append(self.deferral.timer)
-        for timer in timers:
-            timer.cancel()
-
-    def group_state(self) -> GroupState:
-        """Return the state of the rebalance."""
-        return self.state
-
-    def places(self) -> Iterator[tuple[str, int, bool]]:
-        """Yield each member's id, its connection, and whether that has ended; pending ids are left out."""
-        return ((member.member_id, member.connection, member.is_gone) for member in self.members.values())
-
-    def expires_offsets(self) -> bool:
-        """Return whether the group is empty, or stable with readable subscriptions."""
-        if self.state is GroupState.EMPTY:
-            return True
-        return self.state is GroupState.STABLE and self.knows_topics() and self.subscribed is not None
-
-    def empty_since_ms(self) -> int:
-        """Return when the record of an empty group that had members was written."""
-        saved = self.saved
-        return saved.state_ms if self.state is GroupState.EMPTY and saved is not None and saved.protocol_type else -1
-
-    def awaits_members(self) -> bool:
-        """Return whether a member id was given out (KIP-394) and is still unused."""
-        return bool(self.pending)
-
-    def knows_topics(self) -> bool:
-        """Return whether the members' metadata shows what they read, or there are no members."""
-        return self.state is GroupState.EMPTY or self.protocol_type == CONSUMER_PROTOCOL_TYPE
-
-    def records(self) -> Iterator[Record]:
-        """Yield the record of the last stable state, and the generation that began since."""
-        if self.saved is not None:
-            yield self.saved
-        if self.started:
-            yield GenerationStarted(self.group_id, self.started)
-
-    def has_records(self) -> bool:
-        """Return whether the group has either record."""
-        return self.saved is not None or self.started > 0
-
-    def tombstones(self) -> Iterator[RecordKey]:
-        """Yield both keys; that of the group in any case."""
-        if self.started:
-            yield (Kind.GENERATION, self.group_id)
-        yield (Kind.GROUP, self.group_id)
-
-    def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the removal of a record; without records the group only holds offsets. For the ledger."""
-        if kind is Kind.GROUP:
-            self.saved = None
-        elif kind is Kind.GENERATION:
-            self.started = 0
-        return False
-
-    def take_saved(self, record: GroupSaved) -> None:
-        """Apply a stable generation or an empty group. For the ledger."""
-        self.saved = record
-
-    def take_started(self, record: GenerationStarted) -> None:
-        """Apply the begin of a generation. For the ledger."""
-        self.started = record.generation
-
-    takes: ClassVar[Takes] = {
-        GroupSaved: take_saved,
-        GenerationStarted: take_started,
-    }
+    def describe(self, step: Step) -> DescribedGroup:
+        """Describe a group with its members; their metadata only while it is stable."""
+        protocol = self.protocol if self.state is GroupState.STABLE else None
+        members = tuple(
+            DescribedMember(
+                member.member_id,
+                member.instance_id,
+                member.client.id,
+                member.client.host,
+                member.metadata(protocol),
+                member.assignment,
+            )
+            for member in self.members.values()
+        )
+        return DescribedGroup(self.group_id, self.state, self.protocol_type or "", protocol or "", members)

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from kohort.consumer_protocol import read_assignment
 from kohort.errors import ErrorCode
-from kohort.groups.classic import deferred_notification
-from kohort.groups.classic.group import ClassicGroup, ClassicMember
+from kohort.groups.classic.deferred_notification import ClassicNotification
+from kohort.groups.classic.members import ClassicMember
 from kohort.groups.effects import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import GenerationStarted, GroupSaved
-from kohort.groups.step import Context
+from kohort.groups.step import Step
 from kohort.groups.topics import ImageChange, metadata_hash
 
 LEAST_WAIT_MS = 1_000
@@ -27,386 +27,331 @@ LEAST_WAIT_MS = 1_000
 REBALANCES_FROM = (GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 
-def add_member(context: Context, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
-    """Add a member that waits on its JoinGroup."""
-    if member.instance_id is not None:
-        classic.static_ids[member.instance_id] = member.member_id
-    if classic.leader is None:
-        classic.leader = member.member_id
-    classic.members[member.member_id] = member
-    classic.count(member, 1)
-    await_join(context, classic, member, request)
-    drop_pending(context, classic, member.member_id)
+class ClassicRebalance(ClassicNotification):
+    """The phases of a classic group's rebalance, and what begins one."""
 
-
-def await_join(context: Context, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
-    """Keep a JoinGroup waiting; an earlier one of the member is answered, so that no request stays open."""
-    deferred_notification.forget(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
-    if member.join_request is None:
-        classic.awaiting_join += 1
-    else:
-        error = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
-        context.reply(member.join_request, error)
-    member.join_request = request
-    member.beat_ms = None
-    if member.stopped_ms is None:
-        member.stopped_ms = context.now.mono_ms
-
-
-def answer_join(context: Context, classic: ClassicGroup, member: ClassicMember, reply: JoinGroupReply) -> None:
-    """Answer the member's waiting JoinGroup, if there is one."""
-    if member.join_request is None:
-        return
-    context.reply(member.join_request, reply)
-    member.join_request = None
-    classic.awaiting_join -= 1
-    member.told = member.told or bool(reply.member_id)
-
-
-def answer_sync(context: Context, member: ClassicMember, reply: SyncGroupReply) -> bool:
-    """Answer the member's waiting SyncGroup; False if there is none."""
-    if member.sync_request is None:
-        return False
-    context.reply(member.sync_request, reply)
-    member.sync_request = None
-    return True
-
-
-def remove_member(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """Remove a member: answer its waiting requests with UNKNOWN_MEMBER_ID, and pick the next leader if it led."""
-    member = classic.members.pop(member_id, None)
-    if member is not None:
-        classic.count(member, -1)
-        deferred_notification.forget(context, classic, member, ErrorCode.UNKNOWN_MEMBER_ID)
-        answer_join(context, classic, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
-        answer_sync(context, member, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+    def add_member(self, step: Step, member: ClassicMember, request: int) -> None:
+        """Add a member that waits on its JoinGroup."""
         if member.instance_id is not None:
-            classic.static_ids.pop(member.instance_id, None)
-        member.session.cancel()
-        member.unbind(context)
-    if classic.leader == member_id:
-        classic.leader = next(iter(classic.members), None)
-    drop_pending(context, classic, member_id)
-    classic.pending_sync.pop(member_id, None)
+            self.static_ids[member.instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        self.count(member, 1)
+        self.await_join(step, member, request)
+        self.drop_pending(step, member.member_id)
 
+    def await_join(self, step: Step, member: ClassicMember, request: int) -> None:
+        """Keep a JoinGroup waiting; an earlier one of the member is answered, so that no request stays open."""
+        self.stop_awaiting(step, member, ErrorCode.REBALANCE_IN_PROGRESS)
+        if member.join_request is None:
+            self.awaiting_join += 1
+        else:
+            error = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+            step.reply(member.join_request, error)
+        member.join_request = request
+        member.beat_ms = None
+        if member.stopped_ms is None:
+            member.stopped_ms = step.now.mono_ms
 
-def drop_pending(context: Context, classic: ClassicGroup, member_id: str) -> bool:
-    """Drop a pending member id; False if it is not pending."""
-    pending = classic.pending.pop(member_id, None)
-    if pending is None:
-        return False
-    pending.timer.cancel()
-    context.forget_connection(pending.connection, pending.timer.group_id, member_id)
-    return True
+    def answer_join(self, step: Step, member: ClassicMember, reply: JoinGroupReply) -> None:
+        """Answer the member's waiting JoinGroup, if there is one."""
+        if member.join_request is None:
+            return
+        step.reply(member.join_request, reply)
+        member.join_request = None
+        self.awaiting_join -= 1
+        member.told = member.told or bool(reply.member_id)
 
+    def remove_member(self, step: Step, member_id: str) -> None:
+        """Remove a member: answer its waiting requests with UNKNOWN_MEMBER_ID, and pick the next leader if it led."""
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self.count(member, -1)
+            self.stop_awaiting(step, member, ErrorCode.UNKNOWN_MEMBER_ID)
+            self.answer_join(step, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+            member.answer_sync(step, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+            if member.instance_id is not None:
+                self.static_ids.pop(member.instance_id, None)
+            member.session.cancel()
+            member.unbind(step)
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        self.drop_pending(step, member_id)
+        self.pending_sync.pop(member_id, None)
 
-def heard(context: Context, member: ClassicMember, connection: int) -> None:
-    """Record a request of a member: bind it to its connection, and end its grace period."""
-    if connection != member.connection:
-        member.bind(context, connection)
-    if member.lost:
-        alive(context, member)
-
-
-def alive(context: Context, member: ClassicMember) -> None:
-    """Restart a member's session, or the time limit of a new member, after a request on any connection."""
-    member.alive(context, member.session_timeout_ms)
-    if member.is_new:
-        context.run(member.session, context.config.new_member_timeout_ms)
-
-
-def after_change(context: Context, classic: ClassicGroup, reason: str) -> None:
-    """Start a rebalance after a change of members, or check whether the current join phase is complete."""
-    if classic.state in REBALANCES_FROM:
-        prepare(context, classic, reason)
-    else:
-        complete_if_all_joined(context, classic)
-
-
-def prepare(context: Context, classic: ClassicGroup, reason: str) -> None:
-    """Start a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
-    if classic.state is GroupState.COMPLETING_REBALANCE:
-        for member in classic.members.values():
-            forget_assignment(classic, member)
-            if answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
-                member.touch(context, member.session_timeout_ms)
-    classic.pending_sync.clear()
-    classic.sync_phase.cancel()
-    initial = classic.state is GroupState.EMPTY
-    move(classic, GroupState.PREPARING_REBALANCE)
-    if classic.began_ms is None:
-        classic.began_ms = context.now.mono_ms
-    context.log(classic.group_id, f"preparing a rebalance after generation {classic.generation}: {reason}")
-    if initial:
-        classic.delay_ms = context.config.initial_rebalance_delay_ms
-        classic.remaining_ms = max(classic.rebalance_timeout_ms() - classic.delay_ms, 0)
-        classic.newcomer = False
-        context.run(classic.join_phase, classic.delay_ms)  # also for 0, so that joins in the queue are taken in first
-    elif classic.all_joined():
-        complete_join(context, classic)
-    else:
-        context.run(classic.join_phase, classic.rebalance_timeout_ms())
-        if classic.previous_state is GroupState.STABLE:
-            deferred_notification.begin(context, classic)
-
-
-def move(classic: ClassicGroup, state: GroupState) -> None:
-    """Change the state."""
-    classic.previous_state = classic.state
-    classic.state = state
-
-
-def settled(context: Context, classic: ClassicGroup) -> None:
-    """Report the rebalance as complete: the assignments are sent, and all members work."""
-    now_ms = context.now.mono_ms
-    still = [now_ms - member.stopped_ms for member in classic.members.values() if member.stopped_ms is not None]
-    context.rebalanced(classic.group_id, "classic", classic.began_ms, still, len(classic.members))
-    classic.began_ms = None
-    for member in classic.members.values():
-        member.stopped_ms = None
-
-
-def forget_assignment(classic: ClassicGroup, member: ClassicMember) -> None:
-    """Clear a member's assignment."""
-    set_assignment(classic, member, b"")
-
-
-def set_assignment(classic: ClassicGroup, member: ClassicMember, assignment: bytes) -> None:
-    """Set a member's assignment, and update the group's size."""
-    change = len(assignment) - len(member.assignment)
-    member.assignment = assignment
-    member.size += change
-    classic.size += change
-
-
-def complete_if_all_joined(context: Context, classic: ClassicGroup) -> None:
-    """End the join phase if it waits for nobody; an initial one ends only by its delay."""
-    if classic.state is not GroupState.PREPARING_REBALANCE or classic.previous_state is GroupState.EMPTY:
-        return
-    if classic.all_joined():
-        complete_join(context, classic)
-    else:
-        deferred_notification.tell_if_all_held(context, classic)
-
-
-def on_join_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
-    """Handle the end of the initial delay or of the rebalance timeout."""
-    if classic.state is not GroupState.PREPARING_REBALANCE:
-        return
-    if classic.previous_state is GroupState.EMPTY and classic.newcomer and classic.remaining_ms:
-        classic.newcomer = False
-        delay = min(context.config.initial_rebalance_delay_ms, classic.remaining_ms)
-        classic.remaining_ms = max(classic.remaining_ms - classic.delay_ms, 0)
-        classic.delay_ms = delay
-        context.run(classic.join_phase, delay)
-        return
-    complete_join(context, classic)
-
-
-def complete_join(context: Context, classic: ClassicGroup) -> None:
-    """End the join phase: evict members that did not join, elect a leader, begin a generation."""
-    classic.join_phase.cancel()
-    deferred_notification.end(classic)
-    absent = [m.member_id for m in classic.members.values() if m.join_request is None and m.instance_id is None]
-    for member_id in absent:
-        remove_member(context, classic, member_id)
-    if absent:
-        context.log(classic.group_id, f"members evicted: did not join in time: {', '.join(absent)}")
-    if not classic.members:
-        become_empty(context, classic)
-        return
-    if not elect_leader(classic):
-        context.log(classic.group_id, "no member joined in time; static members stay in the group", Level.WARNING)
-        context.run(classic.join_phase, max(classic.rebalance_timeout_ms(), LEAST_WAIT_MS))
-        return
-    begin_generation(context, classic)
-
-
-def elect_leader(classic: ClassicGroup) -> bool:
-    """Keep the leader if it joined, else choose the first member that did; False if none did."""
-    leader = classic.members.get(classic.leader or "")
-    if leader is not None and leader.join_request is not None:
-        return True
-    for member in classic.members.values():
-        if member.join_request is not None:
-            classic.leader = member.member_id
-            return True
-    return False
-
-
-def become_empty(context: Context, classic: ClassicGroup) -> None:
-    """Write a generation without members, whose time starts the expiration of offsets."""
-    classic.protocol = None
-    classic.leader = None
-    classic.subscribed = classic.read_subscriptions()
-    classic.resumed_from = -1
-    classic.pending_sync.clear()
-    move(classic, GroupState.EMPTY)
-    classic.began_ms = None
-    generation = classic.generation + 1
-    context.emit(
-        GroupSaved(classic.group_id, classic.protocol_type or "", generation, None, None, context.now.wall_ms, ())
-    )
-    context.log(classic.group_id, f"generation {generation} has no members: the group is empty")
-
-
-def begin_generation(context: Context, classic: ClassicGroup) -> None:
-    """Choose the protocol, write the generation, and answer the JoinGroups. Source: spec 3.7."""
-    context.emit(GenerationStarted(classic.group_id, classic.generation + 1))
-    classic.protocol = classic.select_protocol()
-    classic.subscribed = classic.read_subscriptions()
-    classic.resumed_from = -1
-    move(classic, GroupState.COMPLETING_REBALANCE)
-    classic.pending_sync = dict.fromkeys(classic.members)
-    for member in classic.members.values():
-        answer_join(context, classic, member, joined(classic, member))
-        member.is_new = False
-        member.touch(context, member.session_timeout_ms)
-    context.run(classic.sync_phase, classic.rebalance_timeout_ms())
-    context.log(classic.group_id, f"generation {classic.generation} has {len(classic.members)} members")
-
-
-def joined(classic: ClassicGroup, member: ClassicMember) -> JoinGroupReply:
-    """Return the reply to a JoinGroup of the current generation; the leader's lists all members."""
-    leads = classic.is_leader(member.member_id)
-    return JoinGroupReply(
-        ErrorCode.NONE,
-        member_id=member.member_id,
-        generation=classic.generation,
-        protocol_type=classic.protocol_type,
-        protocol_name=classic.protocol,
-        leader=classic.leader or "",
-        members=all_members(classic) if leads else (),
-    )
-
-
-def all_members(classic: ClassicGroup) -> tuple[JoinedMember, ...]:
-    """Return every member with its metadata for the chosen protocol, for the leader."""
-    protocol = classic.protocol
-    return tuple(
-        JoinedMember(member.member_id, member.instance_id, member.metadata(protocol))
-        for member in classic.members.values()
-    )
-
-
-def on_sync_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
-    """Evict members that have not synced within the rebalance timeout after the generation began."""
-    if classic.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not classic.pending_sync:
-        return
-    late = list(classic.pending_sync)
-    for member_id in late:
-        remove_member(context, classic, member_id)
-    prepare(context, classic, f"members evicted: did not sync in time: {', '.join(late)}")
-
-
-def synced(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """Record a member's SyncGroup in this generation."""
-    classic.pending_sync.pop(member_id, None)
-    if not classic.pending_sync:
-        classic.sync_phase.cancel()
-
-
-def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """Evict a member after its session timeout or grace period, unless it waits on a reply."""
-    member = classic.members.get(member_id)
-    if member is None:
-        return
-    if member.lost:
-        evict(
-            context,
-            classic,
-            member_id,
-            f"member {member_id} evicted: did not reconnect after its connection ended "
-            f"({member.last_seen(context, member.client.id, member.client.host)})",
-        )
-        return
-    if not member.is_new and (member.join_request is not None or member.sync_request is not None):
-        return
-    evict(
-        context,
-        classic,
-        member_id,
-        f"member {member_id} evicted: session timed out after {member.session_timeout_ms} ms "
-        f"({member.last_seen(context, member.client.id, member.client.host)})",
-    )
-
-
-def evict(context: Context, classic: ClassicGroup, member_id: str, reason: str) -> None:
-    """Remove a member, and complete or start a rebalance as needed."""
-    remove_member(context, classic, member_id)
-    context.log(classic.group_id, reason)
-    after_removal(context, classic, reason)
-
-
-def after_removal(context: Context, classic: ClassicGroup, reason: str) -> None:
-    """Complete the current join phase or start a rebalance after a removal."""
-    if classic.state is GroupState.PREPARING_REBALANCE:
-        complete_if_all_joined(context, classic)
-    elif classic.state is not GroupState.EMPTY:
-        prepare(context, classic, reason)
-
-
-# -- Topic changes that a classic group's leader may miss
-#
-# The leader compares the topics with those it assigned, and joins again when they change. A static leader that
-# returns has assigned nothing. With JoinGroup below version 9 it cannot be told that it leads (KIP-814), so it
-# compares nothing. Otherwise it compares with the topics that it sees after the reply, and misses changes before that.
-# After a restart nobody knows whether the leader returned like this. Until such a leader assigns, the coordinator
-# compares the topics itself. Source: KAFKA-13435.
-
-
-def topics_hash(context: Context, classic: ClassicGroup) -> int:
-    """Return a hash of the subscribed topics as they are now."""
-    return metadata_hash(context.image, sorted(classic.subscribed or ()))
-
-
-def on_image(context: Context, classic: ClassicGroup, change: ImageChange) -> None:
-    """Start a rebalance if topics changed and the leader may not notice."""
-    if not classic.leader_unaware or classic.state is not GroupState.STABLE or classic.subscribed is None:
-        return
-    now = topics_hash(context, classic)
-    if classic.topics_hash != now:
-        classic.topics_hash = now
-        after_change(context, classic, "topics changed, and the static leader may not notice")
-
-
-def on_loaded(context: Context, classic: ClassicGroup) -> None:
-    """Prepare for a static leader that is unaware, and find partitions without owner, after a load."""
-    leader = classic.members.get(classic.leader or "")
-    if leader is not None and leader.instance_id is not None:
-        classic.leader_unaware = True
-    if classic.static_ids:
-        look(context, classic)
-
-
-def look(context: Context, classic: ClassicGroup) -> None:
-    """Start a rebalance if partitions that members read have no owner.
-
-    A static member that returns with another subscription gets its old assignment, as in Apache Kafka. There the topics
-    that only it reads have no owner until the next rebalance. Here the group's next heartbeat starts one.
-    """
-    classic.owes_look, classic.left_out = False, None
-    if classic.state is GroupState.STABLE and leaves_out(context, classic):
-        prepare(context, classic, "partitions of subscribed topics have no owner, and the leader may not notice")
-
-
-def leaves_out(context: Context, classic: ClassicGroup) -> bool:
-    """Return whether a partition of a subscribed topic is in no member's assignment, if assignments are readable.
-
-    The answer is cached for each generation and image, because thousands of static members may return at once.
-    """
-    asked = (classic.generation, context.image.version)
-    if classic.left_out is None or classic.left_out[:2] != asked:
-        classic.left_out = (*asked, _is_anything_left(context, classic))
-    return classic.left_out[2]
-
-
-def _is_anything_left(context: Context, classic: ClassicGroup) -> bool:
-    held: set[tuple[str, int]] = set()
-    for member in classic.members.values():
-        assigned = read_assignment(member.assignment)
-        if assigned is None:
+    def drop_pending(self, step: Step, member_id: str) -> bool:
+        """Drop a pending member id; False if it is not pending."""
+        pending = self.pending.pop(member_id, None)
+        if pending is None:
             return False
-        held.update(assigned.partitions)
-    topics = ((name, context.image.topics.get(name)) for name in classic.subscribed or ())
-    return any((name, number) not in held for name, topic in topics if topic for number in range(topic.partitions))
+        pending.timer.cancel()
+        step.forget_connection(pending.connection, pending.timer.group_id, member_id)
+        return True
+
+    def rebalance_after_change(self, step: Step, reason: str) -> None:
+        """Start a rebalance after a change of members, or check whether the current join phase is complete."""
+        if self.state in REBALANCES_FROM:
+            self.prepare_rebalance(step, reason)
+        else:
+            self.complete_if_all_joined(step)
+
+    def prepare_rebalance(self, step: Step, reason: str) -> None:
+        """Start a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
+        if self.state is GroupState.COMPLETING_REBALANCE:
+            for member in self.members.values():
+                self.forget_assignment(member)
+                if member.answer_sync(step, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
+                    member.touch(step, member.session_timeout_ms)
+        self.pending_sync.clear()
+        self.sync_phase.cancel()
+        initial = self.state is GroupState.EMPTY
+        self.set_state(GroupState.PREPARING_REBALANCE)
+        if self.began_ms is None:
+            self.began_ms = step.now.mono_ms
+        step.log(self.group_id, f"preparing a rebalance after generation {self.generation}: {reason}")
+        if initial:
+            self.delay_ms = step.config.initial_rebalance_delay_ms
+            self.remaining_ms = max(self.rebalance_timeout_ms() - self.delay_ms, 0)
+            self.newcomer = False
+            step.run(self.join_phase, self.delay_ms)  # also for 0, so that joins in the queue are taken in first
+        elif self.all_joined():
+            self.complete_join(step)
+        else:
+            step.run(self.join_phase, self.rebalance_timeout_ms())
+            if self.previous_state is GroupState.STABLE:
+                self.defer_notification(step)
+
+    def set_state(self, state: GroupState) -> None:
+        """Change the state."""
+        self.previous_state = self.state
+        self.state = state
+
+    def report_completed(self, step: Step) -> None:
+        """Report the rebalance as complete: the assignments are sent, and all members work."""
+        now_ms = step.now.mono_ms
+        still = [now_ms - member.stopped_ms for member in self.members.values() if member.stopped_ms is not None]
+        step.rebalanced(self.group_id, "classic", self.began_ms, still, len(self.members))
+        self.began_ms = None
+        for member in self.members.values():
+            member.stopped_ms = None
+
+    def forget_assignment(self, member: ClassicMember) -> None:
+        """Clear a member's assignment."""
+        self.set_assignment(member, b"")
+
+    def set_assignment(self, member: ClassicMember, assignment: bytes) -> None:
+        """Set a member's assignment, and update the group's size."""
+        change = len(assignment) - len(member.assignment)
+        member.assignment = assignment
+        member.size += change
+        self.size += change
+
+    def complete_if_all_joined(self, step: Step) -> None:
+        """End the join phase if it waits for nobody; an initial one ends only by its delay."""
+        if self.state is not GroupState.PREPARING_REBALANCE or self.previous_state is GroupState.EMPTY:
+            return
+        if self.all_joined():
+            self.complete_join(step)
+        else:
+            self.notify_if_none_awaited(step)
+
+    def on_join_deadline(self, step: Step, subject: str) -> None:
+        """Handle the end of the initial delay or of the rebalance timeout."""
+        if self.state is not GroupState.PREPARING_REBALANCE:
+            return
+        if self.previous_state is GroupState.EMPTY and self.newcomer and self.remaining_ms:
+            self.newcomer = False
+            delay = min(step.config.initial_rebalance_delay_ms, self.remaining_ms)
+            self.remaining_ms = max(self.remaining_ms - self.delay_ms, 0)
+            self.delay_ms = delay
+            step.run(self.join_phase, delay)
+            return
+        self.complete_join(step)
+
+    def complete_join(self, step: Step) -> None:
+        """End the join phase: evict members that did not join, elect a leader, begin a generation."""
+        self.join_phase.cancel()
+        self.end_deferral()
+        absent = [m.member_id for m in self.members.values() if m.join_request is None and m.instance_id is None]
+        for member_id in absent:
+            self.remove_member(step, member_id)
+        if absent:
+            step.log(self.group_id, f"members evicted: did not join in time: {', '.join(absent)}")
+        if not self.members:
+            self.become_empty(step)
+            return
+        if not self.elect_leader():
+            step.log(self.group_id, "no member joined in time; static members stay in the group", Level.WARNING)
+            step.run(self.join_phase, max(self.rebalance_timeout_ms(), LEAST_WAIT_MS))
+            return
+        self.begin_generation(step)
+
+    def elect_leader(self) -> bool:
+        """Keep the leader if it joined, else choose the first member that did; False if none did."""
+        leader = self.members.get(self.leader or "")
+        if leader is not None and leader.join_request is not None:
+            return True
+        for member in self.members.values():
+            if member.join_request is not None:
+                self.leader = member.member_id
+                return True
+        return False
+
+    def become_empty(self, step: Step) -> None:
+        """Write a generation without members, whose time starts the expiration of offsets."""
+        self.protocol = None
+        self.leader = None
+        self.subscribed = self.read_subscriptions()
+        self.resumed_from = -1
+        self.pending_sync.clear()
+        self.set_state(GroupState.EMPTY)
+        self.began_ms = None
+        generation = self.generation + 1
+        step.emit(GroupSaved(self.group_id, self.protocol_type or "", generation, None, None, step.now.wall_ms, ()))
+        step.log(self.group_id, f"generation {generation} has no members: the group is empty")
+
+    def begin_generation(self, step: Step) -> None:
+        """Choose the protocol, write the generation, and answer the JoinGroups. Source: spec 3.7."""
+        step.emit(GenerationStarted(self.group_id, self.generation + 1))
+        self.protocol = self.select_protocol()
+        self.subscribed = self.read_subscriptions()
+        self.resumed_from = -1
+        self.set_state(GroupState.COMPLETING_REBALANCE)
+        self.pending_sync = dict.fromkeys(self.members)
+        for member in self.members.values():
+            self.answer_join(step, member, self.join_reply(member))
+            member.is_new = False
+            member.touch(step, member.session_timeout_ms)
+        step.run(self.sync_phase, self.rebalance_timeout_ms())
+        step.log(self.group_id, f"generation {self.generation} has {len(self.members)} members")
+
+    def join_reply(self, member: ClassicMember) -> JoinGroupReply:
+        """Return the reply to a JoinGroup of the current generation; the leader's lists all members."""
+        leads = self.is_leader(member.member_id)
+        return JoinGroupReply(
+            ErrorCode.NONE,
+            member_id=member.member_id,
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol,
+            leader=self.leader or "",
+            members=self.all_members() if leads else (),
+        )
+
+    def all_members(self) -> tuple[JoinedMember, ...]:
+        """Return every member with its metadata for the chosen protocol, for the leader."""
+        protocol = self.protocol
+        return tuple(
+            JoinedMember(member.member_id, member.instance_id, member.metadata(protocol))
+            for member in self.members.values()
+        )
+
+    def on_sync_deadline(self, step: Step, subject: str) -> None:
+        """Evict members that have not synced within the rebalance timeout after the generation began."""
+        if self.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not self.pending_sync:
+            return
+        late = list(self.pending_sync)
+        for member_id in late:
+            self.remove_member(step, member_id)
+        self.prepare_rebalance(step, f"members evicted: did not sync in time: {', '.join(late)}")
+
+    def note_sync(self, step: Step, member_id: str) -> None:
+        """Record a member's SyncGroup in this generation."""
+        self.pending_sync.pop(member_id, None)
+        if not self.pending_sync:
+            self.sync_phase.cancel()
+
+    def on_session_end(self, step: Step, member_id: str) -> None:
+        """Evict a member after its session timeout or grace period, unless it waits on a reply."""
+        member = self.members.get(member_id)
+        if member is None:
+            return
+        if member.lost:
+            self.evict_member(
+                step,
+                member_id,
+                f"member {member_id} evicted: did not reconnect after its connection ended "
+                f"({member.last_seen(step, member.client.id, member.client.host)})",
+            )
+            return
+        if not member.is_new and (member.join_request is not None or member.sync_request is not None):
+            return
+        self.evict_member(
+            step,
+            member_id,
+            f"member {member_id} evicted: session timed out after {member.session_timeout_ms} ms "
+            f"({member.last_seen(step, member.client.id, member.client.host)})",
+        )
+
+    def evict_member(self, step: Step, member_id: str, reason: str) -> None:
+        """Remove a member, and complete or start a rebalance as needed."""
+        self.remove_member(step, member_id)
+        step.log(self.group_id, reason)
+        self.rebalance_after_removal(step, reason)
+
+    def rebalance_after_removal(self, step: Step, reason: str) -> None:
+        """Complete the current join phase or start a rebalance after a removal."""
+        if self.state is GroupState.PREPARING_REBALANCE:
+            self.complete_if_all_joined(step)
+        elif self.state is not GroupState.EMPTY:
+            self.prepare_rebalance(step, reason)
+
+    # -- Topic changes that a classic group's leader may miss
+    #
+    # The leader compares the topics with those it assigned, and joins again when they change. A static leader that
+    # returns has assigned nothing. With JoinGroup below version 9 it cannot be told that it leads (KIP-814), so it
+    # compares nothing. Otherwise it compares with the topics that it sees after the reply, and misses changes before
+    # that. After a restart nobody knows whether the leader returned like this. Until such a leader assigns, the
+    # coordinator compares the topics itself. Source: KAFKA-13435.
+
+    def current_topics_hash(self, step: Step) -> int:
+        """Return a hash of the subscribed topics as they are now."""
+        return metadata_hash(step.image, sorted(self.subscribed or ()))
+
+    def on_topics_changed(self, step: Step, change: ImageChange) -> None:
+        """Start a rebalance if topics changed and the leader may not notice."""
+        if not self.leader_unaware or self.state is not GroupState.STABLE or self.subscribed is None:
+            return
+        now = self.current_topics_hash(step)
+        if self.topics_hash != now:
+            self.topics_hash = now
+            self.rebalance_after_change(step, "topics changed, and the static leader may not notice")
+
+    def check_after_load(self, step: Step) -> None:
+        """Prepare for a static leader that is unaware, and find partitions without owner, after a load."""
+        leader = self.members.get(self.leader or "")
+        if leader is not None and leader.instance_id is not None:
+            self.leader_unaware = True
+        if self.static_ids:
+            self.rebalance_if_unowned(step)
+
+    def rebalance_if_unowned(self, step: Step) -> None:
+        """Start a rebalance if partitions that members read have no owner.
+
+        A static member that returns with another subscription gets its old assignment, as in Apache Kafka. There the
+        topics that only it reads have no owner until the next rebalance. Here the group's next heartbeat starts one.
+        """
+        self.owes_look, self.left_out = False, None
+        if self.state is GroupState.STABLE and self.has_unowned_partitions(step):
+            self.prepare_rebalance(step, "partitions of subscribed topics have no owner, and the leader may not notice")
+
+    def has_unowned_partitions(self, step: Step) -> bool:
+        """Return whether a partition of a subscribed topic is in no member's assignment, if assignments are readable.
+
+        The answer is cached for each generation and image, because thousands of static members may return at once.
+        """
+        asked = (self.generation, step.image.version)
+        if self.left_out is None or self.left_out[:2] != asked:
+            self.left_out = (*asked, self.find_unowned_partitions(step))
+        return self.left_out[2]
+
+    def find_unowned_partitions(self, step: Step) -> bool:
+        held: set[tuple[str, int]] = set()
+        for member in self.members.values():
+            assigned = read_assignment(member.assignment)
+            if assigned is None:
+                return False
+            held.update(assigned.partitions)
+        topics = ((name, step.image.topics.get(name)) for name in self.subscribed or ())
+        return any((name, number) not in held for name, topic in topics if topic for number in range(topic.partitions))

@@ -2,148 +2,281 @@
 
 Each group has at most one computation under way. A result for an older epoch is progress and is accepted; then the
 newest epoch is computed. Otherwise a group would never get a target while members keep joining.
+
+Members are heard, replaced and removed here too, whatever their protocol, because each change needs another target.
+
+Suspected members of a consumer group: the group does not wait for them.
+
+A member that is overdue may be dead, which only its session timeout shows. Until then it keeps its partitions. But a
+target that revokes some of them or adds others would leave other members waiting and partitions unread. So a target is
+computed without the members that are silent at that moment. They keep their partitions, and the others share the rest.
+If a member falls silent before it has moved, the group gets a new target. When the member is heard again or evicted,
+the next target is balanced again.
+
+`failure_detector` decides which members are silent, by `DETECTOR_SETTINGS`. A static member is also silent while it
+has left temporarily.
+
+This works only with the assignor `uniform`. The assignor `range` keeps partitions of the same number together, which
+needs every member.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import ClassVar
 
-from kohort.assignors import MemberSubscription, TopicInfo, server_assignor
-from kohort.groups.consumer import suspicion
-from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.members import preferred_assignor
-from kohort.groups.effects import ComputeAssignment, Level, ResolveRegexes
-from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic
+from kohort.assignors import MemberSubscription, server_assignor
+from kohort.errors import ErrorCode
+from kohort.groups.admission import Refusal
+from kohort.groups.consumer.members import ConsumerReconciliation, Presence
+from kohort.groups.effects import ComputeAssignment, JoinGroupReply, Level, ResolveRegexes
+from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, Topic
+from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.pairs import NOTHING, Pairs, pack, unpack
-from kohort.groups.records import (
-    EpochBumped,
-    Kind,
-    RegexResolved,
-    TargetAssigned,
-    TargetEpochSet,
-    Tombstone,
-)
-from kohort.groups.step import Context
-from kohort.groups.topics import ImageChange, metadata_hash
+from kohort.groups.records import EpochBumped, Kind, RegexResolved, TargetAssigned, TargetEpochSet, Tombstone
+from kohort.groups.step import Step
+from kohort.groups.timers import Deadline, Timer
+from kohort.groups.topics import ImageChange, metadata_hash, topic_info
 from kohort.ids import TopicPartition
+
+
+class ConsumerMemberChanges(ConsumerReconciliation):
+    """How members of a consumer group are heard, replaced and removed, and their requests refused."""
+
+    def log_fenced(self, step: Step, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+        """Log that a member was fenced by its epoch, once until it is heard again."""
+        presence = self.presences.get(event.member_id)
+        if presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
+            return
+        presence.fenced = True
+        current, seen = self.current_assignment(event.member_id), self.member_last_seen(step, event.member_id)
+        step.log(
+            event.group_id,
+            f"member {event.member_id} fenced: it sent epoch {event.member_epoch}, its epoch is "
+            f"{current.member_epoch}, the previous one was {current.previous_epoch} ({seen})",
+        )
+
+    def member_last_seen(self, step: Step, member_id: str) -> str:
+        """Describe for the log who a member is, when it was last heard, and whether its connection ended."""
+        member = self.members[member_id]
+        return self.presences[member_id].last_seen(step, member.client_id, member.client_host)
+
+    def member_heard(self, step: Step, member_id: str, connection: int) -> Presence:
+        """Record a request of a member: bind it to its connection and restart its session."""
+        presence = self.presence(member_id)
+        if presence.connection != connection:
+            presence.bind(step, connection)
+        presence.gone_ms = None
+        self.restart_session(step, presence, member_id)
+        return presence
+
+    def restart_session(self, step: Step, presence: Presence, member_id: str) -> None:
+        """Restart a member's session after a request on any connection."""
+        presence.alive(step, self.session_timeout_ms(step, member_id))
+
+    def touch_session(self, step: Step, presence: Presence, member_id: str) -> None:
+        """Restart a member's session after a sign of life or a wait, unless its connection has ended."""
+        presence.touch(step, self.session_timeout_ms(step, member_id))
+
+    def leave_temporarily(self, step: Step, member_id: str) -> None:
+        """Write the temporary leave of a static member, which keeps its partitions for the rest of its session.
+
+        Its waiting requests are refused: a later answer would move the member on, back into the group.
+        """
+        presence = self.presence(member_id)
+        presence.expect_nothing()
+        gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
+        self.refuse_waiting(step, presence, gone)
+        step.emit(self.current_assignment(member_id).away().record(self.group_id, member_id))
+
+    def member_changed_protocol(self, step: Step, presence: Presence, member_id: str) -> None:
+        """Refuse a member's waiting requests and stop its timers, because it speaks another protocol from now on."""
+        presence.expect_nothing()
+        elsewhere = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol.")
+        self.refuse_waiting(step, presence, elsewhere)
+
+    def rejoin_member(self, step: Step, member_id: str) -> None:
+        """Let a member that had left temporarily take its place again."""
+        current = self.current_assignment(member_id)
+        if current.is_away:
+            step.emit(current.afresh().record(self.group_id, member_id))
+
+    def replace_member(self, step: Step, old_id: str, new_id: str) -> None:
+        """Write that a static member continues under a new id, with the partitions of the old one."""
+        old, target = self.members[old_id], self.targets.get(old_id)
+        before = self.current_assignment(old_id)
+        if old_id in self.excluded:
+            self.excluded[new_id] = None
+        self.dismiss_member(step, old_id, ErrorCode.FENCED_INSTANCE_ID)
+        self.remove_member(step, old_id)
+        step.emit(replace(old, member_id=new_id))
+        if target is not None:
+            step.emit(TargetAssigned(self.group_id, new_id, pack(target)))
+        step.emit(before.afresh().record(self.group_id, new_id))
+
+    def remove_member(self, step: Step, member_id: str) -> None:
+        """Write that a member is gone."""
+        self.dismiss_member(step, member_id)
+        self.excluded.pop(member_id, None)
+        if member_id in self.current:
+            self.record_downtime(step, self.current[member_id].assigned, frozenset())
+            step.emit(Tombstone((Kind.CURRENT, self.group_id, member_id)))
+        if member_id in self.targets:
+            step.emit(Tombstone((Kind.TARGET, self.group_id, member_id)))
+        step.emit(Tombstone((Kind.MEMBER, self.group_id, member_id)))
+
+    def dismiss_member(self, step: Step, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
+        """Stop a member's timers and refuse its waiting requests."""
+        presence = self.presences.pop(member_id, None)
+        if presence is not None:
+            presence.cancel()
+            presence.unbind(step)
+            self.refuse_waiting(step, presence, Refusal(error, f"Member {member_id} was removed."))
+
+    def refuse_waiting(self, step: Step, presence: Presence, refusal: Refusal) -> None:
+        """Refuse all waiting requests of a member: it was removed or replaced."""
+        if presence.waiting is not None:
+            refusal.answer(step, presence.waiting)
+        self.cancel_long_poll(step, presence, *refusal)
+        if presence.joining is not None:
+            is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # a code that classic clients do not know
+            error = ErrorCode.UNKNOWN_MEMBER_ID if is_new else refusal.error
+            step.reply(presence.joining.request, JoinGroupReply(error))
+        presence.waiting = presence.joining = None
+
+
+SLACK_MS = 500
+"""The tolerated delay of a heartbeat beside half its interval, and the time that a client needs to reconnect."""
+DETECTOR_SETTINGS = DetectorSettings(
+    any_sign=True, late_percent=50, late_ms=SLACK_MS, reconnect_ms=SLACK_MS, forgives_disconnect=True
+)
+"""The failure detector's parameters for consumer groups.
+
+A false suspicion moves partitions twice: away from the member and back. So members get time, and every request counts.
+Heartbeats of members that closed a connection during a delay are still delayed. The length of the delay was measured
+with their client (`client_quirks`) or follows from the interval that the member was told. Without delays some clients
+would send several heartbeats a second, because they were told a short interval.
+"""
+ASSIGNOR = "uniform"
+
+
+class ConsumerSuspicion(ConsumerMemberChanges):
+    """Which members of a consumer group are suspected, and what follows for its targets."""
+
+    detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
+
+    def find_member(self, member_id: str) -> Presence | None:
+        """Return a member's soft state; None if the id is unknown."""
+        return self.presences.get(member_id)
+
+    def member_session_ms(self, step: Step, member: Presence) -> int:
+        """Return a member's session timeout."""
+        return self.session_timeout_ms(step, member.session.subject)
+
+    def usual_interval_ms(self, step: Step) -> int:
+        """Return the heartbeat interval of settled members."""
+        return self.heartbeat_interval_ms(step)
+
+    def member_silent_from_ms(self, step: Step, member_id: str) -> int | None:
+        """Return when a member counts as silent unless it is heard before.
+
+        None for a member of the classic protocol: a new target does not affect it before it joins again.
+        """
+        if self.members[member_id].classic_protocols is not None:
+            return None
+        if self.current_assignment(member_id).is_away:
+            return step.now.mono_ms
+        presence = self.presences.get(member_id)
+        return None if presence is None else self.silent_from_ms(step, presence)
+
+    def is_member_silent(self, step: Step, member_id: str) -> bool:
+        """Return whether a member counts as silent now."""
+        from_ms = self.member_silent_from_ms(step, member_id)
+        return from_ms is not None and from_ms <= step.now.mono_ms
+
+    def excludes_suspected(self, step: Step) -> bool:
+        """Return whether targets may be computed without some of the members."""
+        return step.config.notify_at_once != "off" and self.preferred_assignor(step) == ASSIGNOR
+
+    def exclude_suspected(self, step: Step) -> dict[str, Pairs]:
+        """Choose the silent members to exclude from the next target, with their partitions; none if all are silent."""
+        self.excluded.clear()
+        silent = self.silent_among(step, self.members) if self.excludes_suspected(step) else []
+        self.excluded.update(dict.fromkeys(silent))
+        current = {member_id: self.current_assignment(member_id) for member_id in silent}
+        return {member_id: assignment.assigned | assignment.pending for member_id, assignment in current.items()}
+
+    def silent_among(self, step: Step, candidates: Iterable[str]) -> list[str]:
+        """Return the silent ones of some members; none if every member of the group is silent."""
+        if all(self.is_member_silent(step, member_id) for member_id in self.members):
+            return []
+        return [member_id for member_id in candidates if self.is_member_silent(step, member_id)]
+
+    def clear_suspicion(self, step: Step, member_id: str) -> bool:
+        """Take a member back that is heard again; return whether the target excluded it and a new one is needed."""
+        if member_id not in self.excluded:
+            return False
+        del self.excluded[member_id]
+        presence = self.presences.get(member_id)
+        if presence is not None:
+            presence.was_not_silent(step)
+        return True
+
+    def watch_unmoved(self, step: Step) -> None:
+        """Schedule a check of the new target: when the first member that has to move would be silent."""
+        if not self.excludes_suspected(step):
+            return
+        due = [self.member_silent_from_ms(step, member_id) for member_id in self.unmoved_members()]
+        first_ms = min((due_ms for due_ms in due if due_ms is not None), default=None)
+        if first_ms is not None:
+            if self.watch is None:
+                self.watch = Timer(Deadline.SILENCE, self.group_id)
+            step.deadlines.set(self.watch, max(first_ms, step.now.mono_ms + SLACK_MS))
+
+    def unmoved_members(self) -> list[str]:
+        """Return the members that the target includes and that do not have it yet."""
+        return [
+            member_id
+            for member_id in self.members
+            if member_id not in self.excluded and not self.has_its_target(member_id)
+        ]
+
+    def has_its_target(self, member_id: str) -> bool:
+        current = self.current.get(member_id)
+        target = self.targets.get(member_id)
+        return not target if current is None else not current.pending and current.assigned == (target or frozenset())
+
+    def has_unassigned_partitions(self, step: Step) -> bool:
+        """Return whether no target holds some partitions of subscribed topics, as only silent members had read them.
+
+        For a coordinator that takes over; `is_uneven` explains why.
+        """
+        if not self.excludes_suspected(step):
+            return False
+        given = {pair for member_id in self.members for pair in self.targets.get(member_id, ())}
+        topics = (step.image.topics.get(name) for name in self.subscribed())
+        return any((topic.id, number) not in given for topic in topics if topic for number in range(topic.partitions))
+
+    def is_uneven(self, step: Step) -> bool:
+        """Return whether shares differ by more than one although all members read the same topics.
+
+        Such a target excluded silent members. No record names them, so a coordinator that takes over checks this.
+        """
+        if not self.excludes_suspected(step) or len({self.topics_of(reader) for reader in self.members.values()}) != 1:
+            return False
+        shares = [len(self.targets.get(member_id, frozenset())) for member_id in self.members]
+        return max(shares) - min(shares) > 1
+
 
 Matcher = Callable[[str, Iterable[str]], Iterable[str]]
 """A function from a regular expression and topic names to the names that match."""
-
-
-def bump(context: Context, consumer: ConsumerGroup, reason: str) -> None:
-    """Begin a new epoch, with the topics as they are now."""
-    if consumer.began_ms is None:
-        consumer.began_ms = context.now.mono_ms
-    epoch = consumer.epoch + 1
-    context.emit(EpochBumped(consumer.group_id, epoch, metadata_hash(context.image, consumer.subscribed())))
-    context.log(consumer.group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
-    if not consumer.members:
-        for regex in list(consumer.regexes):  # without members nobody keeps them up to date
-            context.emit(Tombstone((Kind.REGEX, consumer.group_id, regex)))
-        consumer.computing = -1  # a result for the former members would set the target back
-        context.emit(TargetEpochSet(consumer.group_id, epoch, context.now.wall_ms))
-        return
-    request(context, consumer)
-
-
-def request(context: Context, consumer: ConsumerGroup) -> None:
-    """Request the target of the newest epoch, unless a computation or its prerequisite is under way."""
-    if consumer.computing >= 0 or consumer.resolving >= 0 or consumer.epoch <= consumer.target_epoch:
-        return
-    if resolve_if_needed(context, consumer):
-        return
-    consumer.computing = context.ticket()
-    subscribed = {member_id: consumer.topics_of(member) for member_id, member in sorted(consumer.members.items())}
-    names = {name for topics in subscribed.values() for name in topics}
-    topics = {name: context.image.topics[name] for name in sorted(names) if name in context.image.topics}
-    excluded = suspicion.exclude(context, consumer)
-    context.out.work.append(
-        ComputeAssignment(
-            group_id=consumer.group_id,
-            ticket=consumer.computing,
-            epoch=consumer.epoch,
-            assignor=preferred_assignor(context, consumer),
-            members=dict(consumer.members),
-            subscribed=subscribed,
-            current={member_id: pack(consumer.targets.get(member_id, NOTHING)) for member_id in subscribed},
-            topics=topics,
-            excluded={member_id: pack(existing(pairs, topics)) for member_id, pairs in excluded.items()},
-        )
-    )
 
 
 def existing(pairs: Pairs, topics: Mapping[str, Topic]) -> Pairs:
     """Return the partitions that exist in these topics."""
     sizes = {topic.id: topic.partitions for topic in topics.values()}
     return frozenset((topic_id, number) for topic_id, number in pairs if number < sizes.get(topic_id, 0))
-
-
-def resolve_if_needed(context: Context, consumer: ConsumerGroup, *, again: bool = False) -> bool:
-    """Request the topics of unresolved regular expressions, or with `again` of all; True if a request is needed."""
-    wanted = sorted({m.subscribed_regex for m in consumer.members.values() if m.subscribed_regex})
-    for regex in [regex for regex in consumer.regexes if regex not in wanted]:
-        context.emit(Tombstone((Kind.REGEX, consumer.group_id, regex)))
-    regexes = tuple(regex for regex in wanted if again or regex not in consumer.regexes)
-    if not regexes or consumer.resolving >= 0:
-        return bool(regexes)
-    consumer.resolving = context.ticket()
-    version = context.image.version
-    context.out.work.append(
-        ResolveRegexes(consumer.group_id, consumer.resolving, version, regexes, tuple(sorted(context.image.topics)))
-    )
-    return True
-
-
-def on_resolved(context: Context, consumer: ConsumerGroup, event: RegexesResolved) -> None:
-    """Take over resolved regular expressions; begin a new epoch if the group's topics changed."""
-    if consumer.resolving != event.ticket:
-        return
-    consumer.resolving = -1
-    in_use = {member.subscribed_regex for member in consumer.members.values()}
-    for regex, names in event.topics.items():
-        known = consumer.regexes.get(regex)
-        if regex in in_use and (known is None or known.topics != names):
-            context.emit(RegexResolved(event.group_id, regex, names, event.version, context.now.wall_ms))
-    if event.version < context.image.version:
-        resolve_if_needed(context, consumer, again=True)
-    look_at_topics(context, consumer)
-    request(context, consumer)
-
-
-def look_at_topics(context: Context, consumer: ConsumerGroup) -> None:
-    """Begin a new epoch if the subscribed topics differ from those of the current one."""
-    if consumer.members and metadata_hash(context.image, consumer.subscribed()) != consumer.metadata_hash:
-        bump(context, consumer, "subscribed topics changed")
-
-
-def on_image(context: Context, consumer: ConsumerGroup, change: ImageChange) -> None:
-    """Handle a change of topics in a group that reads one of them, or may."""
-    if not consumer.members:
-        return
-    if change.names_differ and any(member.subscribed_regex for member in consumer.members.values()):
-        resolve_if_needed(context, consumer, again=True)
-    if not change.topics.isdisjoint(consumer.subscribed()):
-        look_at_topics(context, consumer)
-
-
-def take(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -> bool:
-    """Write a computed target as far as it differs, then its epoch; False if it is stale or failed."""
-    if consumer.computing != event.ticket:
-        return False
-    consumer.computing = -1
-    if event.failure is not None:
-        context.log(event.group_id, f"target for epoch {event.epoch} not computed: {event.failure}", Level.ERROR)
-        return False
-    if event.epoch == consumer.epoch and not consumer.members.keys() <= event.assignment.keys():
-        request(context, consumer)  # a static member was replaced meanwhile and has another id now
-        return False
-    for member_id in consumer.members:
-        target = unpack(event.assignment.get(member_id, ()))
-        if member_id not in consumer.targets or consumer.targets[member_id] != target:
-            context.emit(TargetAssigned(event.group_id, member_id, pack(target)))
-    context.emit(TargetEpochSet(event.group_id, event.epoch, context.now.wall_ms))
-    return True
 
 
 def compute(work: ComputeAssignment) -> AssignmentComputed:
@@ -188,12 +321,113 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
     return AssignmentComputed(work.group_id, work.ticket, work.epoch, {**shares, **work.excluded})
 
 
-def topic_info(topic: Topic, left: Sequence[int]) -> TopicInfo:
-    """Describe some partitions of a topic for the assignors, numbered from 0."""
-    return TopicInfo(len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks)))
-
-
 def resolve(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
     """Carry out a `ResolveRegexes` with the caller's RE2."""
     matches = {regex: tuple(sorted(matcher(regex, work.topics))) for regex in work.regexes}
     return RegexesResolved(work.group_id, work.ticket, work.version, matches)
+
+
+class ConsumerAssignment(ConsumerSuspicion):
+    """The epochs of a consumer group, and how each gets its target."""
+
+    def begin_epoch(self, step: Step, reason: str) -> None:
+        """Begin a new epoch, with the topics as they are now."""
+        if self.began_ms is None:
+            self.began_ms = step.now.mono_ms
+        epoch = self.epoch + 1
+        step.emit(EpochBumped(self.group_id, epoch, metadata_hash(step.image, self.subscribed())))
+        step.log(self.group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
+        if not self.members:
+            for regex in list(self.regexes):  # without members nobody keeps them up to date
+                step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))
+            self.computing = -1  # a result for the former members would set the target back
+            step.emit(TargetEpochSet(self.group_id, epoch, step.now.wall_ms))
+            return
+        self.request_target(step)
+
+    def request_target(self, step: Step) -> None:
+        """Request the target of the newest epoch, unless a computation or its prerequisite is under way."""
+        if self.computing >= 0 or self.resolving >= 0 or self.epoch <= self.target_epoch:
+            return
+        if self.request_resolution(step):
+            return
+        self.computing = step.ticket()
+        subscribed = {member_id: self.topics_of(member) for member_id, member in sorted(self.members.items())}
+        names = {name for topics in subscribed.values() for name in topics}
+        topics = {name: step.image.topics[name] for name in sorted(names) if name in step.image.topics}
+        excluded = self.exclude_suspected(step)
+        step.begin_task(
+            ComputeAssignment(
+                group_id=self.group_id,
+                ticket=self.computing,
+                epoch=self.epoch,
+                assignor=self.preferred_assignor(step),
+                members=dict(self.members),
+                subscribed=subscribed,
+                current={member_id: pack(self.targets.get(member_id, NOTHING)) for member_id in subscribed},
+                topics=topics,
+                excluded={member_id: pack(existing(pairs, topics)) for member_id, pairs in excluded.items()},
+            )
+        )
+
+    def request_resolution(self, step: Step, *, again: bool = False) -> bool:
+        """Request the topics of unresolved regular expressions, or with `again` of all; True if a request is needed."""
+        wanted = sorted({m.subscribed_regex for m in self.members.values() if m.subscribed_regex})
+        for regex in [regex for regex in self.regexes if regex not in wanted]:
+            step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))
+        regexes = tuple(regex for regex in wanted if again or regex not in self.regexes)
+        if not regexes or self.resolving >= 0:
+            return bool(regexes)
+        self.resolving = step.ticket()
+        version = step.image.version
+        step.begin_task(
+            ResolveRegexes(self.group_id, self.resolving, version, regexes, tuple(sorted(step.image.topics)))
+        )
+        return True
+
+    def on_regexes_resolved(self, step: Step, event: RegexesResolved) -> None:
+        """Take over resolved regular expressions; begin a new epoch if the group's topics changed."""
+        if self.resolving != event.ticket:
+            return
+        self.resolving = -1
+        in_use = {member.subscribed_regex for member in self.members.values()}
+        for regex, names in event.topics.items():
+            known = self.regexes.get(regex)
+            if regex in in_use and (known is None or known.topics != names):
+                step.emit(RegexResolved(event.group_id, regex, names, event.version, step.now.wall_ms))
+        if event.version < step.image.version:
+            self.request_resolution(step, again=True)
+        self.check_topics(step)
+        self.request_target(step)
+
+    def check_topics(self, step: Step) -> None:
+        """Begin a new epoch if the subscribed topics differ from those of the current one."""
+        if self.members and metadata_hash(step.image, self.subscribed()) != self.metadata_hash:
+            self.begin_epoch(step, "subscribed topics changed")
+
+    def on_topics_changed(self, step: Step, change: ImageChange) -> None:
+        """Handle a change of topics in a group that reads one of them, or may."""
+        if not self.members:
+            return
+        if change.names_differ and any(member.subscribed_regex for member in self.members.values()):
+            self.request_resolution(step, again=True)
+        if not change.topics.isdisjoint(self.subscribed()):
+            self.check_topics(step)
+
+    def accept_target(self, step: Step, event: AssignmentComputed) -> bool:
+        """Write a computed target as far as it differs, then its epoch; False if it is stale or failed."""
+        if self.computing != event.ticket:
+            return False
+        self.computing = -1
+        if event.failure is not None:
+            step.log(event.group_id, f"target for epoch {event.epoch} not computed: {event.failure}", Level.ERROR)
+            return False
+        if event.epoch == self.epoch and not self.members.keys() <= event.assignment.keys():
+            self.request_target(step)  # a static member was replaced meanwhile and has another id now
+            return False
+        for member_id in self.members:
+            target = unpack(event.assignment.get(member_id, ()))
+            if member_id not in self.targets or self.targets[member_id] != target:
+                step.emit(TargetAssigned(event.group_id, member_id, pack(target)))
+        step.emit(TargetEpochSet(event.group_id, event.epoch, step.now.wall_ms))
+        return True

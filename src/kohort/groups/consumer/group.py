@@ -1,400 +1,669 @@
-"""The state of a group under KIP-848: members, epochs, targets, and the owner of each partition.
+"""A group under KIP-848: its heartbeats, its table, its permission to commit and to fetch. Source: KIP-848.
 
-Only the ledger writes the hard state. Indexes of the same facts are kept up to date with it. The soft state holds
-timers, joiners that wait for a first assignment, and background tasks under way.
+A ConsumerGroupHeartbeat joins, moves, leaves, and is fenced. Differences from Kafka: a joiner's reply waits for the
+moment that its target takes to compute. Members that wait for others are told a short interval. A settled member's
+reply may be delayed until there is news.
+
+The chapters below hold the rest, each knowing only those before: `members` (state, reconciliation), `assignment`
+(targets, suspected members), `classic_members`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import ClassVar
+from zlib import crc32
 
-from kohort.groups.effects import GroupState
-from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
-from kohort.groups.failure_detector import MonitoredMember
-from kohort.groups.group import GroupMembership, Takes
-from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
-from kohort.groups.records import (
-    EpochBumped,
-    HeldPartitions,
-    Kind,
-    MemberAssigned,
-    MemberSaved,
-    MemberState,
-    Record,
-    RecordKey,
-    RegexResolved,
-    TargetAssigned,
-    TargetEpochSet,
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
+from kohort.errors import ErrorCode
+from kohort.groups import admission, client_quirks
+from kohort.groups.admission import LEFT_FOR_A_WHILE, Refusal
+from kohort.groups.consumer.assignment import ConsumerAssignment
+from kohort.groups.consumer.classic_members import ConsumerClassicMembers
+from kohort.groups.consumer.members import CurrentAssignment, Presence
+from kohort.groups.effects import (
+    ConsumerGroupHeartbeatReply,
+    DescribedConsumer,
+    DescribedConsumerGroup,
+    GroupState,
+    GroupType,
+    Level,
+    NamedPartitions,
 )
-from kohort.groups.timers import Deadline, Timer
+from kohort.groups.events import (
+    AssignmentComputed,
+    ConnectionLost,
+    ConsumerGroupHeartbeat,
+    GroupSettingsChanged,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    OffsetCommit,
+    OffsetFetch,
+    RegexesResolved,
+    ReleaseLongPolls,
+    SyncGroup,
+    TopicsChanged,
+    TxnOffsetCommit,
+)
+from kohort.groups.long_polling import Release
+from kohort.groups.pairs import Pairs, pack, unpack
+from kohort.groups.records import MemberSaved, ReconciliationState
+from kohort.groups.step import Step
+from kohort.groups.table import Table, ignored, reaction
+from kohort.groups.timers import Deadline
+from kohort.ids import TopicId
 
-LEFT_FOR_A_WHILE = -2
-
-
-@dataclass(slots=True)
-class CurrentAssignment:
-    """A member's current assignment: its record, with the record's partitions as sets.
-
-    Attributes:
-        since: the epoch at which each partition was assigned; partitions that are left out: at `member_epoch`.
-    """
-
-    member_epoch: int = 0
-    previous_epoch: int = 0
-    state: MemberState = MemberState.STABLE
-    assigned: Pairs = NOTHING
-    pending: Pairs = NOTHING
-    since: Mapping[Pair, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, record: MemberAssigned) -> CurrentAssignment:
-        """Build the assignment from its record."""
-        return cls(
-            record.member_epoch,
-            record.previous_epoch,
-            record.state,
-            unpack(record.assigned),
-            unpack(record.pending_revocation),
-            {
-                (entry.topic_id, number): epoch
-                for entry in (*record.assigned, *record.pending_revocation)
-                for number, epoch in zip(entry.partitions, entry.epochs, strict=True)
-            },
-        )
-
-    def record(self, group_id: str, member_id: str) -> MemberAssigned:
-        """Return the assignment as a record."""
-        return MemberAssigned(
-            group_id,
-            member_id,
-            self.member_epoch,
-            self.previous_epoch,
-            self.state,
-            self._pack(self.assigned),
-            self._pack(self.pending),
-        )
-
-    def _pack(self, pairs: Pairs) -> tuple[HeldPartitions, ...]:
-        return tuple(
-            HeldPartitions(
-                entry.topic_id,
-                entry.partitions,
-                tuple(self.since.get((entry.topic_id, number), self.member_epoch) for number in entry.partitions),
-            )
-            for entry in pack(pairs)
-        )
-
-    def afresh(self) -> CurrentAssignment:
-        """Return the assignment of a member that joins again: the same partitions, and no epoch yet."""
-        return CurrentAssignment(assigned=self.assigned, since=self.since)
-
-    def away(self) -> CurrentAssignment:
-        """Return the assignment of a static member that left temporarily: it revoked everything but keeps the claim."""
-        assigned, since = self.assigned, self.since
-        return CurrentAssignment(LEFT_FOR_A_WHILE, self.previous_epoch, MemberState.STABLE, assigned, since=since)
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the member left temporarily and has not joined since."""
-        return self.member_epoch == LEFT_FOR_A_WHILE
-
-    def covers(self, epoch: int, pair: Pair) -> bool:
-        """Return whether the member has had this partition ever since this epoch of its own."""
-        since = self.since.get(pair)
-        return since is not None and since <= epoch <= self.member_epoch
-
-    def is_reconciled_to(self, epoch: int) -> bool:
-        """Return whether the member has all of this epoch's target."""
-        return self.state is MemberState.STABLE and self.member_epoch == epoch
+SPREAD_FROM = 500
+"""From this group size on, the first full interval is shortened at random, so that heartbeats do not come at once."""
+MEMBERS_PER_MS = 5
+"""The number of unsettled members that may send heartbeats in one ms, which bounds the cost of their short interval."""
 
 
-class Presence(MonitoredMember):
-    """A member's soft state.
-
-    Attributes:
-        revocation: the timer that bounds a revocation.
-        join_phase, sync_phase: the timers that bound a classic member's steps of a rebalance.
-        waiting: the member's first heartbeat, which is answered as soon as there is a target for `waits_for`.
-        joining: a classic member's JoinGroup that waits likewise.
-        process: the process that it joined from, "" if unknown.
-        fenced: the member sent a wrong epoch, and the log says so.
-        overdue: the member did not move within its rebalance timeout and is refused until it joins again.
-    """
-
-    __slots__ = (
-        "fenced",
-        "join_phase",
-        "joining",
-        "overdue",
-        "process",
-        "revocation",
-        "sync_phase",
-        "waiting",
-        "waits_for",
+def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """Check an epoch: it must be the member's, or the previous one if only the reply with the newer one was lost."""
+    epoch = event.member_epoch
+    if epoch == current.member_epoch:
+        return None
+    lost_reply = (
+        epoch < current.member_epoch
+        and epoch == current.previous_epoch
+        and event.owned is not None
+        and unpack(event.owned) <= current.assigned
+    )
+    if lost_reply:
+        return None
+    relation = "greater" if epoch > current.member_epoch else "smaller"
+    return Refusal(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"The consumer group member has a {relation} member epoch ({epoch}) than the one known by the group "
+        f"coordinator ({current.member_epoch}). The member must abandon all its partitions and rejoin.",
     )
 
-    def __init__(self, group_id: str, member_id: str) -> None:
-        super().__init__(group_id, member_id)
-        self.revocation = Timer(Deadline.REVOCATION, group_id, member_id)
-        self.join_phase = Timer(Deadline.JOIN_PHASE, group_id, member_id)
-        self.sync_phase = Timer(Deadline.SYNC_PHASE, group_id, member_id)
-        self.waiting: ConsumerGroupHeartbeat | None = None
-        self.joining: JoinGroup | None = None
-        self.waits_for = 0
-        self.process = ""
-        self.overdue = False
-        self.fenced = False
 
-    @property
-    def awaits_answer(self) -> bool:
-        """Whether a heartbeat or a JoinGroup of the member is unanswered."""
-        return self.held is not None or self.waiting is not None or self.joining is not None
-
-    def cancel(self) -> None:
-        """Stop all timers of the member."""
-        self.session.cancel()
-        self.expect_nothing()
-
-    def expect_nothing(self) -> None:
-        """Stop the timers of expected requests and of a delayed heartbeat; the session continues."""
-        for timer in (self.revocation, self.join_phase, self.sync_phase, self.hold):
-            if timer is not None:
-                timer.cancel()
-        self.overdue = False
+def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
+    """Return whether a heartbeat has only its member's id and epoch, as nearly every one does."""
+    unsaid = event.subscribed_topics is None and event.subscribed_regex is None and event.rebalance_timeout_ms == -1
+    unsaid = unsaid and event.rack_id is None and event.server_assignor is None and old.classic_protocols is None
+    client, instance_id = event.client, event.instance_id
+    same = old.client_id == client.id and old.client_host == client.host and instance_id in (None, old.instance_id)
+    return unsaid and same
 
 
-@dataclass(slots=True)
-class ConsumerGroup(GroupMembership):
-    """The membership of a group under KIP-848.
+def says_everything(event: ConsumerGroupHeartbeat) -> bool:
+    """Return whether a heartbeat is a join, or a full one that a client sends after it missed a reply."""
+    subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
+    return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
 
-    Attributes:
-        members: each member's metadata, by member id.
-        epoch: the group epoch, incremented by every change of members, subscriptions or topics.
-        metadata_hash: the hash of the topics that the epoch was made for.
-        target_epoch: the epoch of the target assignment.
-        targets: each member's target.
-        current: each member's current assignment; a member without one is at epoch 0 and has nothing.
-        regexes: resolved regular expressions, by pattern.
-        static_ids: member ids by instance id; a lookup of None, for dynamic members, finds nothing.
-        holders: by partition, the member that owns it or has yet to revoke it.
-        presences: the members' soft state, by member id.
-        began_ms: when the current rebalance began, None without one.
-        stopped: partitions without an owner in this rebalance, with the time since when (ms).
-        still: the downtimes of partitions that were assigned again in this rebalance.
-        settling: members that were not yet seen to have all of the target of `settling_epoch`; the last one has not.
-        excluded: silent members that the newest target, or the one under way, leaves out.
-        watch: the timer that checks members which have to move, None before the first time.
-        computing: the ticket of the target computation, -1: none.
-        resolving: the ticket of the regular expression task, -1: none.
-        given_ids: ids given to classic members that have not yet joined with them, until the timer ends.
-        settings: the group's own timeouts.
+
+def spread(interval_ms: int, member_id: str) -> int:
+    """Return a part of the interval, at least a half, that depends on the member's id.
+
+    Members of a large group settle within moments of each other. Otherwise all of them would send their heartbeats at
+    one moment ever after.
     """
+    return interval_ms - crc32(member_id.encode()) % max(1, interval_ms // 2)
 
-    group_id: str
-    members: dict[str, MemberSaved] = field(default_factory=dict)
-    epoch: int = 0
-    metadata_hash: int = 0
-    target_epoch: int = 0
-    assigned_ms: int = -1
-    targets: dict[str, Pairs] = field(default_factory=dict)
-    current: dict[str, CurrentAssignment] = field(default_factory=dict)
-    regexes: dict[str, RegexResolved] = field(default_factory=dict)
-    static_ids: dict[str | None, str] = field(default_factory=dict)
-    holders: dict[Pair, str] = field(default_factory=dict)
-    presences: dict[str, Presence] = field(default_factory=dict)
-    began_ms: int | None = None
-    stopped: dict[Pair, int] = field(default_factory=dict)
-    still: list[int] = field(default_factory=list)
-    settling: list[str] = field(default_factory=list)
-    settling_epoch: int = -1
-    excluded: dict[str, None] = field(default_factory=dict)
-    watch: Timer | None = None
-    computing: int = -1
-    resolving: int = -1
-    given_ids: dict[str, Timer] = field(default_factory=dict)
-    settings: GroupSettings = field(default_factory=GroupSettings)
-    _listed: dict[str, int] = field(default_factory=dict)
-    _matched: dict[str, int] = field(default_factory=dict)
 
-    def current_assignment(self, member_id: str) -> CurrentAssignment:
-        """Return a member's owned and pending-revocation partitions with its epoch."""
-        return self.current.get(member_id) or CurrentAssignment()
+class ConsumerHeartbeat(ConsumerClassicMembers):
+    """The heartbeats of a consumer group's members, and the deadlines of its members."""
 
-    def topics_of(self, member: MemberSaved) -> tuple[str, ...]:
-        """Return the names that a member reads, by list or by regular expression, sorted."""
-        resolved = self.regexes.get(member.subscribed_regex or "")
-        if resolved is None:
-            return member.subscribed_topics
-        return tuple(sorted({*member.subscribed_topics, *resolved.topics}))
+    def consumer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
+        """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
+        refusal = (
+            self.leave_by_heartbeat(step, event) if event.member_epoch < 0 else self.process_heartbeat(step, event)
+        )
+        if refusal is not None:
+            self.log_fenced(step, event, refusal)
+            refusal.answer(step, event)
 
-    def subscribed(self) -> list[str]:
-        """Return every name that a member reads, sorted."""
-        names = set(self._listed)
-        for regex in self._matched:
-            resolved = self.regexes.get(regex)
-            if resolved is not None:
-                names.update(resolved.topics)
-        return sorted(names)
+    def process_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
+        """Process a join or a regular heartbeat."""
+        member_id = event.member_id or event.new_member_id
+        refusal = self.check_member(step, event, member_id)
+        if refusal is not None:
+            return refusal
+        back = self.clear_suspicion(step, member_id)
+        joins, before = event.member_epoch == 0, self.members.get(member_id)
+        if joins:
+            self.rejoin_member(step, member_id)
+        if self.write_member(step, event, member_id):
+            self.begin_epoch(step, f"member {member_id} joined or changed its subscription")
+        elif back:
+            self.begin_epoch(step, f"suspected member {member_id} is heard again")
+        presence = self.member_heard(step, member_id, event.connection)
+        presence.overdue = presence.fenced = False
+        if joins:
+            presence.process = event.client.process
+        if before is not None and before.classic_protocols is not None:
+            self.member_changed_protocol(step, presence, member_id)
+        self.answer_waiting(step, member_id)
+        if self.epoch > self.target_epoch:
+            self.request_target(step)
+            if joins:
+                presence.waiting, presence.waits_for = event, self.epoch
+                return None
+        self.answer_heartbeat(step, event, member_id)
+        return None
 
-    def is_subscribed(self, topic: str) -> bool:
-        """Return whether a member reads this topic, or may: an unresolved pattern may match any."""
-        if any(regex not in self.regexes for regex in self._matched):
+    def check_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
+        """Check a member and its epoch; let a returning static member take its predecessor's place."""
+        joins = event.member_epoch == 0
+        known = member_id in self.members
+        if event.instance_id is not None:
+            holder = self.static_ids.get(event.instance_id)
+            if holder is not None and holder != member_id:
+                return self.replace_static(step, event, holder, member_id)
+            if holder is None and not joins:
+                return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+        if joins:
+            limit = step.config.consumer_max_size
+            error = admission.check_place(limit, len(self.members), has_place=known)
+            text = f"The consumer group has reached its maximum capacity of {limit} members."
+            return None if error is ErrorCode.NONE else Refusal(error, text)
+        if not known:
+            return Refusal(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}."
+            )
+        if self.presence(member_id).overdue:
+            text = (
+                f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
+            )
+            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
+        return check_epoch(self.current_assignment(member_id), event)
+
+    def replace_static(self, step: Step, event: ConsumerGroupHeartbeat, old_id: str, new_id: str) -> Refusal | None:
+        """Replace a static member by another process, if it left temporarily or speaks the classic protocol."""
+        if event.member_epoch != 0:
+            text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
+            return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+        old = self.members[old_id]
+        if old.classic_protocols is None and not self.current_assignment(old_id).is_away:
+            text = (
+                f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the "
+                f"instance id is owned by {old_id} member."
+            )
+            return Refusal(ErrorCode.UNRELEASED_INSTANCE_ID, text)
+        self.replace_member(step, old_id, new_id)
+        return None
+
+    def write_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
+        """Write a member's metadata if it is new; True if the group needs a new epoch for it.
+
+        A new subscription needs one. Since Kafka 4.4 a preference that changes the group's assignor does too.
+        """
+        old = self.members.get(member_id)
+        if old is not None and says_nothing_new(old, event):
+            return False
+        base = old or MemberSaved(event.group_id, member_id, None, None, "", "", (), None, -1, None)
+        topics, regex = base.subscribed_topics, base.subscribed_regex
+        new = MemberSaved(
+            group_id=event.group_id,
+            member_id=member_id,
+            instance_id=base.instance_id if event.instance_id is None else event.instance_id,
+            rack_id=base.rack_id if event.rack_id is None else event.rack_id,
+            client_id=event.client.id,
+            client_host=event.client.host,
+            subscribed_topics=topics
+            if event.subscribed_topics is None
+            else tuple(sorted(set(event.subscribed_topics))),
+            subscribed_regex=regex if event.subscribed_regex is None else event.subscribed_regex or None,
+            rebalance_timeout_ms=base.rebalance_timeout_ms
+            if event.rebalance_timeout_ms == -1
+            else event.rebalance_timeout_ms,
+            server_assignor=base.server_assignor if event.server_assignor is None else event.server_assignor,
+        )
+        if new == old:
+            return False
+        wishes_otherwise = old is not None and new.server_assignor != old.server_assignor
+        preferred = self.preferred_assignor(step) if wishes_otherwise else ""
+        step.emit(new)
+        if old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex):
             return True
-        return any(topic in self.topics_of(member) for member in self.members.values())
+        return wishes_otherwise and self.preferred_assignor(step) != preferred
 
-    def presence(self, member_id: str) -> Presence:
-        """Return a member's soft state; create it if there is none."""
+    def answer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> None:
+        """Move a member one step and send it the news, or delay the reply while there is none."""
+        before = self.current_assignment(member_id)
+        owned = None if event.owned is None else unpack(event.owned)
+        after = self.reconcile_member(step, member_id, owned)
+        told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
+        settled = after.is_reconciled_to(self.epoch)
+        presence = self.presence(member_id)
+        if (
+            settled
+            and not told
+            and event.owned is None
+            and event.hold_ms > 0
+            and self.delay_heartbeat(step, event, presence)
+        ):
+            return
+        interval = self.heartbeat_interval_ms(step)
+        if not settled:
+            interval = self.unsettled_interval_ms(step, interval)
+        elif event.short_interval:
+            interval = min(interval, step.config.unsettled_interval_ms)
+        elif presence.interval_ms < interval // 2 and len(self.members) >= SPREAD_FROM:
+            interval = spread(interval, member_id)
+        presence.interval_ms = interval
+        step.reply(
+            event.request,
+            ConsumerGroupHeartbeatReply(
+                ErrorCode.NONE,
+                None,
+                member_id,
+                after.member_epoch,
+                interval,
+                pack(after.assigned) if told else None,
+            ),
+        )
+
+    def unsettled_interval_ms(self, step: Step, settled_ms: int) -> int:
+        """Return the interval of members that wait or must revoke: short, but longer in large groups."""
+        if step.config.notify_at_once == "off":
+            return settled_ms
+        return min(settled_ms, max(step.config.unsettled_interval_ms, len(self.members) // MEMBERS_PER_MS))
+
+    def delay_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
+        """Delay the reply until something changes; False if it must be sent now."""
+        limit = event.hold_ms if event.short_interval else int(presence.interval_ms * client_quirks.SHARE_OF_TOLD)
+        return self.begin_long_poll(step, presence, event, limit)
+
+    def answer_long_poll(self, step: Step, presence: Presence, event: ConsumerGroupHeartbeat, why: Release) -> None:
+        """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
+        self.answer_heartbeat(step, replace(event, hold_ms=0), presence.session.subject)
+
+    def refuse_long_poll(
+        self, step: Step, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None
+    ) -> None:
+        """Answer a delayed heartbeat with an error."""
+        Refusal(error, message or error.text).answer(step, event)
+
+    def answer_waiting(self, step: Step, member_id: str) -> None:
+        """Answer a member's waiting heartbeats: a join by the current target, a delayed one as usual."""
         presence = self.presences.get(member_id)
         if presence is None:
-            presence = self.presences[member_id] = Presence(self.group_id, member_id)
-        return presence
-
-    def cancel(self) -> None:
-        """Stop all timers of the group."""
-        for presence in self.presences.values():
-            presence.cancel()
-        for timer in (*self.given_ids.values(), *(() if self.watch is None else (self.watch,))):
-            timer.cancel()
-
-    def group_state(self) -> GroupState:
-        """Return the state: by whether there is a target for the newest epoch and all members have it."""
-        if not self.members:
-            return GroupState.EMPTY
-        if self.epoch > self.target_epoch:
-            return GroupState.ASSIGNING
-        if all(self.current_assignment(member_id).is_reconciled_to(self.target_epoch) for member_id in self.members):
-            return GroupState.STABLE
-        return GroupState.RECONCILING
-
-    def classic_members(self) -> list[MemberSaved]:
-        """Return the members of the classic protocol."""
-        return [member for member in self.members.values() if member.classic_protocols is not None]
-
-    def places(self) -> Iterator[tuple[str, int, bool]]:
-        """Yield each member's id, its connection, and whether that has ended."""
-        return ((member_id, presence.connection, presence.is_gone) for member_id, presence in self.presences.items())
-
-    def empty_since_ms(self) -> int:
-        """Return when the target of the epoch without members was written; -1 if there are members."""
-        return -1 if self.members else self.assigned_ms
-
-    def records(self) -> Iterator[Record]:
-        """Yield the records of members, epoch, regular expressions, target and current assignments."""
-        yield from self.members.values()
-        yield EpochBumped(self.group_id, self.epoch, self.metadata_hash)
-        yield from self.regexes.values()
-        for member_id, target in self.targets.items():
-            yield TargetAssigned(self.group_id, member_id, pack(target))
-        if self.target_epoch:
-            yield TargetEpochSet(self.group_id, self.target_epoch, self.assigned_ms)
-        for member_id, current in self.current.items():
-            yield current.record(self.group_id, member_id)
-
-    def has_records(self) -> bool:
-        """Return True: the group exists from its first record until its epoch's record is removed."""
-        return True
-
-    def tombstones(self) -> Iterator[RecordKey]:
-        """Yield the keys of the members' records, and last that of the epoch."""
-        names: tuple[tuple[Kind, Iterable[str]], ...] = (
-            (Kind.CURRENT, self.current),
-            (Kind.TARGET, self.targets),
-            (Kind.MEMBER, self.members),
-            (Kind.REGEX, self.regexes),
-        )
-        for kind, of_kind in names:
-            yield from ((kind, self.group_id, name) for name in of_kind)
-        if self.target_epoch:
-            yield (Kind.TARGET_EPOCH, self.group_id)
-        yield (Kind.EPOCH, self.group_id)
-
-    def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the removal of a record; that of the epoch is the group's last. For the ledger."""
-        if kind is Kind.MEMBER:
-            self.drop_member(names[0])
-        elif kind is Kind.TARGET_EPOCH:
-            self.target_epoch = 0
-        elif kind is Kind.TARGET:
-            self.targets.pop(names[0], None)
-        elif kind is Kind.CURRENT:
-            self.drop_current(names[0])
-        elif kind is Kind.REGEX:
-            self.regexes.pop(names[0], None)
-        return kind is Kind.EPOCH
-
-    def take_epoch(self, record: EpochBumped) -> None:
-        """Apply a new epoch, which needs a new target. For the ledger."""
-        self.epoch = record.epoch
-        self.metadata_hash = record.metadata_hash
-
-    def take_target_epoch(self, record: TargetEpochSet) -> None:
-        """Apply the epoch that completes a target. For the ledger."""
-        self.target_epoch = record.epoch
-        self.assigned_ms = record.assigned_ms
-
-    def take_target(self, record: TargetAssigned) -> None:
-        """Apply a member's target. For the ledger."""
-        self.targets[record.member_id] = unpack(record.partitions)
-
-    def take_regex(self, record: RegexResolved) -> None:
-        """Apply a resolved regular expression. For the ledger."""
-        self.regexes[record.regex] = record
-
-    def take_member(self, member: MemberSaved) -> None:
-        """Apply a member's new metadata. For the ledger."""
-        self._count(self.members.get(member.member_id), -1)
-        self.members[member.member_id] = member
-        self._count(member, 1)
-        if member.instance_id is not None:
-            self.static_ids[member.instance_id] = member.member_id
-
-    def drop_member(self, member_id: str) -> None:
-        """Apply the removal of a member. For the ledger."""
-        member = self.members.pop(member_id, None)
-        self._count(member, -1)
-        instance_id = None if member is None else member.instance_id
-        if instance_id is not None and self.static_ids.get(instance_id) == member_id:
-            del self.static_ids[instance_id]
-
-    def _count(self, member: MemberSaved | None, sign: int) -> None:
-        """Add (1) or subtract (-1) a member's topics, so that a join does not cost a pass over all members."""
-        if member is None:
             return
-        for name in member.subscribed_topics:
-            _shift(self._listed, name, sign)
-        if member.subscribed_regex is not None:
-            _shift(self._matched, member.subscribed_regex, sign)
+        event, presence.waiting = presence.waiting, None
+        if event is not None:
+            self.touch_session(step, presence, member_id)
+            self.answer_heartbeat(step, replace(event, hold_ms=0), member_id)
+        self.end_long_poll(step, presence)
 
-    def take_current(self, record: MemberAssigned) -> None:
-        """Apply a member's new assignment. For the ledger."""
-        self.drop_current(record.member_id)
-        current = self.current[record.member_id] = CurrentAssignment.of(record)
-        for pair in current.assigned | current.pending:
-            self.holders[pair] = record.member_id
+    def release_long_polls(self, step: Step) -> None:
+        """Answer every delayed heartbeat, so that all members move now."""
+        for presence in list(self.presences.values()):
+            self.end_long_poll(step, presence)
 
-    def drop_current(self, member_id: str) -> None:
-        """Apply the removal of a member's assignment. For the ledger."""
-        before = self.current.pop(member_id, None)
-        if before is not None:
-            for pair in before.assigned | before.pending:
-                if self.holders.get(pair) == member_id:
-                    del self.holders[pair]
+    def on_assignment_computed(self, step: Step, event: AssignmentComputed) -> None:
+        """Take over a computed target: answer waiting joins, move delayed members, and request the next target."""
+        taken = self.accept_target(step, event)
+        for member_id, presence in list(self.presences.items()):
+            if presence.waiting is None:
+                continue
+            if event.failure is not None and self.computing < 0:
+                Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure).answer(step, presence.waiting)
+                presence.waiting = None
+            elif presence.waits_for <= self.target_epoch:
+                self.answer_waiting(step, member_id)
+        self.answer_joins(step, event.failure)
+        if taken:
+            self.release_long_polls(step)
+            self.watch_unmoved(step)
+            self.request_target(step)
 
-    takes: ClassVar[Takes] = {
-        EpochBumped: take_epoch,
-        MemberSaved: take_member,
-        TargetEpochSet: take_target_epoch,
-        TargetAssigned: take_target,
-        MemberAssigned: take_current,
-        RegexResolved: take_regex,
-    }
+    def leave_by_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
+        """Process a leave, permanent or, for a static member, temporary."""
+        member_id = event.member_id
+        if event.instance_id is not None:
+            holder = self.static_ids.get(event.instance_id)
+            if holder is None:
+                return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+            if holder != member_id:
+                text = f"Static member {member_id} with instance id {event.instance_id} was fenced by member {holder}."
+                return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+        elif member_id not in self.members:
+            return Refusal(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}."
+            )
+        if event.member_epoch == LEFT_FOR_A_WHILE:
+            self.leave_temporarily(step, member_id)
+        else:
+            self.evict_member(step, member_id, f"member {member_id} left")
+        step.reply(
+            event.request,
+            ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch),
+        )
+        return None
+
+    def evict_member(self, step: Step, member_id: str, reason: str) -> None:
+        """Remove a member, also one that leaves; the others get a new epoch or become a classic group again."""
+        if member_id not in self.members:
+            return
+        step.log(self.group_id, reason)
+        is_of_consumer_protocol = self.members[member_id].classic_protocols is None
+        if is_of_consumer_protocol and step.turn_classic(self.group_id, leaving=member_id):
+            return
+        self.remove_member(step, member_id)
+        self.begin_epoch(step, reason)
+
+    def on_session_end(self, step: Step, member_id: str) -> None:
+        """Evict a member after its session timeout or grace period."""
+        presence = self.presences.get(member_id)
+        if presence is None or member_id not in self.members:
+            return
+        if presence.overdue:
+            reason = "evicted: did not revoke, join or sync in time, and did not join again"
+        elif presence.lost:
+            reason = "evicted: did not reconnect after its connection ended"
+        else:
+            reason = f"evicted: session timed out after {self.session_timeout_ms(step, member_id)} ms"
+        self.evict_member(step, member_id, f"member {member_id} {reason} ({self.member_last_seen(step, member_id)})")
+
+    def on_revocation_end(self, step: Step, member_id: str) -> None:
+        """Require a member to rejoin that did not revoke its partitions within its rebalance timeout."""
+        self.refuse_until_rejoin(step, member_id, "revoke")
+
+    def on_phase_end(self, step: Step, member_id: str) -> None:
+        """Require a classic member to rejoin that did not join or sync within its rebalance timeout."""
+        self.refuse_until_rejoin(step, member_id, "join or sync")
+
+    def on_given_id_end(self, step: Step, member_id: str) -> None:
+        """Forget a member id that was given out and never used."""
+        self.given_ids.pop(member_id, None)
+
+    def refuse_until_rejoin(self, step: Step, member_id: str, what: str) -> None:
+        """Refuse a member until it joins again: it did not revoke, join or sync within its rebalance timeout.
+
+        The member may not know that it must move, nor see that it is refused now. So it keeps its partitions until it
+        joins again, leaves, or its session ends, counted from its last accepted request. By then it has stopped.
+        """
+        presence = self.presences.get(member_id)
+        if presence is not None and presence.waiting is None and presence.joining is None:
+            step.log(self.group_id, f"member {member_id} refused until it rejoins: did not {what} in time")
+            presence.overdue = True
+
+    def on_silence_check(self, step: Step, subject: str) -> None:
+        """Begin a new epoch without members that fell silent before they moved."""
+        silent = self.silent_among(step, self.unmoved_members())
+        if silent and self.excludes_suspected(step):
+            names = ", ".join(silent)
+            self.begin_epoch(step, f"suspected members {names}: rebalance continues without them")
+        else:
+            self.watch_unmoved(step)
+
+    def on_settings_changed(self, step: Step, event: GroupSettingsChanged) -> None:
+        """Take over a group's own settings."""
+        self.settings = event.settings
+
+    def load(self, step: Step) -> None:
+        """Build the soft state after a replay: restart sessions and revocation timers, and request a missing target.
+
+        Regular expressions are resolved again, which finds topics that changed while no coordinator ran.
+        """
+        self.settings = step.settings.get(self.group_id, self.settings)
+        for member_id, member in self.members.items():
+            presence = self.presence(member_id)
+            step.run(presence.session, self.session_timeout_ms(step, member_id))
+            presence.heard_ms = step.now.mono_ms
+            unrevoked = self.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS
+            if unrevoked and member.classic_protocols is None:
+                step.run(presence.revocation, member.rebalance_timeout_ms)
+        if self.members:
+            self.request_resolution(step, again=True)
+            self.check_topics(step)
+            settled = self.epoch == self.target_epoch
+            if settled and (self.is_uneven(step) or self.has_unassigned_partitions(step)):
+                self.begin_epoch(step, "the target was made without suspected members")
+            self.request_target(step)
+            self.watch_unmoved(step)
+        step.log(self.group_id, f"loaded with {len(self.members)} members at epoch {self.epoch}", Level.DEBUG)
+
+    # -- Members of a consumer group whose connection ended without a leave; `failure_detector` defines their grace
+    # period
+
+    def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
+        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        self.drop_untold(step, member_id)
+        presence, member = self.presences.get(member_id), self.members.get(member_id)
+        if presence is None or presence.connection != event.connection or member is None:
+            return
+        self.lose_connection(
+            step,
+            presence,
+            event,
+            is_static=member.instance_id is not None,
+            process=presence.process,
+            interval_ms=0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3,
+        )
+
+    def drop_untold(self, step: Step, member_id: str) -> None:
+        """Evict a new member whose connection ended before a reply told its id."""
+        presence = self.presences.get(member_id)
+        if presence is None:
+            return
+        first, joining = presence.waiting, presence.joining
+        untold = joining is not None and not joining.member_id and joining.instance_id is None
+        if untold or (first is not None and not first.member_id):
+            self.evict_member(step, member_id, f"the connection of new member {member_id} ended")
 
 
-def _shift(counts: dict[str, int], name: str, sign: int) -> None:
-    left = counts.get(name, 0) + sign
-    if left:
-        counts[name] = left
-    else:
-        counts.pop(name, None)
+EMPTY, ASSIGNING = GroupState.EMPTY, GroupState.ASSIGNING
+RECONCILING, STABLE = GroupState.RECONCILING, GroupState.STABLE
+STATES = (EMPTY, ASSIGNING, RECONCILING, STABLE)
+CLASSIC = GroupType.CLASSIC
+_LONG_POLL_ENDS = {
+    EMPTY: ignored("the group has no members"),
+    ASSIGNING: reaction("the delayed heartbeat is answered", ConsumerHeartbeat.on_long_poll_end),
+    RECONCILING: reaction(
+        "the delayed heartbeat is answered: the member moves towards its target",
+        ConsumerHeartbeat.on_long_poll_end,
+        STABLE,
+    ),
+    STABLE: reaction("the delayed heartbeat is answered", ConsumerHeartbeat.on_long_poll_end),
+}
+
+TABLE: Table = {
+    ConsumerGroupHeartbeat: {
+        EMPTY: reaction("a first member joins", ConsumerHeartbeat.consumer_heartbeat, ASSIGNING),
+        ASSIGNING: reaction("a join waits for the target; after a leave the others get a new epoch, or turn classic",
+                            ConsumerHeartbeat.consumer_heartbeat, EMPTY, CLASSIC),
+        RECONCILING: reaction("the member moves towards its target; a join, a leave or another subscription begins an "
+                              "epoch", ConsumerHeartbeat.consumer_heartbeat, STABLE, ASSIGNING, EMPTY, CLASSIC),
+        STABLE: reaction("answered, or delayed until there is news; a join, a leave or another subscription begins an "
+                         "epoch; a static member leaves for a while",
+                         ConsumerHeartbeat.consumer_heartbeat, ASSIGNING, RECONCILING, EMPTY, CLASSIC),
+    },
+    JoinGroup: {
+        EMPTY: reaction("a first member of the classic protocol", ConsumerClassicMembers.join, ASSIGNING),
+        ASSIGNING: reaction("a classic member waits for the target, or replaces the last member of the consumer "
+                            "protocol", ConsumerClassicMembers.join, CLASSIC),
+        RECONCILING: reaction("a classic member moves towards its target; a new one begins an epoch",
+                              ConsumerClassicMembers.join, STABLE, ASSIGNING, CLASSIC),
+        STABLE: reaction("a new classic member begins an epoch, or takes the place of a static one",
+                         ConsumerClassicMembers.join, ASSIGNING, RECONCILING, CLASSIC),
+    },
+    SyncGroup: dict.fromkeys(STATES, reaction("a classic member gets its assignment", ConsumerClassicMembers.sync)),
+    Heartbeat: dict.fromkeys(
+        STATES, reaction("a classic member learns whether it has to rejoin", ConsumerClassicMembers.classic_heartbeat)
+    ),
+    LeaveGroup: {
+        EMPTY: reaction("refused: the group has no members", ConsumerClassicMembers.leave_group),
+        ASSIGNING: reaction("classic members leave", ConsumerClassicMembers.leave_group, EMPTY),
+        RECONCILING: reaction("classic members leave: an epoch", ConsumerClassicMembers.leave_group, ASSIGNING, EMPTY),
+        STABLE: reaction("classic members leave: an epoch", ConsumerClassicMembers.leave_group, ASSIGNING, EMPTY),
+    },
+    ConnectionLost: {
+        EMPTY: ignored("the group has no members"),
+        ASSIGNING: reaction("a new member without its id is evicted; another's grace period begins",
+                            ConsumerHeartbeat.on_connection_lost, EMPTY, CLASSIC),
+        RECONCILING: reaction("a new member without its id is evicted; another's delayed heartbeat is answered, its "
+                              "grace period begins",
+                              ConsumerHeartbeat.on_connection_lost, STABLE, ASSIGNING, EMPTY, CLASSIC),
+        STABLE: reaction("a new member without its id is evicted; another's grace period begins",
+                         ConsumerHeartbeat.on_connection_lost, ASSIGNING, EMPTY, CLASSIC),
+    },
+    ReleaseLongPolls: _LONG_POLL_ENDS,
+    Deadline.LONG_POLL: _LONG_POLL_ENDS,
+    Deadline.SESSION: {
+        EMPTY: ignored("the group has no members"),
+        ASSIGNING: reaction("the member is evicted; classic members alone turn classic",
+                            ConsumerHeartbeat.on_session_end, EMPTY, CLASSIC),
+        RECONCILING: reaction("the member is evicted: an epoch begins; classic members alone turn classic",
+                              ConsumerHeartbeat.on_session_end, ASSIGNING, EMPTY, CLASSIC),
+        STABLE: reaction("the member is evicted: an epoch begins; classic members alone turn classic",
+                         ConsumerHeartbeat.on_session_end, ASSIGNING, EMPTY, CLASSIC),
+    },
+    Deadline.PENDING_MEMBER: dict.fromkeys(
+        STATES, reaction("an unused member id is dropped", ConsumerHeartbeat.on_given_id_end)
+    ),
+    Deadline.REVOCATION: dict.fromkeys(
+        STATES, reaction("the member is refused until it rejoins", ConsumerHeartbeat.on_revocation_end)
+    ),
+    Deadline.JOIN_PHASE: dict.fromkeys(
+        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.on_phase_end)
+    ),
+    Deadline.SYNC_PHASE: dict.fromkeys(
+        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.on_phase_end)
+    ),
+    Deadline.SILENCE: {
+        EMPTY: ignored("the group has no members"),
+        ASSIGNING: reaction("the suspected members are excluded from a newer target",
+                            ConsumerHeartbeat.on_silence_check),
+        RECONCILING: reaction("members that have to move are suspected: an epoch without them begins",
+                              ConsumerHeartbeat.on_silence_check, ASSIGNING),
+        STABLE: reaction("checked again while members have to move", ConsumerHeartbeat.on_silence_check, ASSIGNING),
+    },
+    AssignmentComputed: {
+        EMPTY: reaction("dropped: it was computed for former members", ConsumerHeartbeat.on_assignment_computed),
+        ASSIGNING: reaction("the target is written; members that have all of it are settled",
+                            ConsumerHeartbeat.on_assignment_computed, RECONCILING, STABLE),
+        RECONCILING: reaction("dropped: the newest epoch has a target", ConsumerHeartbeat.on_assignment_computed),
+        STABLE: reaction("dropped: the newest epoch has a target", ConsumerHeartbeat.on_assignment_computed),
+    },
+    RegexesResolved: {
+        EMPTY: reaction("dropped: nobody uses the patterns", ConsumerAssignment.on_regexes_resolved),
+        ASSIGNING: reaction("the topics are written, and the target is requested",
+                            ConsumerAssignment.on_regexes_resolved),
+        RECONCILING: reaction("patterns match other topics now: an epoch begins",
+                              ConsumerAssignment.on_regexes_resolved, ASSIGNING),
+        STABLE: reaction("patterns match other topics now: an epoch begins",
+                         ConsumerAssignment.on_regexes_resolved, ASSIGNING),
+    },
+    TopicsChanged: {
+        EMPTY: ignored("the group has no members"),
+        ASSIGNING: reaction("an epoch with the new topics begins", ConsumerAssignment.on_topics_changed),
+        RECONCILING: reaction("topics that members read changed: an epoch begins",
+                              ConsumerAssignment.on_topics_changed, ASSIGNING),
+        STABLE: reaction("topics that members read changed: an epoch begins",
+                         ConsumerAssignment.on_topics_changed, ASSIGNING),
+    },
+    GroupSettingsChanged: dict.fromkeys(
+        STATES, reaction("the group's own timeouts apply from now on", ConsumerHeartbeat.on_settings_changed)
+    ),
+}  # fmt: skip
+"""What a consumer group does with an event in each state."""
+
+
+class ConsumerGroup(ConsumerHeartbeat):
+    """A group under KIP-848, which may also have classic members."""
+
+    name: ClassVar[str] = GroupType.CONSUMER
+    table: ClassVar[Table] = TABLE
+
+    def listed_protocol_type(self) -> str:
+        """Return the protocol type of consumers."""
+        return CONSUMER_PROTOCOL_TYPE
+
+    # -- Permission to commit in a consumer group, and to fetch as a member. Source: KIP-848, KIP-1251
+
+    def may_commit(self, step: Step, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
+        """Return whether a member may commit now, or anyone if the group is empty.
+
+        A member's epoch may advance while its commit is under way. An older epoch is accepted for partitions that the
+        member had then and has had ever since. Source: KIP-1251.
+        """
+        member_id, instance_id, epoch = event.member_id, event.instance_id, event.generation
+        if epoch < 0 and not self.members:
+            return ErrorCode.NONE
+        if instance_id is not None and self.static_ids.get(instance_id, member_id) != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        member = self.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if member.classic_protocols is None and isinstance(event, OffsetCommit) and not event.knows_stale_epoch:
+            return ErrorCode.UNSUPPORTED_VERSION
+        current, topics = self.current_assignment(member_id), step.image.topics
+        if epoch == current.member_epoch or all(
+            offset.topic in topics and current.covers(epoch, (topics[offset.topic].id, offset.partition))
+            for offset in event.offsets
+        ):
+            return ErrorCode.NONE
+        return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
+
+    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+        """Return whether a transactional commit is accepted; a producer need not name a member."""
+        error = ErrorCode.NONE
+        if event.generation >= 0 or event.member_id:
+            error = self.may_commit(step, event)
+        is_unknown = error is ErrorCode.STALE_MEMBER_EPOCH and not event.knows_stale_epoch
+        return ErrorCode.ILLEGAL_GENERATION if is_unknown else error
+
+    def committed(self, step: Step, event: OffsetCommit) -> None:
+        """Count a classic member's commit as a sign of life, as in a classic group, for clients that cannot tell."""
+        member = self.members.get(event.member_id)
+        if member is not None and member.classic_protocols is not None:
+            presence = self.presence(event.member_id)
+            if not presence.overdue:
+                self.restart_session(step, presence, event.member_id)
+
+    def may_fetch(self, step: Step, event: OffsetFetch) -> ErrorCode:
+        """Return whether a fetch with a member names a known one with its epoch; a fetch without one is open to all."""
+        if event.member_id is None and event.member_epoch < 0:
+            return ErrorCode.NONE
+        member_id = event.member_id or ""
+        if member_id not in self.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if event.member_epoch == self.current_assignment(member_id).member_epoch:
+            return ErrorCode.NONE
+        is_classic = self.members[member_id].classic_protocols is not None
+        return ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
+
+    def describe_consumer(self, step: Step) -> DescribedConsumerGroup:
+        """Describe a group with its members, epochs, assignments and targets."""
+        names = step.topic_names()
+        members = []
+        for member_id, member in self.members.items():
+            current = self.current_assignment(member_id)
+            members.append(
+                DescribedConsumer(
+                    member_id=member_id,
+                    instance_id=member.instance_id,
+                    rack_id=member.rack_id,
+                    member_epoch=current.member_epoch,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    subscribed_topics=member.subscribed_topics,
+                    subscribed_regex=member.subscribed_regex,
+                    assignment=named(current.assigned | current.pending, names),
+                    target=named(self.targets.get(member_id, frozenset()), names),
+                    member_type=1 if member.classic_protocols is None else 0,
+                )
+            )
+        return DescribedConsumerGroup(
+            self.group_id,
+            self.group_state(),
+            self.epoch,
+            self.target_epoch,
+            self.preferred_assignor(step),
+            tuple(members),
+        )
+
+
+def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...]:
+    """Return partitions by topic id and name, without those of deleted topics."""
+    return tuple(
+        NamedPartitions(entry.topic_id, names[entry.topic_id], entry.partitions)
+        for entry in pack(pairs)
+        if entry.topic_id in names
+    )

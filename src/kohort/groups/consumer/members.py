@@ -1,216 +1,596 @@
-"""Operations on a consumer group's members of either protocol: move, rename, remove, and answer their requests."""
+"""The members of a group under KIP-848: their state, and how each moves from its assignment to its target.
+
+Only the ledger writes the hard state. Indexes of the same facts are kept up to date with it. The soft state holds
+timers, joiners that wait for a first assignment, and background tasks under way.
+
+Reconciliation: a consumer group member moves from its assignment to its target, one heartbeat at a time.
+
+| state | the member waits for | a heartbeat |
+|---|---|---|
+| STABLE | a newer target | begins the move: first revokes, then assigns |
+| UNREVOKED_PARTITIONS | its own report without the revoked partitions | moves on towards the newest target |
+| UNRELEASED_PARTITIONS | other members to revoke its new partitions | assigns what has become free |
+
+A partition is assigned only if no member owns it or has yet to revoke it. For this reason two clients never own the
+same partition. Source: KIP-848, "Reconciliation"; scenario 6.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
-from kohort.errors import ErrorCode
-from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment, Presence
-from kohort.groups.consumer.reconcile import next_step
-from kohort.groups.effects import ConsumerGroupHeartbeatReply, JoinGroupReply
-from kohort.groups.events import ConsumerGroupHeartbeat
-from kohort.groups.pairs import Pairs, pack
-from kohort.groups.records import Kind, MemberState, TargetAssigned, Tombstone
-from kohort.groups.step import Context
+from kohort.groups.admission import LEFT_FOR_A_WHILE
+from kohort.groups.effects import GroupState
+from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
+from kohort.groups.failure_detector import MonitoredMember
+from kohort.groups.group import GroupMembership, Takes
+from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
+from kohort.groups.records import (
+    EpochBumped,
+    HeldPartitions,
+    Kind,
+    MemberAssigned,
+    MemberSaved,
+    ReconciliationState,
+    Record,
+    RecordKey,
+    RegexResolved,
+    TargetAssigned,
+    TargetEpochSet,
+)
+from kohort.groups.step import Step
+from kohort.groups.table import UnexpectedTransitionError
+from kohort.groups.timers import Deadline, Timer
 
 
-class Refusal(NamedTuple):
-    """The reason why a request is refused."""
+@dataclass(slots=True)
+class CurrentAssignment:
+    """A member's current assignment: its record, with the record's partitions as sets.
 
-    error: ErrorCode
-    message: str
+    Attributes:
+        since: the epoch at which each partition was assigned; partitions that are left out: at `member_epoch`.
+    """
+
+    member_epoch: int = 0
+    previous_epoch: int = 0
+    state: ReconciliationState = ReconciliationState.STABLE
+    assigned: Pairs = NOTHING
+    pending: Pairs = NOTHING
+    since: Mapping[Pair, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: MemberAssigned) -> CurrentAssignment:
+        """Build the assignment from its record."""
+        return cls(
+            record.member_epoch,
+            record.previous_epoch,
+            record.state,
+            unpack(record.assigned),
+            unpack(record.pending_revocation),
+            {
+                (entry.topic_id, number): epoch
+                for entry in (*record.assigned, *record.pending_revocation)
+                for number, epoch in zip(entry.partitions, entry.epochs, strict=True)
+            },
+        )
+
+    def record(self, group_id: str, member_id: str) -> MemberAssigned:
+        """Return the assignment as a record."""
+        return MemberAssigned(
+            group_id,
+            member_id,
+            self.member_epoch,
+            self.previous_epoch,
+            self.state,
+            self._pack(self.assigned),
+            self._pack(self.pending),
+        )
+
+    def _pack(self, pairs: Pairs) -> tuple[HeldPartitions, ...]:
+        return tuple(
+            HeldPartitions(
+                entry.topic_id,
+                entry.partitions,
+                tuple(self.since.get((entry.topic_id, number), self.member_epoch) for number in entry.partitions),
+            )
+            for entry in pack(pairs)
+        )
+
+    def afresh(self) -> CurrentAssignment:
+        """Return the assignment of a member that joins again: the same partitions, and no epoch yet."""
+        return CurrentAssignment(assigned=self.assigned, since=self.since)
+
+    def away(self) -> CurrentAssignment:
+        """Return the assignment of a static member that left temporarily: it revoked everything but keeps the claim."""
+        assigned, since = self.assigned, self.since
+        return CurrentAssignment(
+            LEFT_FOR_A_WHILE, self.previous_epoch, ReconciliationState.STABLE, assigned, since=since
+        )
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the member left temporarily and has not joined since."""
+        return self.member_epoch == LEFT_FOR_A_WHILE
+
+    def covers(self, epoch: int, pair: Pair) -> bool:
+        """Return whether the member has had this partition ever since this epoch of its own."""
+        since = self.since.get(pair)
+        return since is not None and since <= epoch <= self.member_epoch
+
+    def is_reconciled_to(self, epoch: int) -> bool:
+        """Return whether the member has all of this epoch's target."""
+        return self.state is ReconciliationState.STABLE and self.member_epoch == epoch
 
 
-def refuse(context: Context, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
-    """Answer a heartbeat with an error."""
-    context.reply(event.request, ConsumerGroupHeartbeatReply(refusal.error, refusal.message))
+class Presence(MonitoredMember):
+    """A member's soft state.
 
+    Attributes:
+        revocation: the timer that bounds a revocation.
+        join_phase, sync_phase: the timers that bound a classic member's steps of a rebalance.
+        waiting: the member's first heartbeat, which is answered as soon as there is a target for `waits_for`.
+        joining: a classic member's JoinGroup that waits likewise.
+        process: the process that it joined from, "" if unknown.
+        fenced: the member sent a wrong epoch, and the log says so.
+        overdue: the member did not move within its rebalance timeout and is refused until it joins again.
+    """
 
-def log_fenced(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
-    """Log that a member was fenced by its epoch, once until it is heard again."""
-    presence = consumer.presences.get(event.member_id)
-    if presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
-        return
-    presence.fenced = True
-    current = consumer.current_assignment(event.member_id)
-    context.log(
-        event.group_id,
-        f"member {event.member_id} fenced: it sent epoch {event.member_epoch}, its epoch is {current.member_epoch}, "
-        f"the previous one was {current.previous_epoch} ({last_seen(context, consumer, event.member_id)})",
+    __slots__ = (
+        "fenced",
+        "join_phase",
+        "joining",
+        "overdue",
+        "process",
+        "revocation",
+        "sync_phase",
+        "waiting",
+        "waits_for",
     )
 
+    def __init__(self, group_id: str, member_id: str) -> None:
+        super().__init__(group_id, member_id)
+        self.revocation = Timer(Deadline.REVOCATION, group_id, member_id)
+        self.join_phase = Timer(Deadline.JOIN_PHASE, group_id, member_id)
+        self.sync_phase = Timer(Deadline.SYNC_PHASE, group_id, member_id)
+        self.waiting: ConsumerGroupHeartbeat | None = None
+        self.joining: JoinGroup | None = None
+        self.waits_for = 0
+        self.process = ""
+        self.overdue = False
+        self.fenced = False
 
-def last_seen(context: Context, consumer: ConsumerGroup, member_id: str) -> str:
-    """Describe for the log who a member is, when it was last heard, and whether its connection ended."""
-    member = consumer.members[member_id]
-    return consumer.presences[member_id].last_seen(context, member.client_id, member.client_host)
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether a heartbeat or a JoinGroup of the member is unanswered."""
+        return self.long_poll is not None or self.waiting is not None or self.joining is not None
 
+    def cancel(self) -> None:
+        """Stop all timers of the member."""
+        self.session.cancel()
+        self.expect_nothing()
 
-def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> CurrentAssignment:
-    """Move a member one step towards its target and bound the time of its revocation."""
-    before = consumer.current_assignment(member_id)
-    target = consumer.targets.get(member_id, frozenset())
-    after = next_step(consumer, member_id, target, owned)
-    if after == before and member_id in consumer.current:
-        return after
-    context.emit(after.record(consumer.group_id, member_id))
-    record_downtime(context, consumer, before.assigned, after.assigned)
-    member = consumer.members[member_id]
-    presence = consumer.presence(member_id)
-    if after.state is MemberState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
-        context.run(presence.revocation, member.rebalance_timeout_ms)
-    else:
-        presence.revocation.cancel()
-    if after.is_reconciled_to(consumer.epoch) and not before.is_reconciled_to(consumer.epoch):
-        report_if_settled(context, consumer)
-    return after
-
-
-def record_downtime(context: Context, consumer: ConsumerGroup, before: Pairs, after: Pairs) -> None:
-    """Record the downtime of partitions that were taken from a member or assigned to one."""
-    if before == after:
-        return
-    now_ms = context.now.mono_ms
-    for pair in before - after:
-        consumer.stopped[pair] = now_ms
-    if consumer.stopped:
-        for pair in after - before:
-            since = consumer.stopped.pop(pair, None)
-            if since is not None:
-                consumer.still.append(now_ms - since)
+    def expect_nothing(self) -> None:
+        """Stop the timers of expected requests and of a delayed heartbeat; the session continues."""
+        for timer in (self.revocation, self.join_phase, self.sync_phase, self.long_poll_timer):
+            if timer is not None:
+                timer.cancel()
+        self.overdue = False
 
 
-def report_if_settled(context: Context, consumer: ConsumerGroup) -> None:
-    """Report the rebalance as complete when the last member has reached its target."""
-    if consumer.settling_epoch != consumer.epoch:
-        consumer.settling, consumer.settling_epoch = list(consumer.members), consumer.epoch
-    left = consumer.settling
-    if not left:  # all members were reached before: one of them has rejoined
-        return
-    while left:
-        awaited = left[-1] in consumer.members and left[-1] not in consumer.excluded
-        if awaited and not consumer.current_assignment(left[-1]).is_reconciled_to(consumer.epoch):
-            return
-        left.pop()
-    context.rebalanced(consumer.group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
-    consumer.began_ms = None
-    consumer.stopped.clear()
-    consumer.still = []
+@dataclass(slots=True)
+class ConsumerMembers(GroupMembership):
+    """The members of a group under KIP-848: their metadata, targets and current assignments.
 
-
-def session_timeout_ms(context: Context, consumer: ConsumerGroup, member_id: str) -> int:
-    """Return a member's session timeout."""
-    member = consumer.members[member_id]
-    if member.classic_protocols is not None:
-        return member.classic_session_timeout_ms
-    return consumer.settings.session_timeout_ms or context.config.consumer_session_timeout_ms
-
-
-def heartbeat_interval_ms(context: Context, consumer: ConsumerGroup) -> int:
-    """Return the heartbeat interval of settled members."""
-    return consumer.settings.heartbeat_interval_ms or context.config.consumer_heartbeat_interval_ms
-
-
-def preferred_assignor(context: Context, consumer: ConsumerGroup) -> str:
-    """Return the assignor that most members prefer; the first configured one if none has a preference."""
-    votes: dict[str, int] = {}
-    for member in consumer.members.values():
-        if member.server_assignor is not None:
-            votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
-    return max(votes, key=lambda name: votes[name]) if votes else context.config.consumer_assignors[0]
-
-
-def heard(context: Context, consumer: ConsumerGroup, member_id: str, connection: int) -> Presence:
-    """Record a request of a member: bind it to its connection and restart its session."""
-    presence = consumer.presence(member_id)
-    if presence.connection != connection:
-        presence.bind(context, connection)
-    presence.gone_ms = None
-    alive(context, consumer, presence, member_id)
-    return presence
-
-
-def alive(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
-    """Restart a member's session after a request on any connection."""
-    presence.alive(context, session_timeout_ms(context, consumer, member_id))
-
-
-def touch(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
-    """Restart a member's session after a sign of life or a wait, unless its connection has ended."""
-    presence.touch(context, session_timeout_ms(context, consumer, member_id))
-
-
-def leave_for_a_while(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Write the temporary leave of a static member, which keeps its partitions for the rest of its session.
-
-    Its waiting requests are refused: a later answer would move the member on, back into the group.
+    Attributes:
+        members: each member's metadata, by member id.
+        epoch: the group epoch, incremented by every change of members, subscriptions or topics.
+        metadata_hash: the hash of the topics that the epoch was made for.
+        target_epoch: the epoch of the target assignment.
+        targets: each member's target.
+        current: each member's current assignment; a member without one is at epoch 0 and has nothing.
+        regexes: resolved regular expressions, by pattern.
+        static_ids: member ids by instance id; a lookup of None, for dynamic members, finds nothing.
+        holders: by partition, the member that owns it or has yet to revoke it.
+        presences: the members' soft state, by member id.
+        began_ms: when the current rebalance began, None without one.
+        stopped: partitions without an owner in this rebalance, with the time since when (ms).
+        still: the downtimes of partitions that were assigned again in this rebalance.
+        settling: members that were not yet seen to have all of the target of `settling_epoch`; the last one has not.
+        excluded: silent members that the newest target, or the one under way, leaves out.
+        watch: the timer that checks members which have to move, None before the first time.
+        computing: the ticket of the target computation, -1: none.
+        resolving: the ticket of the regular expression task, -1: none.
+        given_ids: ids given to classic members that have not yet joined with them, until the timer ends.
+        settings: the group's own timeouts.
     """
-    presence = consumer.presence(member_id)
-    presence.expect_nothing()
-    gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
-    turn_away(context, consumer, presence, gone)
-    context.emit(consumer.current_assignment(member_id).away().record(consumer.group_id, member_id))
+
+    group_id: str
+    members: dict[str, MemberSaved] = field(default_factory=dict)
+    epoch: int = 0
+    metadata_hash: int = 0
+    target_epoch: int = 0
+    assigned_ms: int = -1
+    targets: dict[str, Pairs] = field(default_factory=dict)
+    current: dict[str, CurrentAssignment] = field(default_factory=dict)
+    regexes: dict[str, RegexResolved] = field(default_factory=dict)
+    static_ids: dict[str | None, str] = field(default_factory=dict)
+    holders: dict[Pair, str] = field(default_factory=dict)
+    presences: dict[str, Presence] = field(default_factory=dict)
+    began_ms: int | None = None
+    stopped: dict[Pair, int] = field(default_factory=dict)
+    still: list[int] = field(default_factory=list)
+    settling: list[str] = field(default_factory=list)
+    settling_epoch: int = -1
+    excluded: dict[str, None] = field(default_factory=dict)
+    watch: Timer | None = None
+    computing: int = -1
+    resolving: int = -1
+    given_ids: dict[str, Timer] = field(default_factory=dict)
+    settings: GroupSettings = field(default_factory=GroupSettings)
+    _moving: set[str] | None = None
+    _listed: dict[str, int] = field(default_factory=dict)
+    _matched: dict[str, int] = field(default_factory=dict)
+
+    def current_assignment(self, member_id: str) -> CurrentAssignment:
+        """Return a member's owned and pending-revocation partitions with its epoch."""
+        return self.current.get(member_id) or CurrentAssignment()
+
+    def topics_of(self, member: MemberSaved) -> tuple[str, ...]:
+        """Return the names that a member reads, by list or by regular expression, sorted."""
+        resolved = self.regexes.get(member.subscribed_regex or "")
+        if resolved is None:
+            return member.subscribed_topics
+        return tuple(sorted({*member.subscribed_topics, *resolved.topics}))
+
+    def subscribed(self) -> list[str]:
+        """Return every name that a member reads, sorted."""
+        names = set(self._listed)
+        for regex in self._matched:
+            resolved = self.regexes.get(regex)
+            if resolved is not None:
+                names.update(resolved.topics)
+        return sorted(names)
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Return whether a member reads this topic, or may: an unresolved pattern may match any."""
+        if any(regex not in self.regexes for regex in self._matched):
+            return True
+        return any(topic in self.topics_of(member) for member in self.members.values())
+
+    def presence(self, member_id: str) -> Presence:
+        """Return a member's soft state; create it if there is none."""
+        presence = self.presences.get(member_id)
+        if presence is None:
+            presence = self.presences[member_id] = Presence(self.group_id, member_id)
+        return presence
+
+    def cancel(self) -> None:
+        """Stop all timers of the group."""
+        for presence in self.presences.values():
+            presence.cancel()
+        for timer in (*self.given_ids.values(), *(() if self.watch is None else (self.watch,))):
+            timer.cancel()
+
+    def group_state(self) -> GroupState:
+        """Return the state: by whether there is a target for the newest epoch and all members have it."""
+        if not self.members:
+            return GroupState.EMPTY
+        if self.epoch > self.target_epoch:
+            return GroupState.ASSIGNING
+        return GroupState.RECONCILING if self.moving_members() else GroupState.STABLE
+
+    def moving_members(self) -> set[str]:
+        """Return the members that do not have all of the target yet; kept, so that the state costs no pass over all."""
+        if self._moving is None:
+            self._moving = {member_id for member_id in self.members if self._moves(member_id)}
+        return self._moving
+
+    def _moves(self, member_id: str) -> bool:
+        return member_id in self.members and not self.current_assignment(member_id).is_reconciled_to(self.target_epoch)
+
+    def _note_move(self, member_id: str) -> None:
+        if self._moving is not None:
+            if self._moves(member_id):
+                self._moving.add(member_id)
+            else:
+                self._moving.discard(member_id)
+
+    def classic_members(self) -> list[MemberSaved]:
+        """Return the members of the classic protocol."""
+        return [member for member in self.members.values() if member.classic_protocols is not None]
+
+    def places(self) -> Iterator[tuple[str, int, bool]]:
+        """Yield each member's id, its connection, and whether that has ended."""
+        return ((member_id, presence.connection, presence.is_gone) for member_id, presence in self.presences.items())
+
+    def empty_since_ms(self) -> int:
+        """Return when the target of the epoch without members was written; -1 if there are members."""
+        return -1 if self.members else self.assigned_ms
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records of members, epoch, regular expressions, target and current assignments."""
+        yield from self.members.values()
+        yield EpochBumped(self.group_id, self.epoch, self.metadata_hash)
+        yield from self.regexes.values()
+        for member_id, target in self.targets.items():
+            yield TargetAssigned(self.group_id, member_id, pack(target))
+        if self.target_epoch:
+            yield TargetEpochSet(self.group_id, self.target_epoch, self.assigned_ms)
+        for member_id, current in self.current.items():
+            yield current.record(self.group_id, member_id)
+
+    def has_records(self) -> bool:
+        """Return True: the group exists from its first record until its epoch's record is removed."""
+        return True
+
+    def tombstones(self) -> Iterator[RecordKey]:
+        """Yield the keys of the members' records, and last that of the epoch."""
+        names: tuple[tuple[Kind, Iterable[str]], ...] = (
+            (Kind.CURRENT, self.current),
+            (Kind.TARGET, self.targets),
+            (Kind.MEMBER, self.members),
+            (Kind.REGEX, self.regexes),
+        )
+        for kind, of_kind in names:
+            yield from ((kind, self.group_id, name) for name in of_kind)
+        if self.target_epoch:
+            yield (Kind.TARGET_EPOCH, self.group_id)
+        yield (Kind.EPOCH, self.group_id)
+
+    def drop(self, kind: Kind, names: list[str]) -> bool:
+        """Apply the removal of a record; that of the epoch is the group's last. For the ledger."""
+        if kind is Kind.MEMBER:
+            self.drop_member(names[0])
+        elif kind is Kind.TARGET_EPOCH:
+            self.target_epoch = 0
+            self._moving = None
+        elif kind is Kind.TARGET:
+            self.targets.pop(names[0], None)
+        elif kind is Kind.CURRENT:
+            self.drop_current(names[0])
+        elif kind is Kind.REGEX:
+            self.regexes.pop(names[0], None)
+        return kind is Kind.EPOCH
+
+    def take_epoch(self, record: EpochBumped) -> None:
+        """Apply a new epoch, which needs a new target. For the ledger."""
+        self.epoch = record.epoch
+        self.metadata_hash = record.metadata_hash
+
+    def take_target_epoch(self, record: TargetEpochSet) -> None:
+        """Apply the epoch that completes a target. For the ledger."""
+        self.target_epoch = record.epoch
+        self._moving = None
+        self.assigned_ms = record.assigned_ms
+
+    def take_target(self, record: TargetAssigned) -> None:
+        """Apply a member's target. For the ledger."""
+        self.targets[record.member_id] = unpack(record.partitions)
+
+    def take_regex(self, record: RegexResolved) -> None:
+        """Apply a resolved regular expression. For the ledger."""
+        self.regexes[record.regex] = record
+
+    def take_member(self, member: MemberSaved) -> None:
+        """Apply a member's new metadata. For the ledger."""
+        self._count(self.members.get(member.member_id), -1)
+        self.members[member.member_id] = member
+        self._count(member, 1)
+        if member.instance_id is not None:
+            self.static_ids[member.instance_id] = member.member_id
+        self._note_move(member.member_id)
+
+    def drop_member(self, member_id: str) -> None:
+        """Apply the removal of a member. For the ledger."""
+        member = self.members.pop(member_id, None)
+        self._count(member, -1)
+        self._note_move(member_id)
+        instance_id = None if member is None else member.instance_id
+        if instance_id is not None and self.static_ids.get(instance_id) == member_id:
+            del self.static_ids[instance_id]
+
+    def _count(self, member: MemberSaved | None, sign: int) -> None:
+        """Add (1) or subtract (-1) a member's topics, so that a join does not cost a pass over all members."""
+        if member is None:
+            return
+        for name in member.subscribed_topics:
+            _shift(self._listed, name, sign)
+        if member.subscribed_regex is not None:
+            _shift(self._matched, member.subscribed_regex, sign)
+
+    def take_current(self, record: MemberAssigned) -> None:
+        """Apply a member's new assignment. For the ledger."""
+        self.drop_current(record.member_id)
+        current = self.current[record.member_id] = CurrentAssignment.of(record)
+        for pair in current.assigned | current.pending:
+            self.holders[pair] = record.member_id
+        self._note_move(record.member_id)
+
+    def drop_current(self, member_id: str) -> None:
+        """Apply the removal of a member's assignment. For the ledger."""
+        before = self.current.pop(member_id, None)
+        if before is not None:
+            for pair in before.assigned | before.pending:
+                if self.holders.get(pair) == member_id:
+                    del self.holders[pair]
+            self._note_move(member_id)
+
+    takes: ClassVar[Takes] = {
+        EpochBumped: take_epoch,
+        MemberSaved: take_member,
+        TargetEpochSet: take_target_epoch,
+        TargetAssigned: take_target,
+        MemberAssigned: take_current,
+        RegexResolved: take_regex,
+    }
 
 
-def change_protocol(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
-    """Refuse a member's waiting requests and stop its timers, because it speaks another protocol from now on."""
-    presence.expect_nothing()
-    elsewhere = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol.")
-    turn_away(context, consumer, presence, elsewhere)
+def _shift(counts: dict[str, int], name: str, sign: int) -> None:
+    left = counts.get(name, 0) + sign
+    if left:
+        counts[name] = left
+    else:
+        counts.pop(name, None)
 
 
-def rejoin(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Let a member that had left temporarily take its place again."""
-    current = consumer.current_assignment(member_id)
-    if current.is_away:
-        context.emit(current.afresh().record(consumer.group_id, member_id))
+class Movement(NamedTuple):
+    """An entry of the members' table: how a member moves on, and its possible next states."""
+
+    why: str
+    do: Callable[..., CurrentAssignment]
+    to: tuple[ReconciliationState, ...]
 
 
-def take_place(context: Context, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
-    """Write that a static member continues under a new id, with the partitions of the old one."""
-    old, target = consumer.members[old_id], consumer.targets.get(old_id)
-    before = consumer.current_assignment(old_id)
-    if old_id in consumer.excluded:
-        consumer.excluded[new_id] = None
-    dismiss(context, consumer, old_id, ErrorCode.FENCED_INSTANCE_ID)
-    remove(context, consumer, old_id)
-    context.emit(replace(old, member_id=new_id))
-    if target is not None:
-        context.emit(TargetAssigned(consumer.group_id, new_id, pack(target)))
-    context.emit(before.afresh().record(consumer.group_id, new_id))
+class ConsumerReconciliation(ConsumerMembers):
+    """How a member moves from its assignment to its target, and when a rebalance is complete."""
+
+    def next_assignment(self, member_id: str, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
+        """Return a member's assignment after this heartbeat.
+
+        Args:
+            consumer: the group.
+            member_id: the member.
+            target: the member's partitions at the group's target epoch.
+            owned: the partitions that the member reports; None: unchanged, so perhaps all of them.
+        """
+        before = self.current_assignment(member_id)
+        entry = MEMBER_TABLE[before.state]
+        after = entry.do(self, before, member_id, target, owned)
+        if after.state is not before.state and after.state not in entry.to:
+            raise UnexpectedTransitionError(f"{member_id}: led from {before.state} to {after.state}")
+        return after
+
+    def continue_move(
+        self, current: CurrentAssignment, member_id: str, target: Pairs, owned: Pairs | None
+    ) -> CurrentAssignment:
+        """Take a step towards the target, unless the member has all of it."""
+        if current.is_reconciled_to(self.target_epoch):
+            return current
+        return self.move_towards_target(member_id, current.member_epoch, target, owned)
+
+    def finish_revocation(
+        self, current: CurrentAssignment, member_id: str, target: Pairs, owned: Pairs | None
+    ) -> CurrentAssignment:
+        """Go on towards the newest target, unless the member still reports partitions that it has to revoke."""
+        if owned is None or owned & current.pending:
+            return current
+        return self.move_towards_target(member_id, current.member_epoch + 1, target, owned)
+
+    def move_towards_target(self, member_id: str, epoch: int, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
+        """Take one step towards the target: revoke, assign, or wait."""
+        before = self.current_assignment(member_id)
+        kept = before.assigned & target
+        to_revoke = before.assigned - kept
+        previous = before.previous_epoch if epoch == before.member_epoch else before.member_epoch
+        if to_revoke and (owned is None or owned & to_revoke):
+            since = {pair: before.since[pair] for pair in before.assigned}
+            return CurrentAssignment(epoch, previous, ReconciliationState.UNREVOKED_PARTITIONS, kept, to_revoke, since)
+        holders = self.holders
+        wanted = target - kept
+        free = frozenset(pair for pair in wanted if holders.get(pair, member_id) == member_id)
+        state = ReconciliationState.STABLE if len(free) == len(wanted) else ReconciliationState.UNRELEASED_PARTITIONS
+        epoch = self.target_epoch
+        previous = before.previous_epoch if epoch == before.member_epoch else before.member_epoch
+        since = {pair: before.since[pair] for pair in kept} | dict.fromkeys(free, epoch)
+        return CurrentAssignment(epoch, previous, state, kept | free, since=since)
+
+    def waits_for_others(self, member_id: str) -> bool:
+        """Return whether another member still owns a part of this member's target."""
+        current = self.current_assignment(member_id)
+        if current.state is not ReconciliationState.UNRELEASED_PARTITIONS:
+            return False
+        missing = self.targets.get(member_id, frozenset()) - current.assigned
+        return any(self.holders.get(pair, member_id) != member_id for pair in missing)
+
+    def reconcile_member(self, step: Step, member_id: str, owned: Pairs | None) -> CurrentAssignment:
+        """Move a member one step towards its target and bound the time of its revocation."""
+        before = self.current_assignment(member_id)
+        target = self.targets.get(member_id, frozenset())
+        after = self.next_assignment(member_id, target, owned)
+        if after == before and member_id in self.current:
+            return after
+        step.emit(after.record(self.group_id, member_id))
+        self.record_downtime(step, before.assigned, after.assigned)
+        member = self.members[member_id]
+        presence = self.presence(member_id)
+        if after.state is ReconciliationState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
+            step.run(presence.revocation, member.rebalance_timeout_ms)
+        else:
+            presence.revocation.cancel()
+        if after.is_reconciled_to(self.epoch) and not before.is_reconciled_to(self.epoch):
+            self.report_if_settled(step)
+        return after
+
+    def record_downtime(self, step: Step, before: Pairs, after: Pairs) -> None:
+        """Record the downtime of partitions that were taken from a member or assigned to one."""
+        if before == after:
+            return
+        now_ms = step.now.mono_ms
+        for pair in before - after:
+            self.stopped[pair] = now_ms
+        if self.stopped:
+            for pair in after - before:
+                since = self.stopped.pop(pair, None)
+                if since is not None:
+                    self.still.append(now_ms - since)
+
+    def report_if_settled(self, step: Step) -> None:
+        """Report the rebalance as complete when the last member has reached its target."""
+        if self.settling_epoch != self.epoch:
+            self.settling, self.settling_epoch = list(self.members), self.epoch
+        left = self.settling
+        if not left:  # all members were reached before: one of them has rejoined
+            return
+        while left:
+            awaited = left[-1] in self.members and left[-1] not in self.excluded
+            if awaited and not self.current_assignment(left[-1]).is_reconciled_to(self.epoch):
+                return
+            left.pop()
+        step.rebalanced(self.group_id, "consumer", self.began_ms, self.still, len(self.members))
+        self.began_ms = None
+        self.stopped.clear()
+        self.still = []
+
+    def session_timeout_ms(self, step: Step, member_id: str) -> int:
+        """Return a member's session timeout."""
+        member = self.members[member_id]
+        if member.classic_protocols is not None:
+            return member.classic_session_timeout_ms
+        return self.settings.session_timeout_ms or step.config.consumer_session_timeout_ms
+
+    def heartbeat_interval_ms(self, step: Step) -> int:
+        """Return the heartbeat interval of settled members."""
+        return self.settings.heartbeat_interval_ms or step.config.consumer_heartbeat_interval_ms
+
+    def preferred_assignor(self, step: Step) -> str:
+        """Return the assignor that most members prefer; the first configured one if none has a preference."""
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            if member.server_assignor is not None:
+                votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
+        return max(votes, key=lambda name: votes[name]) if votes else step.config.consumer_assignors[0]
 
 
-def remove(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Write that a member is gone."""
-    dismiss(context, consumer, member_id)
-    consumer.excluded.pop(member_id, None)
-    if member_id in consumer.current:
-        record_downtime(context, consumer, consumer.current[member_id].assigned, frozenset())
-        context.emit(Tombstone((Kind.CURRENT, consumer.group_id, member_id)))
-    if member_id in consumer.targets:
-        context.emit(Tombstone((Kind.TARGET, consumer.group_id, member_id)))
-    context.emit(Tombstone((Kind.MEMBER, consumer.group_id, member_id)))
+SETTLED, UNREVOKED = ReconciliationState.STABLE, ReconciliationState.UNREVOKED_PARTITIONS
+UNRELEASED = ReconciliationState.UNRELEASED_PARTITIONS
 
-
-def dismiss(
-    context: Context, consumer: ConsumerGroup, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID
-) -> None:
-    """Stop a member's timers and refuse its waiting requests."""
-    presence = consumer.presences.pop(member_id, None)
-    if presence is not None:
-        presence.cancel()
-        presence.unbind(context)
-        turn_away(context, consumer, presence, Refusal(error, f"Member {member_id} was removed."))
-
-
-def turn_away(context: Context, consumer: ConsumerGroup, presence: Presence, refusal: Refusal) -> None:
-    """Refuse all waiting requests of a member: it was removed or replaced."""
-    if presence.waiting is not None:
-        refuse(context, presence.waiting, refusal)
-    context.held.refuse(context, consumer, presence, *refusal)
-    if presence.joining is not None:
-        is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # a code that classic clients do not know
-        error = ErrorCode.UNKNOWN_MEMBER_ID if is_new else refusal.error
-        context.reply(presence.joining.request, JoinGroupReply(error))
-    presence.waiting = presence.joining = None
+MEMBER_TABLE: Mapping[ReconciliationState, Movement] = {
+    SETTLED: Movement(
+        "with a newer target the member first revokes partitions, then gets those that nobody owns",
+        ConsumerReconciliation.continue_move,
+        (UNREVOKED, UNRELEASED),
+    ),
+    UNREVOKED: Movement(
+        "once the member reports that it has revoked them, it moves on towards the newest target",
+        ConsumerReconciliation.finish_revocation,
+        (SETTLED, UNRELEASED),
+    ),
+    UNRELEASED: Movement(
+        "the member gets what other members have revoked",
+        ConsumerReconciliation.continue_move,
+        (SETTLED, UNREVOKED),
+    ),
+}
+"""What a heartbeat, or the JoinGroup of a classic member, does to the member in each of its states."""

@@ -9,27 +9,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from kohort.consumer_protocol import (
     CONSUMER_PROTOCOL_TYPE,
-    Subscription,
     read_assignment,
     read_subscription,
-    write_assignment,
 )
 from kohort.errors import ErrorCode
-from kohort.groups.classic import rebalance
-from kohort.groups.classic.group import ClassicGroup, ClassicMember
-from kohort.groups.consumer import assignment, members
-from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
+from kohort.groups import admission
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.classic.members import ClassicMember
+from kohort.groups.classic.rebalance import ClassicRebalance
+from kohort.groups.consumer.classic_members import member_saved
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.members import CurrentAssignment
+from kohort.groups.context import Context
 from kohort.groups.effects import GroupState, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.events import Client, JoinGroup
 from kohort.groups.group import Group
 from kohort.groups.pairs import Pairs, pack
 from kohort.groups.records import (
-    ClassicProtocol,
     EpochBumped,
     GenerationStarted,
     GroupSaved,
@@ -37,9 +37,8 @@ from kohort.groups.records import (
     TargetAssigned,
     TargetEpochSet,
 )
-from kohort.groups.step import Context
 from kohort.groups.timers import Timer
-from kohort.ids import TopicId, TopicPartition
+from kohort.ids import TopicId
 
 FIRST_EPOCH = 1
 """The epoch of a group before its first join, as in Apache Kafka: its first members are at 2."""
@@ -49,7 +48,7 @@ def make_consumer_group(context: Context, group_id: str) -> bool:
     """Ensure a consumer group of this name; False if it is of another kind and must not be converted."""
     group = context.find(group_id)
     if group is None:
-        if len(context.ledger.groups) >= context.config.groups_max:
+        if not context.has_room():
             return False
         begin_consumer_group(context, group_id)
         return True
@@ -78,46 +77,39 @@ def begin_consumer_group(context: Context, group_id: str, epoch: int = FIRST_EPO
     return consumer
 
 
-def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
+def upgrade(context: Context, group: Group, classic: ClassicRebalance) -> bool:
     """Convert a classic group with members to a consumer group; False, with nothing changed, if that is not allowed.
 
     A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other owner.
     """
     open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
-    fits = len(classic.members) < context.config.consumer_max_size
-    if not open_way or not fits or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    place = admission.check_place(context.config.consumer_max_size, len(classic.members))
+    if not open_way or place is not ErrorCode.NONE or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     converted = [convert_member(context, classic, member) for member in classic.members.values()]
     members = [member for member in converted if member is not None]
+    sizes = [admission.protocols_bytes(member.saved.classic_protocols or ()) for member in members]
     limit = context.config.group_record_bytes_max
     why = ""
     if len(members) < len(converted):
         why = "a member's metadata or assignment is malformed"
-    elif any(protocols_bytes(member.saved.classic_protocols or ()) > limit for member in members):
+    elif any(admission.check_record(context.config, size) is not ErrorCode.NONE for size in sizes):
         why = f"the protocols of a member take more than {limit} bytes; raise group.record.max.bytes"
     if why:
         context.log(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
         return False
-    unsettled = classic.state is not GroupState.STABLE or rebalance.leaves_out(context, classic)
+    unsettled = classic.state is not GroupState.STABLE or classic.has_unowned_partitions(context)
     for member in classic.members.values():
         again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
-        rebalance.answer_join(context, classic, member, again)
-        context.held.refuse(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
-        rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
+        classic.answer_join(context, member, again)
+        classic.cancel_long_poll(context, member, ErrorCode.REBALANCE_IN_PROGRESS)
+        member.answer_sync(context, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     generation = classic.generation
     consumer = write_consumer_group(context, group, classic, share_out(members))
     context.log(group.group_id, f"converted to a consumer group at generation {generation}")
     if unsettled:
-        assignment.bump(context, consumer, "a rebalance was under way during the conversion to a consumer group")
+        consumer.begin_epoch(context, "a rebalance was under way during the conversion to a consumer group")
     return True
-
-
-def protocols_bytes(protocols: Iterable[ClassicProtocol]) -> int:
-    """Return the bytes that a classic member's protocols take in its record of a consumer group.
-
-    A classic group stores only the chosen one.
-    """
-    return sum(len(protocol.metadata) for protocol in protocols)
 
 
 class Converted(NamedTuple):
@@ -143,27 +135,7 @@ def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
     return [(member.saved, member.assigned | extra[member.saved.member_id]) for member in members]
 
 
-def member_saved(
-    group_id: str, member_id: str, said: JoinGroup | ClassicMember, subscription: Subscription
-) -> MemberSaved:
-    """Build the record of a consumer group's member from a classic member or its join."""
-    return MemberSaved(
-        group_id=group_id,
-        member_id=member_id,
-        instance_id=said.instance_id,
-        rack_id=subscription.rack,
-        client_id=said.client.id,
-        client_host=said.client.host,
-        subscribed_topics=tuple(sorted(set(subscription.topics))),
-        subscribed_regex=None,
-        rebalance_timeout_ms=said.rebalance_timeout_ms,
-        server_assignor=None,
-        classic_session_timeout_ms=said.session_timeout_ms,
-        classic_protocols=said.protocols,
-    )
-
-
-def convert_member(context: Context, classic: ClassicGroup, member: ClassicMember) -> Converted | None:
+def convert_member(context: Context, classic: ClassicRebalance, member: ClassicMember) -> Converted | None:
     """Convert a classic member to a consumer group's record; None if its bytes are malformed."""
     subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
     assignment = read_assignment(member.assignment)
@@ -177,7 +149,7 @@ def convert_member(context: Context, classic: ClassicGroup, member: ClassicMembe
 
 
 def write_consumer_group(
-    context: Context, group: Group, classic: ClassicGroup, settled: list[tuple[MemberSaved, Pairs]]
+    context: Context, group: Group, classic: ClassicRebalance, settled: list[tuple[MemberSaved, Pairs]]
 ) -> ConsumerGroup:
     """Write the group as a consumer group, with every member settled on its partitions."""
     group_id, generation, before = group.group_id, classic.generation, classic.members
@@ -196,7 +168,7 @@ def write_consumer_group(
         presence, member = consumer.presence(saved.member_id), before[saved.member_id]
         presence.take_over_connection(member)
         presence.process = member.client.process
-        members.touch(context, consumer, presence, saved.member_id)
+        consumer.touch_session(context, presence, saved.member_id)
         continue_session(context, presence.session, ends_ms[saved.member_id])
     return consumer
 
@@ -207,6 +179,30 @@ def continue_session(context: Context, session: Timer, ends_ms: int | None) -> N
         context.deadlines.set(session, ends_ms)
 
 
+def turn_classic(
+    context: Context, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
+) -> bool:
+    """Convert a consumer group to a classic one if only classic members are left and the policy permits it.
+
+    Args:
+        context: the shard and its step.
+        group_id: a consumer group.
+        leaving: a member that leaves with the conversion.
+        joining: a JoinGroup that waits for the first rebalance, with its member's id in the group.
+    """
+    consumer = context.ledger.membership(group_id, ConsumerGroup)
+    if not turns_classic(context, consumer, leaving):
+        return False
+    if leaving is not None:
+        consumer.dismiss_member(context, leaving)
+    classic = make_classic_group(context, consumer, leaving)
+    if joining is not None:
+        event, member_id = joining
+        classic.await_join(context, classic.members[member_id], event.request)
+        classic.complete_if_all_joined(context)
+    return True
+
+
 def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
     """Return whether, without the leaving member, only classic members are left and they may become a classic group."""
     rest = [member for member_id, member in consumer.members.items() if member_id != leaving]
@@ -214,16 +210,16 @@ def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None
         bool(rest)
         and all(member.classic_protocols is not None for member in rest)
         and context.config.consumer_migration_policy in ("downgrade", "bidirectional")
-        and len(rest) <= context.config.group_max_size
+        and admission.check_place(context.config.group_max_size, len(rest) - 1) is ErrorCode.NONE
         and fits_one_record(context, consumer, rest)
     )
 
 
 def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[MemberSaved]) -> bool:
     """Return whether these members fit into the one record of a classic group; now each has its own."""
-    names, limit = topic_names(context), context.config.group_record_bytes_max
+    names, limit = context.topic_names(), context.config.group_record_bytes_max
     size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
-    if size <= limit:
+    if admission.check_record(context.config, size) is ErrorCode.NONE:
         return True
     text = f"its record would take {size} bytes, more than {limit}; raise group.record.max.bytes"
     context.log(
@@ -232,15 +228,10 @@ def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[Mem
     return False
 
 
-def topic_names(context: Context) -> dict[TopicId, str]:
-    """Return the names of all topics by id."""
-    return {topic.id: topic.name for topic in context.image.topics.values()}
-
-
 def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> ClassicGroup:
     """Convert a consumer group of classic members to a classic group, and start its rebalance."""
     group_id, epoch = consumer.group_id, consumer.epoch
-    names = topic_names(context)
+    names = context.topic_names()
     rest = [saved for saved in consumer.members.values() if saved.member_id != leaving]
     kept = [convert_back(consumer, saved, names) for saved in rest]
     joining = {name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None}
@@ -266,9 +257,9 @@ def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str |
         member.touch(context, member.session_timeout_ms)
         continue_session(context, member.session, ends_ms.get(member.member_id))
         if (event := joining.get(member.member_id)) is not None:
-            rebalance.await_join(context, classic, member, event.request)
+            classic.await_join(context, member, event.request)
     context.log(group_id, f"converted to a classic group at generation {epoch}")
-    rebalance.prepare(context, classic, "the last member of the consumer protocol left")
+    classic.prepare_rebalance(context, "the last member of the consumer protocol left")
     return classic
 
 
@@ -281,15 +272,5 @@ def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicI
     member.rebalance_timeout_ms = saved.rebalance_timeout_ms
     member.session_timeout_ms = saved.classic_session_timeout_ms
     member.protocols = saved.classic_protocols or ()
-    member.assignment = assignment_bytes(consumer, saved, names)
+    member.assignment = consumer.assignment_bytes(saved, names)
     return member
-
-
-def assignment_bytes(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
-    """Return a classic member's partitions in the bytes that its client reads."""
-    held = consumer.current_assignment(saved.member_id).assigned
-    protocols = saved.classic_protocols or ()
-    subscription = read_subscription(protocols[0].metadata) if protocols else None
-    version = 0 if subscription is None else subscription.version
-    named = [TopicPartition(names[topic_id], number) for topic_id, number in held if topic_id in names]
-    return write_assignment(version, named)

@@ -7,41 +7,61 @@ Everything else is up to the handlers of the group's protocol.
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import imports
-from kohort.groups.classic import requests
+from kohort.groups import admission
+from kohort.groups.admission import Refusal
 from kohort.groups.classic.group import ClassicGroup
-from kohort.groups.consumer import heartbeat as consumer
-from kohort.groups.consumer.members import Refusal, refuse
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     GroupState,
     HeartbeatReply,
     JoinGroupReply,
     LeaveGroupReply,
     LeftMember,
+    RegisterConsumerReply,
     SyncGroupReply,
 )
-from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, LeaveGroup, RegisterConsumer, SyncGroup
 from kohort.groups.group import Group
 from kohort.groups.migration import conversion
-from kohort.groups.step import Context
+from kohort.groups.push.group import PushGroup
+from kohort.groups.records import PushGroupSaved
 
 
 def join(context: Context, event: JoinGroup) -> None:
     """Route a JoinGroup: create a missing group, and turn an empty one of another protocol into a classic group."""
     group = context.find(event.group_id)
     if group is None:
-        requests.join_first(context, event)
+        join_first(context, event)
         return
     membership = group.membership
     if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
-        context.protocol(group).join(context, membership, event)
+        context.react(group, JoinGroup, event)
     else:
         join_empty(context, group, event)
 
 
+def join_first(context: Context, event: JoinGroup) -> None:
+    """Join a group that does not exist: create it if an empty group would accept the member."""
+    error = check_first(context, event) or context.admit_group(event.group_id).error
+    if error is ErrorCode.NONE and context.create(event.group_id) is None:
+        error = ErrorCode.POLICY_VIOLATION
+    if error is ErrorCode.NONE:
+        context.react(context.ledger.groups[event.group_id], JoinGroup, event)
+    else:
+        context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
+
+
+def check_first(context: Context, event: JoinGroup) -> ErrorCode:
+    """Return whether an empty group, which knows no member ids, would accept a member."""
+    error = admission.check_join(context.config, event)
+    if error is ErrorCode.NONE and event.member_id:
+        error = ErrorCode.UNKNOWN_MEMBER_ID
+    return error or ClassicGroup(event.group_id).protocol_error(context, event)
+
+
 def join_empty(context: Context, group: Group, event: JoinGroup) -> None:
     """Join an empty group of another protocol, which turns classic if an empty classic group would take the member."""
-    error = requests.check_first(context, event)
+    error = check_first(context, event)
     if error is ErrorCode.NONE:
         conversion.release_protocol(context, group)
         join(context, event)
@@ -55,7 +75,7 @@ def sync(context: Context, event: SyncGroup) -> None:
     if group is None or not event.group_id:
         context.reply(event.request, SyncGroupReply(missing(event.group_id)))
     else:
-        context.protocol(group).sync(context, group.membership, event)
+        context.react(group, SyncGroup, event)
 
 
 def heartbeat(context: Context, event: Heartbeat) -> None:
@@ -64,7 +84,7 @@ def heartbeat(context: Context, event: Heartbeat) -> None:
     if group is None:
         context.reply(event.request, HeartbeatReply(missing(event.group_id)))
     else:
-        context.protocols[type(group.membership)].heartbeat(context, group.membership, event)
+        context.react(group, Heartbeat, event)
 
 
 def leave(context: Context, event: LeaveGroup) -> None:
@@ -78,7 +98,7 @@ def leave(context: Context, event: LeaveGroup) -> None:
         )
         context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
     else:
-        context.protocol(group).leave(context, group.membership, event)
+        context.react(group, LeaveGroup, event)
 
 
 def missing(group_id: str) -> ErrorCode:
@@ -88,9 +108,9 @@ def missing(group_id: str) -> ErrorCode:
 
 def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
     """Route a ConsumerGroupHeartbeat; a join creates the group or, if permitted, converts it to a consumer group."""
-    refusal = consumer.check(context, event)
+    refusal = admission.check_heartbeat(context.config, event)
     if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
-        verdict = imports.admit(context, event.group_id)
+        verdict = context.admit_group(event.group_id)
         refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
     if refusal is None and event.member_epoch == 0 and not conversion.make_consumer_group(context, event.group_id):
         refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
@@ -99,17 +119,31 @@ def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
         what = "Group" if event.member_epoch < 0 else "Consumer group"
         refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {event.group_id} not found.")
     if refusal is not None:
-        refuse(context, event, refusal)
+        refusal.answer(context, event)
     elif group is not None:
-        context.protocols[type(group.membership)].consumer_heartbeat(context, group.membership, event)
+        context.react(group, ConsumerGroupHeartbeat, event)
 
 
-def refuse_consumer(context: Context, classic: ClassicGroup, event: ConsumerGroupHeartbeat) -> None:
-    """Refuse a consumer heartbeat to a classic group; fence a static member that another process has replaced."""
-    holder = classic.static_ids.get(event.instance_id)
-    if holder is not None and holder != event.member_id:
-        text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
-        refuse(context, event, Refusal(ErrorCode.FENCED_INSTANCE_ID, text))
+def register(context: Context, event: RegisterConsumer) -> None:
+    """Route the registration of a push consumer, which creates the group or takes an empty one of another protocol."""
+    error = admission.check_registration(context.config, event) or make_push_group(context, event.group_id)
+    if error is ErrorCode.NONE:
+        context.react(context.ledger.groups[event.group_id], RegisterConsumer, event)
     else:
-        text = f"Group {event.group_id} is not a consumer group."
-        refuse(context, event, Refusal(ErrorCode.GROUP_ID_NOT_FOUND, text))
+        context.reply(event.request, RegisterConsumerReply(error))
+
+
+def make_push_group(context: Context, group_id: str) -> ErrorCode:
+    """Create the push group of this name if necessary; return the error that prevents it."""
+    group = context.find(group_id)
+    if group is not None:
+        membership = group.membership
+        if isinstance(membership, PushGroup):
+            return ErrorCode.NONE
+        if membership.group_state() is not GroupState.EMPTY:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        conversion.release_protocol(context, group)
+    elif not context.has_room():
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    context.emit(PushGroupSaved(group_id, context.now.wall_ms))
+    return ErrorCode.NONE

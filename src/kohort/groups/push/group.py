@@ -1,250 +1,619 @@
-"""The state of a push group: its members, the owner of each partition, and each member's unanswered request.
+"""A push group: registration and the end of members, the answers of consumers, its table, and how it is published.
 
-Only the ledger writes the hard state: the members, and their partitions. A member owns partitions from before its Start
-until its Stop is answered and its last positions have arrived, or until it is evicted.
+The chapters below hold the rest, each knowing only those before: `members` (state), `requests` (Ping, Stop, Start),
+`rebalance`.
+
+| a registration of | what happens |
+|---|---|
+| a new id | it becomes a member, and a rebalance follows |
+| the id of a member whose connection has ended, or that the journal knows | it continues with its partitions |
+| the id of a member whose connection seems open | that one is pinged; if it answers, the registration is refused |
+
+A consumer is evicted when its session times out or the process that it registered from has ended. It may also leave
+(LeaveGroup, which kohort's own clients send). The end of a connection alone shows nothing: the consumer may work on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
-from kohort.groups.effects import GroupState
-from kohort.groups.events import PushRequestKind, RegisterConsumer
-from kohort.groups.failure_detector import MonitoredMember
-from kohort.groups.group import GroupMembership, Takes
-from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
-from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
-from kohort.groups.timers import Deadline, Timer
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, write_assignment, write_subscription
+from kohort.errors import ErrorCode
+from kohort.groups import admission
+from kohort.groups.context import Context
+from kohort.groups.effects import (
+    DescribedGroup,
+    DescribedMember,
+    GroupState,
+    LeaveGroupReply,
+    LeftMember,
+    Level,
+    Meter,
+    RegisterConsumerReply,
+    ShownPushGroup,
+    ShowPushGroupsReply,
+)
+from kohort.groups.events import (
+    ConnectionLost,
+    ConsumerAnswered,
+    LeaveGroup,
+    LeavingMember,
+    OffsetCommit,
+    OffsetsFound,
+    OwnersMissing,
+    PartitionsDivided,
+    PushPosition,
+    PushRequestKind,
+    RegisterConsumer,
+    ShowPushGroups,
+    TopicsChanged,
+    TxnOffsetCommit,
+)
+from kohort.groups.group import Partition
+from kohort.groups.pairs import Pairs, unpack
+from kohort.groups.push.members import PushMember
+from kohort.groups.push.rebalance import PushRebalance
+from kohort.groups.push.requests import first_ping_ms, interval_ms
+from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, Tombstone
+from kohort.groups.step import Step
+from kohort.groups.table import Table, ignored, reaction
+from kohort.groups.timers import Deadline
+from kohort.ids import TopicPartition
 
 
-class PushMember(MonitoredMember):
-    """A consumer of a push group, with its unanswered requests.
-
-    Attributes:
-        process: the process that it registered from, "" if unknown.
-        asked: the kind of the unanswered request, None: none.
-        out: the number of unanswered frames: one, plus the repetitions of a Ping.
-        ping: the timer of the next Ping, or of a late answer.
-        stopped: its fetchers are known to be stopped: the member is new, or has answered a Stop.
-        told: the partitions of its last confirmed Start on this connection; None: none.
-        ending: it has answered a Stop, but not yet the Ping for its last positions.
-        back: it has registered again, and has not been pinged since.
-        refusals: how often in a row it answered a Stop or a Start with an error.
-        still_ms: since when its partitions are not read, None: they are.
-        finding: the ticket of the offsets that it waits for, -1: none.
-        claim: a conflicting registration of its id on another connection, which waits for this member's answer.
-        proves: it was pinged after the conflicting registration, so an answer shows that it is still alive.
-    """
-
-    __slots__ = (
-        "asked",
-        "back",
-        "claim",
-        "ending",
-        "finding",
-        "out",
-        "ping",
-        "process",
-        "proves",
-        "refusals",
-        "still_ms",
-        "stopped",
-        "told",
+def saved_of(event: RegisterConsumer) -> PushMemberSaved:
+    """Return a registration as its record."""
+    return PushMemberSaved(
+        group_id=event.group_id,
+        member_id=event.member_id,
+        client_id=event.client.id,
+        client_host=event.client.host,
+        topics=tuple(sorted(event.topics.items())),
+        regex=event.regex,
+        excluding=event.excluding,
+        streams=event.streams,
+        auto_commit=event.auto_commit,
+        from_begin=event.from_begin,
+        session_timeout_ms=event.session_timeout_ms,
     )
 
-    def __init__(self, group_id: str, member_id: str) -> None:
-        super().__init__(group_id, member_id)
-        self.process = ""
-        self.asked: PushRequestKind | None = None
-        self.out = 0
-        self.ping = Timer(Deadline.PING, group_id, member_id)
-        self.stopped = False
-        self.told: Pairs | None = None
-        self.ending = False
-        self.back = False
-        self.refusals = 0
-        self.still_ms: int | None = None
-        self.finding = -1
-        self.claim: RegisterConsumer | None = None
-        self.proves = False
 
+class PushRegistry(PushRebalance):
+    """The members of a push group as they join, return, leave, and are evicted."""
 
-class PushGroup(GroupMembership):
-    """The membership of a push group.
+    def register(self, step: Step, event: RegisterConsumer) -> None:
+        """Process a registration that admission let pass."""
+        member = self.present.get(event.member_id)
+        if member is None:
+            self.add_member(step, event)
+        elif member.is_gone:
+            self.rejoin_member(step, member, event)
+        elif member.claim is not None:
+            step.reply(event.request, RegisterConsumerReply(ErrorCode.FENCED_INSTANCE_ID))
+        else:
+            member.claim = event
+            step.remember_connection(event.connection, event.group_id, event.member_id)
+            if member.asked is None:
+                self.advance_member(step, event.member_id)
 
-    Attributes:
-        saved: the group's record; None before it is written.
-        members: the registrations, by member id.
-        owned: each member's partitions; members without partitions are left out.
-        holders: the owner of each partition.
-        present: the members' soft state.
-        rebalancing: a rebalance is under way or will be retried (the bit of spec 4.9).
-        again: something changed during the rebalance, so another one follows (the second mark of spec 4.9).
-        attempt: the attempt of the current rebalance, from 0.
-        began_ms: when the change that caused it came; None without one.
-        dividing: the ticket of the awaited assignment, -1: none.
-        moving: members that still have to be started in this rebalance, with their partitions.
-        takers: the next owner of each partition in `moving`.
-        still: the downtimes of members that have been started again, in ms.
-        attempts: the timer of an attempt.
-        backoff: the timer of the pause before the next attempt or rebalance.
-        loaded: the group existed when its shard was loaded.
-        unregistered: members to stop and start without another change: their owner nodes in ZooKeeper were deleted.
-        matched: the matching topics by regular expression and whether the expression excludes.
-    """
-
-    is_shown = True
-    __slots__ = (
-        "again",
-        "attempt",
-        "attempts",
-        "backoff",
-        "began_ms",
-        "dividing",
-        "holders",
-        "loaded",
-        "matched",
-        "members",
-        "moving",
-        "owned",
-        "present",
-        "rebalancing",
-        "saved",
-        "still",
-        "takers",
-        "unregistered",
-    )
-
-    def __init__(self, group_id: str) -> None:
-        super().__init__(group_id)
-        self.saved: PushGroupSaved | None = None
-        self.members: dict[str, PushMemberSaved] = {}
-        self.owned: dict[str, Pairs] = {}
-        self.holders: dict[Pair, str] = {}
-        self.present: dict[str, PushMember] = {}
-        self.rebalancing = False
-        self.again = False
-        self.attempt = 0
-        self.began_ms: int | None = None
-        self.dividing = -1
-        self.moving: dict[str, Pairs] = {}
-        self.takers: dict[Pair, str] = {}
-        self.still: list[int] = []
-        self.attempts = Timer(Deadline.ATTEMPT, group_id)
-        self.backoff = Timer(Deadline.BACKOFF, group_id)
-        self.loaded = False
-        self.unregistered: dict[str, None] = {}
-        self.matched: Mapping[tuple[str, bool], frozenset[str]] = {}
-
-    # -- interface of every membership
-
-    def group_state(self) -> GroupState:
-        """Return Empty, PreparingRebalance during a rebalance, else Stable."""
+    def add_member(self, step: Step, event: RegisterConsumer) -> None:
+        """Add a new member."""
+        error = admission.check_place(step.config.group_max_size, len(self.members))
+        if error is not ErrorCode.NONE:
+            step.reply(event.request, RegisterConsumerReply(error))
+            return
         if not self.members:
-            return GroupState.EMPTY
-        return GroupState.PREPARING_REBALANCE if self.rebalancing else GroupState.STABLE
+            step.emit(PushGroupSaved(self.group_id, -1))
+        step.emit(saved_of(event))
+        member = self.present[event.member_id] = PushMember(self.group_id, event.member_id)
+        member.stopped = True
+        self.bind_connection(step, member, event)
+        step.run(member.ping, first_ping_ms(self.members[event.member_id]))
+        self.request_rebalance(step, f"member {event.member_id} joined")
 
-    def is_subscribed(self, topic: str) -> bool:
-        """Return whether a member reads a topic, by name or expression; an unresolved expression may match any."""
-        return any(self.reads(member, topic) for member in self.members.values())
+    def bind_connection(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
+        """Bind a member to the connection that it registered on, and restart its session."""
+        member.bind(step, event.connection)
+        member.process = event.client.process
+        member.alive(step, self.session_bound_ms(step, self.members[event.member_id]))
+        step.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
-    def reads(self, member: PushMemberSaved, topic: str) -> bool:
-        """Return whether this member reads the topic, or may."""
-        if member.regex is None:
-            return any(name == topic for name, _ in member.topics)
-        matched = self.matched.get((member.regex, member.excluding))
-        return matched is None or topic in matched
+    def rejoin_member(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
+        """Take back a member that registers again: ping it, then start it with its partitions, unless they change."""
+        saved = saved_of(event)
+        before = self.members[event.member_id]
+        if saved != before:
+            step.emit(saved)
+        member.asked, member.out, member.told = None, 0, None
+        member.stopped = member.ending = False
+        member.back = True
+        member.refusals = 0
+        self.bind_connection(step, member, event)
+        partitions = len(self.owned_by(event.member_id))
+        step.log(self.group_id, f"member {event.member_id} registered again with {partitions} partitions")
+        if (saved.topics, saved.regex, saved.excluding, saved.streams) != (
+            before.topics,
+            before.regex,
+            before.excluding,
+            before.streams,
+        ):
+            self.request_rebalance(step, f"member {event.member_id} reads other topics")
+        self.advance_member(step, event.member_id)
 
-    def records(self) -> Iterator[Record]:
-        """Yield the records of the group, its members, and their partitions."""
-        if self.saved is not None:
-            yield self.saved
-        yield from self.members.values()
-        for member_id, pairs in self.owned.items():
-            yield PushOwned(self.group_id, member_id, pack(pairs))
+    def refuse_conflicting(self, step: Step, member: PushMember) -> None:
+        """Refuse a conflicting registration, because the member is alive."""
+        claim, member.claim = member.claim, None
+        if claim is not None:
+            if claim.connection != member.connection:
+                step.forget_connection(claim.connection, claim.group_id, claim.member_id)
+            step.reply(claim.request, RegisterConsumerReply(ErrorCode.FENCED_INSTANCE_ID))
 
-    def has_records(self) -> bool:
-        """Return whether the group's record was written."""
-        return self.saved is not None
+    def replace_unanswering(self, step: Step, member: PushMember) -> None:
+        """Disconnect a member that did not answer, in favour of the conflicting registration."""
+        self.disconnect_member(
+            step, member, f"member {member.session.subject} disconnected: no answer, and its id registered again"
+        )
 
-    def tombstones(self) -> Iterator[RecordKey]:
-        """Yield the keys of partitions, members, and last the group."""
-        yield from ((Kind.PUSH_OWNED, self.group_id, member_id) for member_id in self.owned)
-        yield from ((Kind.PUSH_MEMBER, self.group_id, member_id) for member_id in self.members)
-        if self.saved is not None:
-            yield self.saved.key
+    def disconnect_member(self, step: Step, member: PushMember, why: str) -> None:
+        """End a member's connection; its session runs on."""
+        step.log(self.group_id, why, Level.WARNING)
+        self.close_connection(step, member, why)
+        member.unbind(step)
+        self.mark_disconnected(step, member)
 
-    def cancel(self) -> None:
-        """Stop all timers of the group."""
-        for member in self.present.values():
-            member.session.cancel()
-            member.ping.cancel()
+    def mark_disconnected(self, step: Step, member: PushMember) -> None:
+        """Mark a member as unreachable; a conflicting registration takes its place."""
+        member.gone_ms = step.now.mono_ms
+        member.asked, member.out, member.finding = None, 0, -1
+        member.ping.cancel()
+        claim, member.claim = member.claim, None
+        if claim is not None:
+            self.rejoin_member(step, member, claim)
+
+    def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
+        """Handle the end of a connection: evict the member if its process has ended, else let its session run."""
+        member = self.present.get(member_id)
+        if member is None:
+            return
+        if member.claim is not None and member.claim.connection == event.connection:
+            member.claim = None
+        elif member.connection == event.connection and not member.is_gone:
+            self.mark_disconnected(step, member)
+            is_dead = event.ended != "" and event.ended == member.process
+            if is_dead and self.present[member_id].is_gone:
+                self.evict_member(step, member_id, f"member {member_id} evicted: its process has ended")
+
+    def on_session_end(self, step: Step, member_id: str) -> None:
+        """Evict a member that has answered nothing for its whole session and so has stopped by its own clock."""
+        member = self.present[member_id]
+        saved = self.members[member_id]
+        seen = member.last_seen(step, saved.client_id, saved.client_host)
+        self.evict_member(step, member_id, f"member {member_id} evicted: session timed out ({seen})")
+
+    def leave(self, step: Step, event: LeaveGroup) -> None:
+        """Remove members that leave or that an administrator removes: they read nothing more, or are said not to."""
+        left = tuple(self.remove_member(step, leaving) for leaving in event.members)
+        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, left))
+
+    def remove_member(self, step: Step, leaving: LeavingMember) -> LeftMember:
+        """Remove one member."""
+        if leaving.member_id not in self.members:
+            return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
+        self.evict_member(
+            step, leaving.member_id, f"member {leaving.member_id} left (reason: {leaving.reason or 'not given'})"
+        )
+        return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.NONE)
+
+    def evict_member(self, step: Step, member_id: str, why: str) -> None:
+        """Remove a member: free its partitions, end its connection, and rebalance."""
+        step.log(self.group_id, why)
+        member = self.present[member_id]
+        self.close_connection(step, member, why)
+        member.session.cancel()
+        member.ping.cancel()
+        claim, member.claim = member.claim, None
+        del self.present[member_id]
+        self.moved(member_id)
+        self.release_partitions(step, member_id)
+        step.emit(Tombstone((Kind.PUSH_MEMBER, self.group_id, member_id)))
+        member.unbind(step)
+        if not self.members:
+            step.emit(PushGroupSaved(self.group_id, step.now.wall_ms))
+        self.request_rebalance(step, why)
+        self.continue_attempt(step)
+        if claim is not None:
+            step.forget_connection(claim.connection, claim.group_id, claim.member_id)
+            self.register(step, claim)
+
+    def load(self, step: Step) -> None:
+        """Wait for each member for one session after a replay, and rebalance."""
+        self.loaded = True
+        for member_id, saved in self.members.items():
+            member = self.present[member_id] = PushMember(self.group_id, member_id)
+            member.alive(step, self.session_bound_ms(step, saved))
+            member.gone_ms = step.now.mono_ms
+        if self.members:
+            self.request_rebalance(step, "the shard was loaded")
+
+
+LOGGED_PARTITIONS = 5
+"""The number of partitions named in a log line."""
+
+
+class PushAnswers(PushRegistry):
+    """The effect of answers and results, and of time limits that pass without them."""
+
+    def on_answered(self, step: Step, event: ConsumerAnswered) -> None:
+        """Process the answer to a consumer's oldest request; ignore one from a former connection."""
+        member = self.present.get(event.member_id)
+        if member is None or member.connection != event.connection or not member.out:
+            return
+        member.out -= 1
+        saved = self.members[event.member_id]
+        member.alive(step, self.session_bound_ms(step, saved))
+        if event.asked is PushRequestKind.PING and saved.auto_commit:
+            self.commit_positions(step, event)
+        if member.out:
+            return  # a Ping was repeated: the next request waits for all its answers
+        member.asked = None
+        step.run(member.ping, interval_ms(saved) if event.asked is PushRequestKind.PING else first_ping_ms(saved))
+        if event.error is not ErrorCode.NONE:
+            self.request_refused(step, member, event)
+        elif event.asked is PushRequestKind.PING:
+            self.ping_answered(step, member)
+        elif event.asked is PushRequestKind.STOP:
+            member.refusals, member.stopped, member.ending, member.told = 0, True, True, None
+            member.still_ms = step.now.mono_ms if self.owned_by(event.member_id) else None
+        else:
+            self.start_answered(step, member)
+        if self.present.get(event.member_id) is member:
+            self.advance_member(step, event.member_id)
+
+    def commit_positions(self, step: Step, event: ConsumerAnswered) -> None:
+        """Auto commit the changed positions of partitions that the coordinator assigned to the consumer."""
+        topics, offsets = step.image.topics, step.offsets_of(self.group_id)
+        for position in event.positions:
+            topic = topics.get(position.topic)
+            if topic is None or position.offset < 0:
+                continue
+            if self.holders.get((topic.id, position.partition)) != event.member_id:
+                continue
+            known = offsets.get((position.topic, position.partition))
+            if known is None or known.offset != position.offset:
+                self.commit_position(step, position)
+
+    def request_refused(self, step: Step, member: PushMember, event: ConsumerAnswered) -> None:
+        """Handle an error in the answer to a Stop or a Start: stop the consumer again.
+
+        A consumer that repeats the error is disconnected, and its session timeout evicts it.
+        """
+        member.refusals += 1
+        member.stopped = False
+        answer = f"answered {event.asked.name.capitalize()} with {event.error.name}"
+        if member.refusals < step.config.push_failed_requests_max:
+            step.log(self.group_id, f"member {event.member_id} {answer}; stopping it again", Level.WARNING)
+            if event.member_id not in self.moving:
+                self.restart_member(step, event.member_id)
+        else:
+            text = f"member {event.member_id} disconnected: {answer}, {member.refusals} times in a row"
+            self.disconnect_member(step, member, text)
+
+    def ping_answered(self, step: Step, member: PushMember) -> None:
+        """Handle a Ping's answer: refuse a conflicting registration, and free the partitions of a stopped member."""
+        member_id = member.session.subject
+        member.back = False
+        if member.proves:
+            self.refuse_conflicting(step, member)
+        if member.ending:
+            member.ending = False
+            self.release_partitions(step, member_id)
+
+    def start_answered(self, step: Step, member: PushMember) -> None:
+        """Record that a member reads the partitions of its Start."""
+        member_id = member.session.subject
+        member.refusals, member.stopped = 0, False
+        owned = member.told = self.owned_by(member_id)
+        if member.still_ms is not None:
+            self.still.append(step.now.mono_ms - member.still_ms)
+            member.still_ms = None
+        want = self.moving.get(member_id)
+        if want is not None and frozenset(self.named_pairs(step, want).values()) == owned:
+            self.moved(member_id)
+            self.complete_if_all_started(step)
+
+    def on_ping_due(self, step: Step, member_id: str) -> None:
+        """Ping a member that had no request for an interval, or repeat a late Ping; nothing else is repeated."""
+        member = self.present.get(member_id)
+        if member is None or member.is_gone:
+            return
+        saved = self.members[member_id]
+        if member.asked is None:
+            self.ping_member(step, member)
+        elif member.claim is not None:
+            self.replace_unanswering(step, member)
+        elif member.asked is PushRequestKind.PING and member.out <= step.config.push_failed_requests_max:
+            self.ping_member(step, member, member.out)
+        else:
+            step.run(member.ping, interval_ms(saved))
+
+    def on_offsets_found(self, step: Step, event: OffsetsFound) -> None:
+        """Write found offsets as positions, so that every later consumer starts from the same ones."""
+        member = self.present.get(event.member_id)
+        if member is None or member.finding != event.ticket:
+            return
+        member.finding = -1
+        offsets = step.offsets_of(self.group_id)
+        for topic, partition, offset in event.positions:
+            if (topic, partition) not in offsets and topic in step.image.topics:
+                self.commit_position(step, PushPosition(topic, partition, offset))
+        if event.failure is not None:
+            step.log(self.group_id, f"member {event.member_id} cannot be started: {event.failure}", Level.WARNING)
+            self.retry_later(step)
+        else:
+            self.advance_member(step, event.member_id)
+
+    def on_partitions_divided(self, step: Step, event: PartitionsDivided) -> None:
+        """Take over a computed assignment, and select the members that have to move."""
+        if self.dividing != event.ticket:
+            return
+        self.dividing = -1
+        if event.failure is not None:
+            step.log(self.group_id, f"assignment not computed: {event.failure}", Level.ERROR)
+            self.retry_rebalance(step)
+            return
+        self.matched = event.matched
+        targets = {
+            member_id: unpack(given) for member_id, given in event.assignment.items() if member_id in self.members
+        }
+        if step.config.push_rebalance == "all" and self.needs_rebalance(targets):
+            self.to_move(targets)
+        else:
+            self.to_move({member_id: want for member_id, want in targets.items() if self.must_move(member_id, want)})
+        self.unregistered = {}
+        step.run(self.attempts, self.attempt_timeout_ms())
+        for member_id in list(self.moving):
+            self.advance_member(step, member_id)
+        self.complete_if_all_started(step)
+
+    def on_attempt_end(self, step: Step, _subject: str) -> None:
+        """Retry the rebalance because an attempt took too long."""
+        if self.rebalancing:
+            late = ", ".join(sorted(self.moving)[:5])
+            step.log(self.group_id, f"rebalance attempt {self.attempt + 1} timed out; waiting for {late}")
+            self.retry_rebalance(step)
+
+    def retry_rebalance(self, step: Step) -> None:
+        """Retry the rebalance after the backoff, or let it fail."""
         self.attempts.cancel()
-        self.backoff.cancel()
+        self.attempt += 1
+        if self.attempt > step.config.push_rebalance_retries:
+            self.fail_rebalance(step)
+        step.run(self.backoff, step.config.push_rebalance_backoff_ms)
 
-    def places(self) -> Iterator[tuple[str, int, bool]]:
-        """Yield each member's id, its connection, and whether that has ended."""
-        return ((member_id, member.connection, member.is_gone) for member_id, member in self.present.items())
+    def fail_rebalance(self, step: Step) -> None:
+        """Let the rebalance fail: members without an answer are disconnected, and evicted when their sessions end."""
+        silent = [
+            member_id
+            for member_id in self.moving
+            if not self.present[member_id].is_gone
+            and self.present[member_id].asked in (PushRequestKind.STOP, PushRequestKind.START)
+        ]
+        step.log(
+            self.group_id,
+            f"rebalance failed after {self.attempt} attempts (ConsumerRebalanceFailedException); "
+            f"no answer from {', '.join(silent[:10]) or 'nobody'}",
+            Level.ERROR,
+        )
+        step.count(Meter.PUSH_FAILED)
+        self.attempt = 0
+        for member_id in silent:
+            text = f"member {member_id} disconnected: no answer during a rebalance"
+            self.disconnect_member(step, self.present[member_id], text)
 
-    def empty_since_ms(self) -> int:
-        """Return since when the group is empty; -1 if it has members."""
-        return -1 if self.members or self.saved is None else self.saved.state_ms
+    def on_backoff_end(self, step: Step, _subject: str) -> None:
+        """Begin another attempt; members that wait for offsets request them again."""
+        if self.members:
+            if self.began_ms is None:
+                self.began_ms = step.now.mono_ms
+            self.request_assignment(step)
+            for member_id in self.members:
+                self.advance_member(step, member_id)
 
-    # -- changes by the ledger
+    def on_owners_missing(self, step: Step, event: OwnersMissing) -> None:
+        """Rebalance because owner nodes were deleted: the owners of those partitions are stopped and started."""
+        missing = {
+            (topic.id, part.partition) for part in event.partitions if (topic := step.image.topics.get(part.topic))
+        }
+        found = [member_id for member_id, pairs in self.owned.items() if not pairs.isdisjoint(missing)]
+        if found:
+            self.unregistered.update(dict.fromkeys(found))
+            names = ", ".join(f"{part.topic}-{part.partition}" for part in event.partitions[:LOGGED_PARTITIONS])
+            step.log(
+                event.group_id, f"owners of {len(event.partitions)} partitions were deleted: {names}", Level.WARNING
+            )
+            self.request_rebalance(step, "the owners of partitions were deleted")
 
-    def _take_group(self, record: PushGroupSaved) -> None:
-        self.saved = record
 
-    def _take_member(self, record: PushMemberSaved) -> None:
-        self.members[record.member_id] = record
+EMPTY, PREPARING, STABLE = GroupState.EMPTY, GroupState.PREPARING_REBALANCE, GroupState.STABLE
 
-    def _take_owned(self, record: PushOwned) -> None:
-        self._release(record.member_id)
-        pairs = unpack(record.partitions)
-        if pairs:
-            self.owned[record.member_id] = pairs
-            self.holders.update(dict.fromkeys(pairs, record.member_id))
+PUSH_PROTOCOL: Final = "push"
+"""The chosen protocol that DescribeGroups shows for a push group."""
 
-    def _release(self, member_id: str) -> None:
-        for pair in self.owned.pop(member_id, NOTHING):
-            if self.holders.get(pair) == member_id:
-                del self.holders[pair]
+_NO_MEMBERS = ignored("the group has no members")
+_NO_REBALANCE = ignored("no rebalance is under way")
 
-    def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the removal of a record. For the ledger."""
-        if kind is Kind.PUSH_OWNED:
-            self._release(names[0])
-        elif kind is Kind.PUSH_MEMBER:
-            self.members.pop(names[0], None)
-        elif kind is Kind.PUSH_GROUP:
-            self.saved = None
-            return True
-        return False
+TABLE: Table = {
+    RegisterConsumer: {
+        EMPTY: reaction("a first member: a rebalance begins", PushRegistry.register, PREPARING),
+        PREPARING: reaction("a new member takes part in the next rebalance", PushRegistry.register),
+        STABLE: reaction("a new member, or one that reads other topics: a rebalance", PushRegistry.register, PREPARING),
+    },
+    LeaveGroup: {
+        EMPTY: reaction("refused: the group has no members", PushRegistry.leave),
+        PREPARING: reaction("the last member leaves, or the last one awaited", PushRegistry.leave, EMPTY, STABLE),
+        STABLE: reaction("a member leaves or is removed: the others rebalance", PushRegistry.leave, PREPARING, EMPTY),
+    },
+    ConnectionLost: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("the member's process has ended: it was the last one, or the last one awaited",
+                            PushRegistry.on_connection_lost, EMPTY, STABLE),
+        STABLE: reaction("the member's process has ended: the others rebalance; a replacement may read other topics",
+                         PushRegistry.on_connection_lost, PREPARING, EMPTY),
+    },
+    Deadline.SESSION: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("a session timed out: of the last member, or of the last one awaited",
+                            PushRegistry.on_session_end, EMPTY, STABLE),
+        STABLE: reaction("a session timed out: the others rebalance", PushRegistry.on_session_end, PREPARING, EMPTY),
+    },
+    Deadline.PING: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("the member is pinged, or replaced by a conflicting registration", PushAnswers.on_ping_due),
+        STABLE: reaction("the member is pinged; a conflicting registration that replaces it may read other topics",
+                         PushAnswers.on_ping_due, PREPARING),
+    },
+    ConsumerAnswered: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("the last awaited member has been started", PushAnswers.on_answered, STABLE),
+        STABLE: reaction("a member that may read other partitions is stopped", PushAnswers.on_answered, PREPARING),
+    },
+    PartitionsDivided: {
+        EMPTY: _NO_REBALANCE,
+        PREPARING: reaction("members are moved; without any to move the rebalance is complete",
+                            PushAnswers.on_partitions_divided, STABLE),
+        STABLE: _NO_REBALANCE,
+    },
+    OffsetsFound: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("the positions are written, and the member is started", PushAnswers.on_offsets_found),
+        STABLE: reaction("the positions are written, and the member is started", PushAnswers.on_offsets_found),
+    },
+    Deadline.ATTEMPT: {
+        EMPTY: _NO_REBALANCE,
+        PREPARING: reaction("the rebalance is retried after a pause, or fails", PushAnswers.on_attempt_end),
+        STABLE: _NO_REBALANCE,
+    },
+    Deadline.BACKOFF: {
+        EMPTY: _NO_REBALANCE,
+        PREPARING: reaction("the next attempt begins", PushAnswers.on_backoff_end),
+        STABLE: reaction("the rebalance begins that waited for the pause", PushAnswers.on_backoff_end, PREPARING),
+    },
+    TopicsChanged: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("another rebalance follows", PushRebalance.on_topics_changed),
+        STABLE: reaction("topics changed that members read, or may", PushRebalance.on_topics_changed, PREPARING),
+    },
+    OwnersMissing: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("another rebalance follows", PushAnswers.on_owners_missing),
+        STABLE: reaction("the owners that ZooKeeper shows were deleted", PushAnswers.on_owners_missing, PREPARING),
+    },
+}  # fmt: skip
+"""What a push group does with an event in each state."""
 
-    takes: ClassVar[Takes] = {PushGroupSaved: _take_group, PushMemberSaved: _take_member, PushOwned: _take_owned}
 
-    # -- queries of the handlers
+class PushGroup(PushAnswers):
+    """A group under the push protocol."""
 
-    def owned_by(self, member_id: str) -> Pairs:
-        """Return a member's partitions."""
-        return self.owned.get(member_id, NOTHING)
+    name: ClassVar[str] = PUSH_PROTOCOL
+    listed_as: ClassVar[str] = "classic"
+    table: ClassVar[Table] = TABLE
 
-    def is_free_for(self, member_id: str, pairs: Pairs) -> bool:
-        """Return whether no other member owns any of these partitions."""
-        return all(self.holders.get(pair, member_id) == member_id for pair in pairs)
+    def listed_protocol_type(self) -> str:
+        """Return the protocol type of consumers."""
+        return CONSUMER_PROTOCOL_TYPE
 
-    def waiting_for(self, pairs: Iterable[Pair]) -> list[str]:
-        """Return the members that are to be started with one of these partitions."""
-        return list(dict.fromkeys(self.takers[pair] for pair in pairs if pair in self.takers))
+    def partition_owners(self, step: Step) -> Mapping[TopicPartition, str]:
+        """Return each partition's owner as consumer and stream."""
+        found: dict[TopicPartition, str] = {}
+        for member_id, pairs in self.owned.items():
+            found.update(self.deal_to_streams(step, self.members[member_id], pairs))
+        return found
 
-    def to_move(self, moving: Mapping[str, Pairs]) -> None:
-        """Set the members that have to be started in this rebalance, with their partitions."""
-        self.moving = dict(moving)
-        self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
+    def deal_to_streams(self, step: Step, saved: PushMemberSaved, pairs: Pairs) -> Mapping[TopicPartition, str]:
+        """Deal a consumer's partitions to its streams in order, as `rebalance.split` counts them."""
+        of_topic = dict(saved.topics)
+        dealt: dict[str, int] = {}
+        found: dict[TopicPartition, str] = {}
+        for part in self.named_pairs(step, pairs):
+            stream = dealt.get(part.topic, 0)
+            dealt[part.topic] = stream + 1
+            count = of_topic.get(part.topic, saved.streams if saved.regex is not None else 1)
+            found[part] = f"{saved.member_id}-{stream % max(1, count)}"
+        return found
 
-    def moved(self, member_id: str) -> None:
-        """Remove a member that has been started, or is gone, from `moving`."""
-        for pair in self.moving.pop(member_id, NOTHING):
-            if self.takers.get(pair) == member_id:
-                del self.takers[pair]
+    # -- Permission to commit manually in a push group
+    #
+    # A member may commit its own partitions until its Stop is answered. For other partitions a member may repeat the
+    # committed position with its own metadata. For a partition without an owner it may also commit a first offset.
+    # Neither moves another member.
+
+    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
+        """Return whether a commit is accepted: a member's, or anyone's if the group is empty."""
+        if not self.members and event.generation < 0:
+            return ErrorCode.NONE
+        return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode]:
+        """Return the partitions that a commit would move although the member does not own them, or has revoked them."""
+        member = self.present.get(event.member_id)
+        if member is None:
+            return {}
+        topics, holders = step.image.topics, self.holders
+        known = step.offsets_of(self.group_id)
+        refused = {}
+        for offset in event.offsets:
+            part = (offset.topic, offset.partition)
+            topic, at = topics.get(offset.topic), known.get(part)
+            if topic is None or offset.partition >= topic.partitions:
+                refused[part] = ErrorCode.ILLEGAL_GENERATION
+                continue
+            holder = holders.get((topic.id, offset.partition))
+            moves = holder is not None if at is None else at.offset != offset.offset
+            if moves and (member.ending or holder != event.member_id):
+                refused[part] = ErrorCode.ILLEGAL_GENERATION
+        return refused
+
+    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+        """Refuse transactional commits in a group with members, which have no epoch to check the transaction by."""
+        return ErrorCode.NONE if not self.members else ErrorCode.ILLEGAL_GENERATION
+
+    def describe(self, step: Step) -> DescribedGroup:
+        """Describe a push group like a classic one, with assignments that every tool can read."""
+        members = tuple(
+            DescribedMember(
+                member_id=member_id,
+                instance_id=None,
+                client_id=saved.client_id,
+                client_host=saved.client_host,
+                metadata=write_subscription(Subscription(1, self.known_topics(saved))),
+                assignment=write_assignment(1, self.named_pairs(step, self.owned_by(member_id))),
+            )
+            for member_id, saved in self.members.items()
+        )
+        protocol = PUSH_PROTOCOL if members else ""
+        return DescribedGroup(self.group_id, self.group_state(), CONSUMER_PROTOCOL_TYPE, protocol, members)
+
+    def known_topics(self, saved: PushMemberSaved) -> tuple[str, ...]:
+        """Return the topics that a member reads, as far as they are known."""
+        if saved.regex is None:
+            return tuple(topic for topic, _ in saved.topics)
+        return tuple(sorted(self.matched.get((saved.regex, saved.excluding), ())))
+
+
+def show(context: Context, event: ShowPushGroups) -> None:
+    """Return the push groups of the shard, either all of them or those that have changed."""
+    ledger = context.ledger
+    changed, ledger.changed = ledger.changed, {}
+    names = None if event.whole else changed
+    found, gone = [], []
+    for group_id in ledger.groups if names is None else names:
+        group = ledger.groups.get(group_id)
+        push = None if group is None else group.under(PushGroup)
+        if group is not None and push is not None:
+            settled, offsets = not push.rebalancing, dict(group.offsets)
+            found.append(ShownPushGroup(group_id, settled, push.partition_owners(context), offsets, push.loaded))
+        elif names is not None:
+            gone.append(group_id)
+    context.reply(event.request, ShowPushGroupsReply(tuple(found), names is None, tuple(gone)))

@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from kohort.assignors import MemberSubscription, server_assignor
-from kohort.groups.consumer.assignment import topic_info
-from kohort.groups.effects import DividePartitions, Level, Meter
+from kohort.groups.effects import DividePartitions, Level
 from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
 from kohort.groups.pairs import Pair, Pairs, pack, unpack
-from kohort.groups.push import registration, requests
-from kohort.groups.push.group import PushGroup
+from kohort.groups.push.requests import PushRequests, interval_ms
 from kohort.groups.records import PushMemberSaved
-from kohort.groups.step import Context
-from kohort.groups.topics import ImageChange
+from kohort.groups.step import Step
+from kohort.groups.topics import ImageChange, topic_info
 from kohort.ids import TopicId, TopicPartition
 
 # -- Assignment of a push group's partitions, for any thread
@@ -108,188 +106,109 @@ def split(
     }
 
 
-def look(context: Context, push: PushGroup, why: str) -> None:
-    """Start a rebalance after a change, or mark that another one must follow the current one."""
-    if not push.members:
-        end(push)
-    elif push.rebalancing or push.backoff.due_ms is not None:
-        push.again = True
-    else:
-        context.log(push.group_id, f"rebalance started: {why}", Level.DEBUG)
-        push.attempt, push.began_ms, push.still = 0, context.now.mono_ms, []
-        divide(context, push)
+class PushRebalance(PushRequests):
+    """The rebalance of a push group: its beginning, its end, and which members it moves."""
 
+    def request_rebalance(self, step: Step, why: str) -> None:
+        """Start a rebalance after a change, or mark that another one must follow the current one."""
+        if not self.members:
+            self.end_rebalance()
+        elif self.rebalancing or self.backoff.due_ms is not None:
+            self.again = True
+        else:
+            step.log(self.group_id, f"rebalance started: {why}", Level.DEBUG)
+            self.attempt, self.began_ms, self.still = 0, step.now.mono_ms, []
+            self.request_assignment(step)
 
-def end(push: PushGroup) -> None:
-    """End the current rebalance, and clear the mark for another one."""
-    push.rebalancing = push.again = False
-    push.dividing = -1
-    push.began_ms = None
-    if not push.members:
-        push.unregistered = {}
-    push.to_move({})
-    push.attempts.cancel()
-    push.backoff.cancel()
+    def end_rebalance(self) -> None:
+        """End the current rebalance, and clear the mark for another one."""
+        self.rebalancing = self.again = False
+        self.dividing = -1
+        self.began_ms = None
+        if not self.members:
+            self.unregistered = {}
+        self.to_move({})
+        self.attempts.cancel()
+        self.backoff.cancel()
 
-
-def divide(context: Context, push: PushGroup) -> None:
-    """Request a new assignment, unless one is under way."""
-    push.rebalancing = True
-    context.ledger.mark_changed(push)
-    push.again = False
-    if push.dividing >= 0:
-        push.again = True
-        return
-    push.dividing = context.ticket()
-    context.out.work.append(
-        DividePartitions(
-            group_id=push.group_id,
-            ticket=push.dividing,
-            assignor=context.config.push_assignor,
-            members=dict(push.members),
-            current={member_id: pack(push.owned_by(member_id)) for member_id in push.members},
-            topics=context.image.topics,
+    def request_assignment(self, step: Step) -> None:
+        """Request a new assignment, unless one is under way."""
+        self.rebalancing = True
+        step.mark_changed(self.group_id)
+        self.again = False
+        if self.dividing >= 0:
+            self.again = True
+            return
+        self.dividing = step.ticket()
+        step.begin_task(
+            DividePartitions(
+                group_id=self.group_id,
+                ticket=self.dividing,
+                assignor=step.config.push_assignor,
+                members=dict(self.members),
+                current={member_id: pack(self.owned_by(member_id)) for member_id in self.members},
+                topics=step.image.topics,
+            )
         )
-    )
 
+    def needs_rebalance(self, targets: dict[str, Pairs]) -> bool:
+        """Return whether any member has to move: the four conditions of the specification.
 
-def on_divided(context: Context, event: PartitionsDivided) -> None:
-    """Take over a computed assignment, and select the members that have to move."""
-    group = context.find(event.group_id)
-    push = None if group is None else group.under(PushGroup)
-    if push is None or push.dividing != event.ticket:
-        return
-    push.dividing = -1
-    if event.failure is not None:
-        context.log(push.group_id, f"assignment not computed: {event.failure}", Level.ERROR)
-        try_again(context, push)
-        return
-    push.matched = event.matched
-    targets = {member_id: unpack(given) for member_id, given in event.assignment.items() if member_id in push.members}
-    if context.config.push_rebalance == "all" and is_needed(push, targets):
-        push.to_move(targets)
-    else:
-        push.to_move({member_id: want for member_id, want in targets.items() if must_move(push, member_id, want)})
-    push.unregistered = {}
-    context.run(push.attempts, attempt_ms(push))
-    for member_id in list(push.moving):
-        requests.advance(context, push, member_id)
-    look_whether_done(context, push)
+        No owner is known, a partition has no owner, a partition is gone, or its owner changes. Source: spec 4.7.
+        """
+        return any(self.must_move(member_id, want) for member_id, want in targets.items())
 
+    def must_move(self, member_id: str, want: Pairs) -> bool:
+        """Return whether a member has to be stopped and started: it gets others, is stopped, or is unregistered."""
+        member = self.present[member_id]
+        stops = member.stopped or member.asked is PushRequestKind.STOP
+        return want != self.owned_by(member_id) or stops or member_id in self.unregistered
 
-def is_needed(push: PushGroup, targets: dict[str, Pairs]) -> bool:
-    """Return whether any member has to move: the four conditions of the specification.
+    def attempt_timeout_ms(self) -> int:
+        """Return the time limit of an attempt: the slowest member's for each of Stop, Ping and Start."""
+        return 3 * max(interval_ms(saved) for saved in self.members.values())
 
-    No owner is known, a partition has no owner, a partition is gone, or its owner changes. Source: spec 4.7.
-    """
-    return any(must_move(push, member_id, want) for member_id, want in targets.items())
+    def complete_if_all_started(self, step: Step) -> None:
+        """Complete the rebalance if all members have been started; start another one if something changed meanwhile."""
+        if not self.rebalancing or self.dividing >= 0 or self.moving or self.backoff.due_ms is not None:
+            return
+        began_ms, still, again = self.began_ms, self.still, self.again
+        self.end_rebalance()
+        step.mark_changed(self.group_id)
+        step.rebalanced(self.group_id, "push", began_ms, still, len(self.members))
+        if again:
+            self.request_rebalance(step, "something changed during the last rebalance")
 
+    def continue_attempt(self, step: Step) -> None:
+        """Restart the time limit of the attempt after an eviction, for members that waited for the evicted one."""
+        if self.attempts.due_ms is not None and self.members:
+            step.run(self.attempts, self.attempt_timeout_ms())
+        self.complete_if_all_started(step)
 
-def must_move(push: PushGroup, member_id: str, want: Pairs) -> bool:
-    """Return whether a member has to be stopped and started: other partitions, stopped or stopping, or unregistered."""
-    member = push.present[member_id]
-    stops = member.stopped or member.asked is PushRequestKind.STOP
-    return want != push.owned_by(member_id) or stops or member_id in push.unregistered
+    def restart_member(self, step: Step, member_id: str) -> None:
+        """Stop a member that may read other partitions than its own, and start it with those that it owns."""
+        self.to_move(self.moving | {member_id: self.owned_by(member_id)})
+        if not self.rebalancing:
+            self.rebalancing = True
+            step.mark_changed(self.group_id)
+            self.attempt, self.began_ms, self.still = 0, step.now.mono_ms, []
+            step.run(self.attempts, self.attempt_timeout_ms())
 
+    def retry_later(self, step: Step) -> None:
+        """Retry the current step after the backoff, because it cannot continue now."""
+        if self.backoff.due_ms is None:
+            step.run(self.backoff, step.config.push_rebalance_backoff_ms)
 
-def attempt_ms(push: PushGroup) -> int:
-    """Return the time limit of an attempt: the slowest member's for each of Stop, Ping and Start."""
-    return 3 * max(requests.interval_ms(saved) for saved in push.members.values())
+    def on_topics_changed(self, step: Step, change: ImageChange) -> None:
+        """Rebalance after a change of topics that the group reads, or may read.
 
-
-def look_whether_done(context: Context, push: PushGroup) -> None:
-    """Complete the rebalance if all members have been started; start another one if something changed meanwhile."""
-    if not push.rebalancing or push.dividing >= 0 or push.moving or push.backoff.due_ms is not None:
-        return
-    began_ms, still, again = push.began_ms, push.still, push.again
-    end(push)
-    context.ledger.mark_changed(push)
-    context.rebalanced(push.group_id, "push", began_ms, still, len(push.members))
-    if again:
-        look(context, push, "something changed during the last rebalance")
-
-
-def went_on(context: Context, push: PushGroup) -> None:
-    """Restart the time limit of the attempt after an eviction, for members that waited for the evicted one."""
-    if push.attempts.due_ms is not None and push.members:
-        context.run(push.attempts, attempt_ms(push))
-    look_whether_done(context, push)
-
-
-def start_again(context: Context, push: PushGroup, member_id: str) -> None:
-    """Stop a member that may read other partitions than its own, and start it with those that it owns."""
-    push.to_move(push.moving | {member_id: push.owned_by(member_id)})
-    if not push.rebalancing:
-        push.rebalancing = True
-        context.ledger.mark_changed(push)
-        push.attempt, push.began_ms, push.still = 0, context.now.mono_ms, []
-        context.run(push.attempts, attempt_ms(push))
-
-
-def on_attempt_end(context: Context, push: PushGroup, _subject: str) -> None:
-    """Retry the rebalance because an attempt took too long."""
-    if push.rebalancing:
-        late = ", ".join(sorted(push.moving)[:5])
-        context.log(push.group_id, f"rebalance attempt {push.attempt + 1} timed out; waiting for {late}")
-        try_again(context, push)
-
-
-def try_again(context: Context, push: PushGroup) -> None:
-    """Retry the rebalance after the backoff, or let it fail."""
-    push.attempts.cancel()
-    push.attempt += 1
-    if push.attempt > context.config.push_rebalance_retries:
-        fail_rebalance(context, push)
-    context.run(push.backoff, context.config.push_rebalance_backoff_ms)
-
-
-def fail_rebalance(context: Context, push: PushGroup) -> None:
-    """Let the rebalance fail: members without an answer are disconnected, and evicted when their sessions end."""
-    silent = [
-        member_id
-        for member_id in push.moving
-        if not push.present[member_id].is_gone
-        and push.present[member_id].asked in (PushRequestKind.STOP, PushRequestKind.START)
-    ]
-    context.log(
-        push.group_id,
-        f"rebalance failed after {push.attempt} attempts (ConsumerRebalanceFailedException); "
-        f"no answer from {', '.join(silent[:10]) or 'nobody'}",
-        Level.ERROR,
-    )
-    context.count(Meter.PUSH_FAILED)
-    push.attempt = 0
-    for member_id in silent:
-        text = f"member {member_id} disconnected: no answer during a rebalance"
-        registration.lose(context, push, push.present[member_id], text)
-
-
-def pause(context: Context, push: PushGroup) -> None:
-    """Retry the current step after the backoff, because it cannot continue now."""
-    if push.backoff.due_ms is None:
-        context.run(push.backoff, context.config.push_rebalance_backoff_ms)
-
-
-def on_backoff_end(context: Context, push: PushGroup, _subject: str) -> None:
-    """Begin another attempt; members that wait for offsets request them again."""
-    if push.members:
-        if push.began_ms is None:
-            push.began_ms = context.now.mono_ms
-        divide(context, push)
-        for member_id in push.members:
-            requests.advance(context, push, member_id)
-
-
-def on_image(context: Context, push: PushGroup, change: ImageChange) -> None:
-    """Rebalance after a change of topics that the group reads, or may read.
-
-    An unresolved expression may match any topic: an assignment under way uses the topics as they were.
-    """
-    if not push.members:
-        return
-    regexes = {(member.regex, member.excluding) for member in push.members.values() if member.regex is not None}
-    named = {name for member in push.members.values() for name, _ in member.topics}
-    named.update(name for names in push.matched.values() for name in names)
-    may_find = bool(regexes) if change.names_differ else not regexes <= push.matched.keys()
-    if may_find or not named.isdisjoint(change.topics):
-        look(context, push, "topics changed")
+        An unresolved expression may match any topic: an assignment under way uses the topics as they were.
+        """
+        if not self.members:
+            return
+        regexes = {(member.regex, member.excluding) for member in self.members.values() if member.regex is not None}
+        named = {name for member in self.members.values() for name, _ in member.topics}
+        named.update(name for names in self.matched.values() for name in names)
+        may_find = bool(regexes) if change.names_differ else not regexes <= self.matched.keys()
+        if may_find or not named.isdisjoint(change.topics):
+            self.request_rebalance(step, "topics changed")

@@ -1,0 +1,271 @@
+"""Admission: who is let into a group, and why not.
+
+Every way into a group asks three questions here. Is the request valid (`check_join`, `check_heartbeat`,
+`check_registration`)? May the shard have another group (`check_group`)? Has the group a place for the member, and its
+records room (`check_place`, `check_record`)? The ways are a JoinGroup, a ConsumerGroupHeartbeat, a RegisterConsumer
+and a conversion. The groups count their members and bytes themselves; the limits and the verdicts are here.
+
+Whether a member may return under its id is up to its protocol. So are the strategies that members need in common.
+
+Imports are a part of admission: groups that an earlier coordinator has kept are looked up when they are first named
+here, and imported once.
+
+The import starts when a client joins, commits to or fetches from a group that is not here and was never imported. Until
+the earlier coordinator has answered, no client may be told "no offset": the group would start anew and silently skip
+data. So the effect `ImportGroup` asks that coordinator. Meanwhile clients are told to retry
+(COORDINATOR_LOAD_IN_PROGRESS), and the event `GroupImported` brings the answer:
+
+| the earlier coordinator | what follows |
+|---|---|
+| has offsets | they are imported in one append, with an import record that outlives the group |
+| has no such group, or no offsets | the group is new here; no record, or any made-up name would leave one |
+| has members in the group | refused with NON_EMPTY_GROUP; asked again after a while |
+| does not answer | still COORDINATOR_LOAD_IN_PROGRESS; asked again, later each time |
+
+JoinGroup, OffsetCommit and OffsetFetch carry no text. Clients therefore show the text of the code NON_EMPTY_GROUP, "the
+group is not empty", and do not retry after it. ConsumerGroupHeartbeat says in words what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from kohort.errors import ErrorCode
+from kohort.groups import sizes
+from kohort.groups.config import GroupConfig
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, ImportGroup, Level
+from kohort.groups.events import ConsumerGroupHeartbeat, GroupImported, JoinGroup, RegisterConsumer
+from kohort.groups.records import OfferedProtocol
+from kohort.groups.step import Step
+
+LEAVES: Final = -1
+"""The epoch of a heartbeat with which a member leaves."""
+LEFT_FOR_A_WHILE: Final = -2
+"""The epoch of a heartbeat with which a static member leaves for a while."""
+
+
+class Refusal(NamedTuple):
+    """The reason why a request is refused."""
+
+    error: ErrorCode
+    message: str
+
+    def answer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
+        """Answer a heartbeat with the error."""
+        step.reply(event.request, ConsumerGroupHeartbeatReply(self.error, self.message))
+
+
+# -- May the shard have another group?
+
+
+def check_group(config: GroupConfig, groups: int) -> bool:
+    """Return whether the shard may have another group beside so many (`group.coordinator.max.groups`)."""
+    return groups < config.groups_max
+
+
+# -- Has the group a place, and its records room?
+
+
+def check_place(limit: int, taken: int, *, has_place: bool = False) -> ErrorCode:
+    """Return whether a group has a place for a member.
+
+    Args:
+        limit: the most members of the group, `group.max.size` or `group.consumer.max.size`.
+        taken: the places that are taken.
+        has_place: the member has one of them, or takes over another's.
+    """
+    return ErrorCode.NONE if has_place or taken < limit else ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def check_record(config: GroupConfig, size: int) -> ErrorCode:
+    """Return whether a record of this many bytes can be written (`group.record.max.bytes`)."""
+    return ErrorCode.NONE if size <= config.group_record_bytes_max else ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def protocols_bytes(protocols: Iterable[OfferedProtocol]) -> int:
+    """Return the bytes that a classic member's protocols take in its record of a consumer group.
+
+    A classic group stores only the chosen one.
+    """
+    return sum(len(protocol.metadata) for protocol in protocols)
+
+
+# -- Is the request valid?
+
+
+def check_join(config: GroupConfig, event: JoinGroup) -> ErrorCode:
+    """Return the error in a JoinGroup itself: names that no record holds, or a session timeout out of bounds."""
+    if not event.group_id or not sizes.fits(event.group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    names = (event.new_member_id, event.instance_id, event.protocol_type, *(offer.name for offer in event.protocols))
+    if not sizes.fits(*names):
+        return ErrorCode.INVALID_REQUEST
+    if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
+        return ErrorCode.INVALID_SESSION_TIMEOUT
+    return ErrorCode.NONE
+
+
+def check_registration(config: GroupConfig, event: RegisterConsumer) -> ErrorCode:
+    """Return the error in a registration itself, whatever the group."""
+    if "push" not in config.rebalance_protocols:
+        return ErrorCode.UNSUPPORTED_VERSION
+    if not event.group_id or not sizes.fits(event.group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if not event.member_id or not sizes.fits(event.member_id, event.regex, *event.topics):
+        return ErrorCode.INVALID_REQUEST
+    if not config.push_min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
+        return ErrorCode.INVALID_SESSION_TIMEOUT
+    return ErrorCode.NONE
+
+
+def check_heartbeat(config: GroupConfig, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """Return the error in a request itself, None if there is none."""
+    message = None
+    if "consumer" not in config.rebalance_protocols:
+        return Refusal(ErrorCode.UNSUPPORTED_VERSION, "The consumer protocol is switched off.")
+    if (event.member_epoch > 0 or event.member_epoch == LEAVES) and is_blank(event.member_id):
+        message = "MemberId can't be empty."
+    elif is_blank(event.group_id):
+        message = "GroupId can't be empty."
+    elif is_blank(event.instance_id):
+        message = "InstanceId can't be empty."
+    elif is_blank(event.rack_id):
+        message = "RackId can't be empty."
+    elif event.member_epoch == 0:
+        message = first_heartbeat_fault(event)
+    elif event.member_epoch == LEFT_FOR_A_WHILE and event.instance_id is None:
+        message = "InstanceId can't be null."
+    elif event.member_epoch < LEFT_FOR_A_WHILE:
+        message = "MemberEpoch is invalid."
+    if message is None and (event.member_epoch == 0 or event.subscribed_topics or event.subscribed_regex):
+        message = heartbeat_size_fault(config, event)
+    if message is not None:
+        return Refusal(ErrorCode.INVALID_REQUEST, message)
+    if event.server_assignor is not None and event.server_assignor not in config.consumer_assignors:
+        offered = ", ".join(config.consumer_assignors)
+        text = f"ServerAssignor {event.server_assignor} is not supported. Supported assignors: {offered}."
+        return Refusal(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
+    return None
+
+
+def is_blank(name: str | None) -> bool:
+    """Return whether a name is given but blank."""
+    return name is not None and not name.strip()
+
+
+def heartbeat_size_fault(config: GroupConfig, event: ConsumerGroupHeartbeat) -> str | None:
+    """Return why no record could hold the request's texts, None if one can."""
+    if not sizes.fits(event.group_id):
+        return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
+    if not sizes.fits(event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex):
+        return f"No id, rack or regular expression can be longer than {sizes.NAME_BYTES_MAX} bytes."
+    limit = config.group_record_bytes_max
+    if event.subscribed_topics and sum(map(len, event.subscribed_topics)) > limit:
+        return f"The subscription takes more than {limit} bytes (group.record.max.bytes)."
+    return None
+
+
+def first_heartbeat_fault(event: ConsumerGroupHeartbeat) -> str | None:
+    """Return why a join is incomplete, None if it is complete."""
+    if event.rebalance_timeout_ms == -1:
+        return "RebalanceTimeoutMs must be provided in first request."
+    if event.owned is None or event.owned:
+        return "TopicPartitions must be empty when (re-)joining."
+    if event.subscribed_topics is None and event.subscribed_regex is None:
+        return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+    return None
+
+
+UNDER_WAY_MAX = 1_000
+"""Groups of a shard that are looked up at the same time: bounds memory for made-up names. Others retry."""
+VERDICTS_MAX = 10_000
+"""The number of answers without a record that are remembered, the newest ones."""
+NOTHING_MS = 5_000
+"""How long "nothing to import" counts; clients that were told to retry do so within a second."""
+REFUSED_MS = 2_000
+"""How long clients are refused before the earlier coordinator is asked again: the members there may have left.
+
+Longer than the retry pauses of clients (a second and a fifth); otherwise they would never see the refusal.
+"""
+SILENT_MS = 500
+"""The delay before a coordinator that gave no answer is asked again; it doubles each time."""
+SILENT_MAX_MS = 10_000
+"""The longest such delay."""
+
+
+class Verdict(NamedTuple):
+    """The answer to a client that names a group which is not here.
+
+    Attributes:
+        error: NONE: proceed.
+        text: the reason, in words.
+        until_ms: when the verdict is forgotten, by the monotonic clock.
+        failures: the number of attempts without an answer.
+    """
+
+    error: ErrorCode
+    text: str = ""
+    until_ms: int = 0
+    failures: int = 0
+
+
+PROCEED: Final = Verdict(ErrorCode.NONE)
+RETRY_LATER: Final = Verdict(
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The group is being looked up at its earlier coordinator."
+)
+
+
+class Imports:
+    """Imports under way and recent answers; soft state that a load resets."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[str, int] = {}
+        self._verdicts: dict[str, Verdict] = {}
+
+    def verdict(self, group_id: str, now_ms: int) -> Verdict | None:
+        """Return the last answer if it still counts."""
+        verdict = self._verdicts.get(group_id)
+        return verdict if verdict is not None and now_ms < verdict.until_ms else None
+
+    def failures(self, group_id: str) -> int:
+        """Return the number of unanswered attempts since the last answer."""
+        verdict = self._verdicts.get(group_id)
+        return 0 if verdict is None else verdict.failures
+
+    def remember(self, group_id: str, verdict: Verdict) -> None:
+        """Remember an answer."""
+        self._verdicts.pop(group_id, None)
+        self._verdicts[group_id] = verdict
+        if len(self._verdicts) > VERDICTS_MAX:
+            del self._verdicts[next(iter(self._verdicts))]
+
+    def forget(self, group_id: str) -> None:
+        """Forget the answer, because the group exists here now."""
+        self._verdicts.pop(group_id, None)
+
+    def admit(self, step: Step, group_id: str) -> Verdict:
+        """Return whether a missing group may be created or reported as empty; start an import if that is unknown."""
+        verdict = self.verdict(group_id, step.now.mono_ms)
+        if verdict is not None:
+            return verdict
+        if group_id not in self.under_way and len(self.under_way) < UNDER_WAY_MAX:
+            ticket = self.under_way[group_id] = step.ticket()
+            step.begin_task(ImportGroup(group_id, ticket))
+        return RETRY_LATER
+
+    def refuse(self, step: Step, event: GroupImported) -> None:
+        """Remember that there is nothing to import, or nothing that may be imported."""
+        now_ms = step.now.mono_ms
+        if event.error is ErrorCode.NONE:
+            self.remember(event.group_id, Verdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))
+        elif event.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            failures = self.failures(event.group_id)
+            wait_ms = min(SILENT_MS << min(failures, 10), SILENT_MAX_MS)
+            self.remember(event.group_id, Verdict(event.error, event.text, now_ms + wait_ms, failures + 1))
+            if failures == 0:
+                text = f"not served until its earlier coordinator answers: {event.text}"
+                step.log(event.group_id, text, Level.WARNING)
+        else:
+            self.remember(event.group_id, Verdict(event.error, event.text, now_ms + REFUSED_MS))
+            step.log(event.group_id, f"refused: {event.text}", Level.WARNING)

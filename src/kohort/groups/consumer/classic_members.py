@@ -1,0 +1,330 @@
+"""Classic members of a consumer group: JoinGroup, SyncGroup, Heartbeat and LeaveGroup against epochs. Source: KIP-848.
+
+A classic member's generation is its member epoch. REBALANCE_IN_PROGRESS tells it to move. Its JoinGroup reports the
+partitions that it still has, and its SyncGroup returns its new ones.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kohort.consumer_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    Subscription,
+    read_subscription,
+    write_assignment,
+)
+from kohort.errors import ErrorCode
+from kohort.groups import admission
+from kohort.groups.admission import Refusal
+from kohort.groups.consumer.assignment import ConsumerAssignment
+from kohort.groups.effects import HeartbeatReply, JoinGroupReply, LeaveGroupReply, LeftMember, SyncGroupReply
+from kohort.groups.events import Client, Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
+from kohort.groups.pairs import Pairs
+from kohort.groups.records import MemberSaved, OfferedProtocol, ReconciliationState
+from kohort.groups.step import Step
+from kohort.groups.timers import Deadline, Timer
+from kohort.ids import TopicId, TopicPartition
+
+
+class ClassicIdentity(Protocol):
+    """A classic member as its JoinGroup, or its classic group, describes it."""
+
+    @property
+    def instance_id(self) -> str | None:
+        """The instance id of a static member."""
+
+    @property
+    def client(self) -> Client:
+        """The client."""
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The rebalance timeout."""
+
+    @property
+    def session_timeout_ms(self) -> int:
+        """The session timeout."""
+
+    @property
+    def protocols(self) -> tuple[OfferedProtocol, ...]:
+        """The strategies that the member supports."""
+
+
+def member_saved(group_id: str, member_id: str, said: ClassicIdentity, subscription: Subscription) -> MemberSaved:
+    """Build the record of a consumer group's member from a classic member or its join."""
+    return MemberSaved(
+        group_id=group_id,
+        member_id=member_id,
+        instance_id=said.instance_id,
+        rack_id=subscription.rack,
+        client_id=said.client.id,
+        client_host=said.client.host,
+        subscribed_topics=tuple(sorted(set(subscription.topics))),
+        subscribed_regex=None,
+        rebalance_timeout_ms=said.rebalance_timeout_ms,
+        server_assignor=None,
+        classic_session_timeout_ms=said.session_timeout_ms,
+        classic_protocols=said.protocols,
+    )
+
+
+def is_behind(subscription: Subscription | None, member_epoch: int) -> bool:
+    """Return whether a member's reported partitions are those of an older epoch than its own.
+
+    Such a join was sent before the member got its partitions, and arrived late or again after a lost reply. Partitions
+    that it leaves out are not revoked. Members that name no generation are taken at their word.
+    """
+    return subscription is not None and 0 < subscription.generation < member_epoch
+
+
+class ConsumerClassicMembers(ConsumerAssignment):
+    """The requests of a consumer group's classic members."""
+
+    def join(self, step: Step, event: JoinGroup) -> None:
+        """Process a classic member's join, first or repeated."""
+        error = self.join_or_error(step, event)
+        if error is not ErrorCode.NONE:
+            member_id = event.new_member_id if error is ErrorCode.MEMBER_ID_REQUIRED else event.member_id
+            step.reply(event.request, JoinGroupReply(error, member_id=member_id))
+
+    def join_or_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Process a JoinGroup, or return the error that refuses it."""
+        refused = admission.check_join(step.config, event)
+        if refused is not ErrorCode.NONE:
+            return refused
+        member_id = event.member_id or event.new_member_id
+        replaced = self.static_ids.get(event.instance_id)
+        has_place = event.member_id in self.members or replaced is not None
+        refused = admission.check_record(step.config, admission.protocols_bytes(event.protocols)) or (
+            admission.check_place(step.config.consumer_max_size, len(self.members), has_place=has_place)
+        )
+        if refused is not ErrorCode.NONE:
+            return refused
+        subscription = read_subscription(event.protocols[0].metadata) if event.protocols else None
+        if (
+            subscription is None
+            or len(event.protocols) > step.config.protocols_max
+            or not self.supports_protocol(event)
+        ):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if not event.member_id and event.instance_id is None and event.requires_known_id:
+            self.give_member_id(step, event)
+            return ErrorCode.MEMBER_ID_REQUIRED
+        if event.instance_id is None and not self.is_known_member(event.member_id):
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if event.instance_id is not None and event.member_id:
+            if replaced is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if replaced != event.member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        goes_back = False
+        if replaced is not None and replaced != member_id:
+            goes_back = self.members[replaced].classic_protocols is None
+            self.replace_member(step, replaced, member_id)
+        else:
+            self.rejoin_member(step, member_id)
+        before = self.members.get(member_id)
+        if self.write_classic_member(step, event, member_id, subscription):
+            self.begin_epoch(step, f"classic member {member_id} joined or changed its subscription")
+        presence = self.member_heard(step, member_id, event.connection)
+        presence.process = event.client.process
+        if before is not None and before.classic_protocols is None:
+            self.member_changed_protocol(step, presence, member_id)
+        if goes_back and step.turn_classic(self.group_id, joining=(event, member_id)):
+            return ErrorCode.NONE
+        self.await_target(step, event, member_id)
+        return ErrorCode.NONE
+
+    def give_member_id(self, step: Step, event: JoinGroup) -> None:
+        """Answer a first join with a member id (KIP-394)."""
+        timer = self.given_ids[event.new_member_id] = Timer(
+            Deadline.PENDING_MEMBER, event.group_id, event.new_member_id
+        )
+        step.run(timer, event.session_timeout_ms)
+
+    def is_known_member(self, member_id: str) -> bool:
+        """Return whether a dynamic member has no id yet, is in the group, or was just given its id.
+
+        Kafka accepts any id here. An evicted member that does not know of its eviction would continue with partitions
+        that others have by now. UNKNOWN_MEMBER_ID tells it to release them first.
+        """
+        if not member_id or member_id in self.members:
+            return True
+        timer = self.given_ids.pop(member_id, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
+
+    def supports_protocol(self, event: JoinGroup) -> bool:
+        """Return whether a protocol of the member is one that all classic members support."""
+        others = [
+            {offered.name for offered in member.classic_protocols or ()}
+            for member in self.classic_members()
+            if member.member_id != event.member_id
+        ]
+        names = [offered.name for offered in event.protocols]
+        is_consumer = event.protocol_type == CONSUMER_PROTOCOL_TYPE
+        return is_consumer and any(all(name in other for other in others) for name in names)
+
+    def write_classic_member(self, step: Step, event: JoinGroup, member_id: str, subscription: Subscription) -> bool:
+        """Write a classic member's metadata if it is new; True if the group needs a new epoch for it."""
+        old = self.members.get(member_id)
+        new = member_saved(event.group_id, member_id, event, subscription)
+        if new == old:
+            return False
+        step.emit(new)
+        return old is None or (old.subscribed_topics, old.subscribed_regex) != (new.subscribed_topics, None)
+
+    def await_target(self, step: Step, event: JoinGroup, member_id: str) -> None:
+        """Answer the join as soon as there is a target for it."""
+        presence = self.presence(member_id)
+        again = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
+        self.refuse_waiting(step, presence, again)
+        presence.joining, presence.waits_for = event, self.epoch
+        presence.overdue = False
+        presence.join_phase.cancel()
+        if self.epoch <= self.target_epoch:
+            self.complete_join(step, member_id)
+        else:
+            self.request_target(step)
+
+    def answer_joins(self, step: Step, failure: str | None) -> None:
+        """Answer the waiting joins of classic members after a target was computed."""
+        for member_id, presence in list(self.presences.items()):
+            if presence.joining is None:
+                continue
+            if failure is not None and self.computing < 0:
+                reply = JoinGroupReply(ErrorCode.UNKNOWN_SERVER_ERROR, member_id=member_id)
+                step.reply(presence.joining.request, reply)
+                presence.joining = None
+            elif presence.waits_for <= self.target_epoch:
+                self.complete_join(step, member_id)
+
+    def complete_join(self, step: Step, member_id: str) -> None:
+        """Move a classic member by the partitions that its join reports, and send it its epoch."""
+        presence = self.presences[member_id]
+        event = presence.joining
+        if event is None:
+            return
+        presence.joining = None
+        before = self.current_assignment(member_id)
+        subscription = read_subscription(event.protocols[0].metadata)
+        owned = None if is_behind(subscription, before.member_epoch) else self.owned_ids(step, subscription)
+        current = self.reconcile_member(step, member_id, owned)
+        self.touch_session(step, presence, member_id)
+        if current != before:  # else it has its assignment or is awaited already: a join may be late or repeated
+            step.run(presence.sync_phase, event.rebalance_timeout_ms)
+        step.reply(
+            event.request,
+            JoinGroupReply(
+                ErrorCode.NONE,
+                member_id=member_id,
+                generation=current.member_epoch,
+                protocol_type=CONSUMER_PROTOCOL_TYPE,
+                protocol_name=event.protocols[0].name,
+            ),
+        )
+
+    def owned_ids(self, step: Step, subscription: Subscription | None) -> Pairs:
+        """Return the partitions that a subscription reports as owned."""
+        topics = step.image.topics
+        owned = () if subscription is None else subscription.owned
+        return frozenset((topics[topic].id, number) for topic, number in owned if topic in topics)
+
+    def classic_member_error(self, member_id: str, instance_id: str | None, generation: int | None) -> ErrorCode:
+        """Return whether a classic member may send requests, with this generation if one is given."""
+        if instance_id is not None:
+            holder = self.static_ids.get(instance_id)
+            if holder is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if holder != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        member = self.members.get(member_id)
+        if member is None or member.classic_protocols is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        presence = self.presences.get(member_id)
+        if generation is not None and presence is not None and presence.overdue:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if generation is not None and generation != self.current_assignment(member_id).member_epoch:
+            return ErrorCode.ILLEGAL_GENERATION
+        return ErrorCode.NONE
+
+    def sync(self, step: Step, event: SyncGroup) -> None:
+        """Process a SyncGroup: return a classic member's assignment."""
+        error = self.classic_member_error(event.member_id, event.instance_id, event.generation)
+        if error is ErrorCode.NONE:
+            error = self.sync_error(step, event)
+        if error is not ErrorCode.NONE:
+            step.reply(event.request, SyncGroupReply(error))
+            return
+        member = self.members[event.member_id]
+        presence = self.member_heard(step, event.member_id, event.connection)
+        presence.sync_phase.cancel()
+        assignment = self.assignment_bytes(member, step.topic_names())
+        reply = SyncGroupReply(ErrorCode.NONE, assignment, event.protocol_type, event.protocol_name)
+        step.reply(event.request, reply)
+
+    def sync_error(self, step: Step, event: SyncGroup) -> ErrorCode:
+        """Return whether protocol names match and no newer epoch requires the member to rejoin."""
+        member = self.members[event.member_id]
+        name = (member.classic_protocols or ())[0].name
+        wrong_type = event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE)
+        if wrong_type or event.protocol_name not in (None, name):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        current = self.current_assignment(event.member_id)
+        if self.epoch > current.member_epoch and current.state is not ReconciliationState.UNREVOKED_PARTITIONS:
+            self.expect_rejoin(step, member)
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def expect_rejoin(self, step: Step, member: MemberSaved) -> None:
+        """Start the rebalance timeout of a classic member that was told to join again, unless it runs already."""
+        timer = self.presence(member.member_id).join_phase
+        if timer.due_ms is None:
+            step.run(timer, member.rebalance_timeout_ms)
+
+    def classic_heartbeat(self, step: Step, event: Heartbeat) -> None:
+        """Process a classic member's heartbeat, and tell it whether it must move."""
+        error = self.classic_member_error(event.member_id, event.instance_id, event.generation)
+        if error is ErrorCode.NONE:
+            member = self.members[event.member_id]
+            self.member_heard(step, event.member_id, event.connection)
+            current = self.current_assignment(event.member_id)
+            freed = current.state is ReconciliationState.UNRELEASED_PARTITIONS and not self.waits_for_others(
+                event.member_id
+            )
+            if current.member_epoch < self.epoch or current.state is ReconciliationState.UNREVOKED_PARTITIONS or freed:
+                self.expect_rejoin(step, member)
+                error = ErrorCode.REBALANCE_IN_PROGRESS
+        step.reply(event.request, HeartbeatReply(error))
+
+    def leave_group(self, step: Step, event: LeaveGroup) -> None:
+        """Remove classic members that leave."""
+        left = []
+        gone = []
+        for leaving in event.members:
+            error, member_id = self.find_leaving(leaving)
+            if error is ErrorCode.NONE:
+                self.remove_member(step, member_id)
+                gone.append(member_id)
+            left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
+        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
+        if gone:
+            self.begin_epoch(step, f"{', '.join(gone)} left")
+
+    def find_leaving(self, leaving: LeavingMember) -> tuple[ErrorCode, str]:
+        """Return the id of a leaving member, with the error if it cannot leave this way."""
+        member_id = leaving.member_id
+        if not member_id and leaving.instance_id is not None:
+            member_id = self.static_ids.get(leaving.instance_id, "")
+        return self.classic_member_error(member_id, leaving.instance_id, None), member_id
+
+    def assignment_bytes(self, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
+        """Return a classic member's partitions in the bytes that its client reads."""
+        held = self.current_assignment(saved.member_id).assigned
+        protocols = saved.classic_protocols or ()
+        subscription = read_subscription(protocols[0].metadata) if protocols else None
+        version = 0 if subscription is None else subscription.version
+        named = [TopicPartition(names[topic_id], number) for topic_id, number in held if topic_id in names]
+        return write_assignment(version, named)

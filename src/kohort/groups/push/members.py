@@ -1,0 +1,254 @@
+"""The state of a push group: its members, the owner of each partition, and each member's unanswered request.
+
+Only the ledger writes the hard state: the members, and their partitions. A member owns partitions from before its Start
+until its Stop is answered and its last positions have arrived, or until it is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
+
+from kohort.groups.effects import GroupState
+from kohort.groups.events import PushRequestKind, RegisterConsumer
+from kohort.groups.failure_detector import MonitoredMember
+from kohort.groups.group import GroupMembership, Takes
+from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
+from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
+from kohort.groups.timers import Deadline, Timer
+
+
+class PushMember(MonitoredMember):
+    """A consumer of a push group, with its unanswered requests.
+
+    Attributes:
+        process: the process that it registered from, "" if unknown.
+        asked: the kind of the unanswered request, None: none.
+        out: the number of unanswered frames: one, plus the repetitions of a Ping.
+        ping: the timer of the next Ping, or of a late answer.
+        stopped: its fetchers are known to be stopped: the member is new, or has answered a Stop.
+        told: the partitions of its last confirmed Start on this connection; None: none.
+        ending: it has answered a Stop, but not yet the Ping for its last positions.
+        back: it has registered again, and has not been pinged since.
+        refusals: how often in a row it answered a Stop or a Start with an error.
+        still_ms: since when its partitions are not read, None: they are.
+        finding: the ticket of the offsets that it waits for, -1: none.
+        claim: a conflicting registration of its id on another connection, which waits for this member's answer.
+        proves: it was pinged after the conflicting registration, so an answer shows that it is still alive.
+    """
+
+    __slots__ = (
+        "asked",
+        "back",
+        "claim",
+        "ending",
+        "finding",
+        "out",
+        "ping",
+        "process",
+        "proves",
+        "refusals",
+        "still_ms",
+        "stopped",
+        "told",
+    )
+
+    def __init__(self, group_id: str, member_id: str) -> None:
+        super().__init__(group_id, member_id)
+        self.process = ""
+        self.asked: PushRequestKind | None = None
+        self.out = 0
+        self.ping = Timer(Deadline.PING, group_id, member_id)
+        self.stopped = False
+        self.told: Pairs | None = None
+        self.ending = False
+        self.back = False
+        self.refusals = 0
+        self.still_ms: int | None = None
+        self.finding = -1
+        self.claim: RegisterConsumer | None = None
+        self.proves = False
+
+
+class PushMembers(GroupMembership):
+    """The members of a push group, with the owner of each partition.
+
+    Attributes:
+        saved: the group's record; None before it is written.
+        members: the registrations, by member id.
+        owned: each member's partitions; members without partitions are left out.
+        holders: the owner of each partition.
+        present: the members' soft state.
+        rebalancing: a rebalance is under way or will be retried (the bit of spec 4.9).
+        again: something changed during the rebalance, so another one follows (the second mark of spec 4.9).
+        attempt: the attempt of the current rebalance, from 0.
+        began_ms: when the change that caused it came; None without one.
+        dividing: the ticket of the awaited assignment, -1: none.
+        moving: members that still have to be started in this rebalance, with their partitions.
+        takers: the next owner of each partition in `moving`.
+        still: the downtimes of members that have been started again, in ms.
+        attempts: the timer of an attempt.
+        backoff: the timer of the pause before the next attempt or rebalance.
+        loaded: the group existed when its shard was loaded.
+        unregistered: members to stop and start without another change: their owner nodes in ZooKeeper were deleted.
+        matched: the matching topics by regular expression and whether the expression excludes.
+    """
+
+    is_shown = True
+    __slots__ = (
+        "again",
+        "attempt",
+        "attempts",
+        "backoff",
+        "began_ms",
+        "dividing",
+        "holders",
+        "loaded",
+        "matched",
+        "members",
+        "moving",
+        "owned",
+        "present",
+        "rebalancing",
+        "saved",
+        "still",
+        "takers",
+        "unregistered",
+    )
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(group_id)
+        self.saved: PushGroupSaved | None = None
+        self.members: dict[str, PushMemberSaved] = {}
+        self.owned: dict[str, Pairs] = {}
+        self.holders: dict[Pair, str] = {}
+        self.present: dict[str, PushMember] = {}
+        self.rebalancing = False
+        self.again = False
+        self.attempt = 0
+        self.began_ms: int | None = None
+        self.dividing = -1
+        self.moving: dict[str, Pairs] = {}
+        self.takers: dict[Pair, str] = {}
+        self.still: list[int] = []
+        self.attempts = Timer(Deadline.ATTEMPT, group_id)
+        self.backoff = Timer(Deadline.BACKOFF, group_id)
+        self.loaded = False
+        self.unregistered: dict[str, None] = {}
+        self.matched: Mapping[tuple[str, bool], frozenset[str]] = {}
+
+    # -- interface of every membership
+
+    def group_state(self) -> GroupState:
+        """Return Empty, PreparingRebalance during a rebalance, else Stable."""
+        if not self.members:
+            return GroupState.EMPTY
+        return GroupState.PREPARING_REBALANCE if self.rebalancing else GroupState.STABLE
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Return whether a member reads a topic, by name or expression; an unresolved expression may match any."""
+        return any(self.reads(member, topic) for member in self.members.values())
+
+    def reads(self, member: PushMemberSaved, topic: str) -> bool:
+        """Return whether this member reads the topic, or may."""
+        if member.regex is None:
+            return any(name == topic for name, _ in member.topics)
+        matched = self.matched.get((member.regex, member.excluding))
+        return matched is None or topic in matched
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records of the group, its members, and their partitions."""
+        if self.saved is not None:
+            yield self.saved
+        yield from self.members.values()
+        for member_id, pairs in self.owned.items():
+            yield PushOwned(self.group_id, member_id, pack(pairs))
+
+    def has_records(self) -> bool:
+        """Return whether the group's record was written."""
+        return self.saved is not None
+
+    def tombstones(self) -> Iterator[RecordKey]:
+        """Yield the keys of partitions, members, and last the group."""
+        yield from ((Kind.PUSH_OWNED, self.group_id, member_id) for member_id in self.owned)
+        yield from ((Kind.PUSH_MEMBER, self.group_id, member_id) for member_id in self.members)
+        if self.saved is not None:
+            yield self.saved.key
+
+    def cancel(self) -> None:
+        """Stop all timers of the group."""
+        for member in self.present.values():
+            member.session.cancel()
+            member.ping.cancel()
+        self.attempts.cancel()
+        self.backoff.cancel()
+
+    def places(self) -> Iterator[tuple[str, int, bool]]:
+        """Yield each member's id, its connection, and whether that has ended."""
+        return ((member_id, member.connection, member.is_gone) for member_id, member in self.present.items())
+
+    def empty_since_ms(self) -> int:
+        """Return since when the group is empty; -1 if it has members."""
+        return -1 if self.members or self.saved is None else self.saved.state_ms
+
+    # -- changes by the ledger
+
+    def _take_group(self, record: PushGroupSaved) -> None:
+        self.saved = record
+
+    def _take_member(self, record: PushMemberSaved) -> None:
+        self.members[record.member_id] = record
+
+    def _take_owned(self, record: PushOwned) -> None:
+        self._release(record.member_id)
+        pairs = unpack(record.partitions)
+        if pairs:
+            self.owned[record.member_id] = pairs
+            self.holders.update(dict.fromkeys(pairs, record.member_id))
+
+    def _release(self, member_id: str) -> None:
+        for pair in self.owned.pop(member_id, NOTHING):
+            if self.holders.get(pair) == member_id:
+                del self.holders[pair]
+
+    def drop(self, kind: Kind, names: list[str]) -> bool:
+        """Apply the removal of a record. For the ledger."""
+        if kind is Kind.PUSH_OWNED:
+            self._release(names[0])
+        elif kind is Kind.PUSH_MEMBER:
+            self.members.pop(names[0], None)
+        elif kind is Kind.PUSH_GROUP:
+            self.saved = None
+            return True
+        return False
+
+    takes: ClassVar[Takes] = {PushGroupSaved: _take_group, PushMemberSaved: _take_member, PushOwned: _take_owned}
+
+    # -- queries
+
+    def find_member(self, member_id: str) -> PushMember | None:
+        """Return a member; None if the id is unknown."""
+        return self.present.get(member_id)
+
+    def owned_by(self, member_id: str) -> Pairs:
+        """Return a member's partitions."""
+        return self.owned.get(member_id, NOTHING)
+
+    def is_free_for(self, member_id: str, pairs: Pairs) -> bool:
+        """Return whether no other member owns any of these partitions."""
+        return all(self.holders.get(pair, member_id) == member_id for pair in pairs)
+
+    def waiting_for(self, pairs: Iterable[Pair]) -> list[str]:
+        """Return the members that are to be started with one of these partitions."""
+        return list(dict.fromkeys(self.takers[pair] for pair in pairs if pair in self.takers))
+
+    def to_move(self, moving: Mapping[str, Pairs]) -> None:
+        """Set the members that have to be started in this rebalance, with their partitions."""
+        self.moving = dict(moving)
+        self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
+
+    def moved(self, member_id: str) -> None:
+        """Remove a member that has been started, or is gone, from `moving`."""
+        for pair in self.moving.pop(member_id, NOTHING):
+            if self.takers.get(pair) == member_id:
+                del self.takers[pair]
