@@ -167,6 +167,11 @@ class Producer:
         """The producer epoch from the broker; -1 before `init_transactions` or the first record."""
         return self._core.sender.identity.epoch
 
+    @property
+    def producer_id(self) -> int:
+        """The producer id from the broker; -1 before `init_transactions` or the first record."""
+        return self._core.sender.identity.producer_id
+
     # Transactions.
 
     init_transactions = blocking(ProducerCore.init_transactions)
