@@ -319,12 +319,13 @@ class Region:
 
         Raises:
             InvalidInputError: sequences were published, and `empty_sinks` is not set; or no member is registered that
-                would empty them.
+                would empty them. The control plane checks itself that the request names every sink that it empties.
         """
         with self._call("reset"):
             self._reset(cause, to_initial=to_initial, empty_sinks=empty_sinks)
 
     def _reset(self, cause: str, *, to_initial: bool, empty_sinks: bool) -> None:
+        confirms = None
         if to_initial and (seen := self._ask(messages.Describe())).sequence > 0:
             if not empty_sinks:
                 raise InvalidInputError(
@@ -337,7 +338,8 @@ class Region:
                 raise InvalidInputError(
                     f"region {self.name} has no member to empty {what}: start one that writes there first"
                 )
-        self._ask(messages.AskReset(cause, forced=True, initial=to_initial))
+            confirms = messages.Emptying(seen.region_id, tuple(sink.place for sink in seen.sinks))
+        self._ask(messages.AskReset(cause, forced=True, initial=to_initial, confirms=confirms))
 
     def stop_member(self, name: str) -> None:
         """Request that a member leaves with the next complete sequence."""
@@ -461,6 +463,8 @@ class Region:
                 link.send(encode(message))
             for body in link.bodies(ANSWER_S):
                 answer = decode_heard(body)
+                if isinstance(answer, messages.Declined):
+                    raise InvalidInputError(f"region {self.name} declines the request: {answer.why}")
                 if isinstance(answer, messages.RegionSeen):
                     return answer
         finally:

@@ -265,7 +265,8 @@ class TopicReader:
         self.table = FactTable(key, region)
         self._lock = threading.Lock()
         own = {"isolation_level": "read_committed", "default_api_timeout_ms": int(READ_S * 1000)}
-        self._reader = RangeReader(servers or [], **{**settings, **own})
+        given = servers if isinstance(servers, str) else list(servers or ())
+        self._reader = RangeReader(given, **{**settings, **own})
         self._ignored = IgnoredLog(str(self.partition))
         self._at = 0
 

@@ -356,9 +356,7 @@ class ControlPlane:
         try:
             link = await greet_caller_async(sock, self._token, self._listening.tls)
             if not place.prove():
-                log.warning(
-                    "region %s: connection refused: %s are open, the maximum", self.region, CONNECTIONS_MAX
-                )
+                log.warning("region %s: connection refused: %s are open, the maximum", self.region, CONNECTIONS_MAX)
                 return
             self._links[connection] = link
             await self._read(connection, link)
