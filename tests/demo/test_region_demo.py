@@ -22,7 +22,6 @@ from kohort.demo.report import Share
 from kohort.demo.watching import Look, parts_seen
 from kohort.ids import TopicPartition
 from kohort.lag import PartitionLag
-from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Contribution, Epoch, Fact, Manifest, Span, Term
 from kohort.region.staged import StagedKey
 
@@ -127,7 +126,7 @@ def test_of_what_a_region_writes_down_sequences_and_resets_are_told() -> None:
         Epoch("other", 4, 1, 4, 1, "another region's", 50),
     ]
     for fact in facts:
-        history._take(key_of(fact), value_of(fact))
+        history._take(fact)
     assert [(step.number, step.rows) for step in history.sequences] == [(1, 2)]
     assert [(reset.to, reset.epoch, reset.cause) for reset in history.resets] == [(1, 3, "a has failed")]
     assert len(history.terms) == 1

@@ -26,7 +26,8 @@ from kohort.region.region_key import SEAL, Author, RegionKey
 log = logging.getLogger("kohort.region")
 
 STRANGE_KEYS_MAX = 10_000
-"""Limit on the remembered keys of strangers' records, which `kohort region delete` removes."""
+"""Limit on the remembered keys of records that do not count, which `kohort region delete` removes; of those that a
+transaction holds, ten times as many."""
 SAY_S = 60.0
 """Seconds between two log lines about records of one partition that are ignored for one reason."""
 REASONS_MAX = 100
@@ -57,7 +58,6 @@ class FactTable:
 
     Attributes:
         facts: by the record's key, each with its offset.
-        unproven: for each region, why transactional records of it do not count: another key, or an earlier release.
         ignored: the number of records that do not count.
     """
 
@@ -65,11 +65,11 @@ class FactTable:
         """Initialise an empty table of a reader that belongs to `region`; empty: an operator's, of all regions."""
         self._key, self._region = key, region
         self.facts: dict[bytes, tuple[int, Fact]] = {}
-        self.unproven: dict[str, str] = {}
         self.ignored = 0
         self._authors: dict[str, Author] = {}
         self._terms: dict[str, tuple[int, int]] = {}
-        self._strange: dict[bytes, str] = {}
+        self._strange: dict[bytes, tuple[str, str]] = {}  # by key: the region, and why if a transaction holds it
+        self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records do not count
 
     def in_order(self) -> list[Fact]:
         """Return all facts, in the order of the log."""
@@ -78,12 +78,24 @@ class FactTable:
     def keys_of(self, region: str) -> list[bytes]:
         """Return the keys of a region's records, of strangers' records too; claims are left out."""
         own = [key for key in self.facts if about_region(key) == region]
-        return own + [key for key, about in self._strange.items() if about == region and key not in self.facts]
+        return own + [key for key, (about, _) in self._strange.items() if about == region and key not in self.facts]
+
+    @property
+    def unproven(self) -> dict[str, str]:
+        """For each region, why transactional records of it do not count: another key, or an earlier release."""
+        return {region: why for region, why in self._strange.values() if why}
 
     def producer_of(self, region: str) -> int:
         """Return the producer id whose records of a region count; -1: unknown."""
         author = self._authors.get(region)
         return -1 if author is None else author.producer_id
+
+    def resealed(self, region: str, producer_id: int) -> str:
+        """Return why a producer's records of a region do not count, which another key sealed; empty: there are none.
+
+        Asked of the region's own producer, which only a process with the right to its transactional id can be.
+        """
+        return self._other_keys.get(region, {}).get(producer_id, "")
 
     def take(self, record: StoredRecord) -> tuple[Fact | None, str]:
         """Take a record, in the order of the log; return its fact, or why it does not count."""
@@ -126,9 +138,21 @@ class FactTable:
             why = "has a seal that does not fit: it was copied or changed"
         else:
             why = f"is sealed with another key than {self._key.name} of {self._key.origin}"
-        if record.value is not None and not is_claim:
-            self.unproven[region] = why
+            self._see_other_key(record.author, region, why)
         return why
+
+    def _see_other_key(self, author: Author, region: str, why: str) -> None:
+        """Forget the region's facts if its own producer has sealed later ones with another key (`reseal`)."""
+        producers = self._other_keys.setdefault(region, {})
+        if len(producers) < STRANGE_KEYS_MAX:
+            producers[author.producer_id] = why
+        current = self._authors.get(region)
+        if current is not None and current.producer_id == author.producer_id and current.epoch <= author.epoch:
+            gone = [key for key in self.facts if about_region(key) == region]
+            self._strange.update((key, (region, why)) for key in gone)
+            for key in gone:
+                del self.facts[key]
+            del self._authors[region], self._terms[region]
 
     def _not_of_the_author(self, record: StoredRecord, region: str) -> str:
         """Return why a tombstone or fact with a good seal is not of the newest term's producer."""
@@ -149,12 +173,16 @@ class FactTable:
             return "is of a producer that was replaced"
         if author is not None or isinstance(fact, Term):
             self._authors[region] = record.author
+        self._other_keys.pop(region, None)  # only what another key has sealed later matters
         return ""
 
     def _ignore(self, record: StoredRecord, region: str, why: str) -> tuple[None, str]:
         self.ignored += 1
-        if region and record.key is not None and record.value is not None and len(self._strange) < STRANGE_KEYS_MAX:
-            self._strange[record.key] = region
+        if region and record.key is not None and record.value is not None:
+            doubts = why if record.transactional and claimed_region(record.key) is None else ""
+            room = len(self._strange) < (10 if doubts else 1) * STRANGE_KEYS_MAX  # strangers' own can't hide others
+            if room if record.key not in self._strange else doubts:
+                self._strange[record.key] = region, doubts
         return None, why
 
 
@@ -192,9 +220,13 @@ class IgnoredLog:
         self._said[why] = self._now_s(), 0
 
 
-def take_all(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> None:
-    """Take records in the order of the log."""
+def take_all(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> list[Fact]:
+    """Take records in the order of the log, and return their facts."""
+    facts = []
     for record in records:
-        _, why = table.take(record)
+        fact, why = table.take(record)
         if why:
             ignored.add(record.offset, record.author, why)
+        if fact is not None:
+            facts.append(fact)
+    return facts

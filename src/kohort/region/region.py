@@ -431,6 +431,17 @@ class Region:
         found = compare(self.name, sink.place, sink.published(), saved.known(self.name, 0).bounds(sink.place))
         return "" if found is None else found.cause
 
+    def reseal(self) -> int:
+        """Trust the region's records, whichever key sealed them, and seal them with this process's key.
+
+        No application serves the region. For a key that was lost or replaced.
+
+        Returns:
+            The number of records.
+        """
+        with self._call("reseal"):
+            return self._home.reseal()
+
     def delete(self) -> None:
         """Delete the region, which no application serves. Its sinks keep their rows."""
         with self._call("delete"):

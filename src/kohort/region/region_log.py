@@ -352,6 +352,10 @@ class RegionLogWriter:
     def _begin(self, host: str, port: int, pin: bytes) -> Known:
         self._term = 0
         saved = self._settled()
+        if self._producer is not None and (
+            why := self._reader.table.resealed(self._region, self._producer.producer_id)
+        ):
+            saved = Saved(unproven=why)
         saved.refuse_unproven(self._region)
         self._term = 1 if saved.term is None else saved.term.term + 1
         term = Term(self._region, self._term, host, port, pin, _now_ms())
@@ -550,7 +554,9 @@ class RegionLogWriter:
         """Write all facts once more, with this key; the reader has taken them whichever key sealed them."""
         term = self._settled().term
         facts = [fact for fact in self._reader.table.in_order() if fact.region == self._region and fact != term]
-        records = [(key_of(fact), value_of(fact)) for fact in ([] if term is None else [term]) + facts]
+        if term is not None:
+            facts.insert(0, replace(term, stated=term.stated + 1))
+        records = [(key_of(fact), value_of(fact)) for fact in facts]
         self._transact(lambda producer: self._send(producer, records))
         return len(records)
 

@@ -278,10 +278,24 @@ class TopicReader:
             KafkaError: the topic can't be read.
         """
         with self._lock:
-            end = self._reader.high_watermark(self.partition)
-            take_all(self.table, self._records(end), self._ignored)
-            self._at = max(self._at, end)
+            self._advance()
             return self.table.in_order()
+
+    def advance(self) -> list[Fact]:
+        """Return the facts since the last call in the order of the log, those that others have replaced too.
+
+        Raises:
+            TimedOutError: a transaction stays open.
+            KafkaError: the topic can't be read.
+        """
+        with self._lock:
+            return self._advance()
+
+    def _advance(self) -> list[Fact]:
+        end = self._reader.high_watermark(self.partition)
+        facts = take_all(self.table, self._records(end), self._ignored)
+        self._at = max(self._at, end)
+        return facts
 
     def _records(self, end: int) -> Iterator[StoredRecord]:
         for header, records in self._reader.read_batches(self.partition, self._at, end):
