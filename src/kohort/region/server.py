@@ -300,6 +300,8 @@ class ControlPlane:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._closed:  # before there was a loop that `close` could tell
+            self._end.set()
         self._spawn(self._accept())
         log.info("region %s: serving as control plane, term %s", self.region, self.term)
         self._spawn(self._write())
@@ -311,12 +313,12 @@ class ControlPlane:
         try:
             await self._end.wait()
         finally:
-            self._listening.close()
             for link in self._links.values():
                 link.abort()
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._listening.close()
 
     def _spawn(self, coro: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coro)

@@ -35,7 +35,7 @@ LATE_MS = 2_000
 """So late at the most a request arrives whose producer was told of an error."""
 PRODUCER_CHANGES = 0.02
 """How often a producer id changes when a producer begins, or a transaction ends."""
-STRANGE_MS = 500
+STRANGE_MS = 1_000
 """So often a stranger writes at the least."""
 
 
