@@ -35,7 +35,7 @@ def test_a_region_is_shown(kohort: Kohort, worker: Worker, name: str) -> None:
     [row] = [row for row in kohort("region", "list", "--json").json if row["region"] == name]
     assert row["groups"] == [name] and row["sequence"] > 0 and row["stopped"] == ""
     seen = kohort("region", "describe", name, "--json").json
-    assert seen["term"] == 1 and [one["offset"] for one in seen["positions"]] == [25] * 4
+    assert seen["term"] == 1 and [position["offset"] for position in seen["positions"]] == [25] * 4
     assert seen["queries"] == [] and seen["lag"][0]["lag"] == 0, "who is no Spark query is none"
     [member] = seen["members"]
     assert member["member"] == "m1" and len(member["partitions"]) == 4 and member["connected"] is True
@@ -57,7 +57,7 @@ def test_spark_queries_are_shown_with_their_batches_and_groups_with_their_lag(
         until(lambda: worker.consumer.figures.partitions == 4 and worker.tables > 0, "it reads")
         region.checkpoint()
         until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
-        read = sum(one["offset"] for one in kohort("region", "describe", name, "--json").json["positions"])
+        read = sum(position["offset"] for position in kohort("region", "describe", name, "--json").json["positions"])
         fill(servers, name, range(60))
         seen = kohort("region", "describe", name, "--json").json
         shown = kohort("region", "describe", name).out
@@ -128,7 +128,7 @@ def test_a_process_serves_until_it_is_ended(kohort: Kohort, servers: str, name: 
 def test_region_of_another_key_is_listed_and_resealed(
     kohort: Kohort, servers: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a region moves from one machine, with a key of its own, to several with one of the operator's."""
+    """A region that moves from one machine to several changes from the machine's key to the operator's."""
     make_topic(servers, name)
     with Region(name, servers, checkpoint_every=None) as region:
         region.serve()

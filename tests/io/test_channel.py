@@ -18,7 +18,7 @@ from kohort.io.channel import (
     PROOF_BYTES,
     AsyncLink,
     CallerHandshake,
-    Frames,
+    LinkFrames,
     Link,
     ListenerHandshake,
     greet_caller,
@@ -31,9 +31,9 @@ TOKEN = b"t" * 32
 BODIES = [b"one", b"", b"three" * 1000]
 
 
-def both() -> tuple[Frames, Frames]:
+def both() -> tuple[LinkFrames, LinkFrames]:
     nonces = secrets.token_bytes(2 * NONCE_BYTES)
-    return Frames(TOKEN, nonces, is_caller=True), Frames(TOKEN, nonces, is_caller=False)
+    return LinkFrames(TOKEN, nonces, is_caller=True), LinkFrames(TOKEN, nonces, is_caller=False)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000, 100_000])

@@ -187,7 +187,7 @@ def test_member_without_a_control_plane_says_nothing_of_its_sink(working: Any) -
 
 
 def test_control_plane_that_is_closed_as_it_starts_ends(own_servers: str, name: str) -> None:
-    """Its thread had no loop yet that could be told, and the close waited for ever."""
+    """The thread had no event loop yet that `close` could wake, and `close` waited for ever."""
     make_topic(own_servers, name)
     for _ in range(5):
         region = Region(name, own_servers)

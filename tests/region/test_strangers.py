@@ -1,4 +1,4 @@
-"""What a reader or writer of the region's topic, and a stranger on its port, can do to a region: nothing."""
+"""Attacks by a reader or writer of the region's topic, or by a stranger on its port: none has an effect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER_KEY = "another key, of forty characters or more"
 
 
 def stranger_facts(name: str, region_id: UUID, port: int) -> list[Fact]:
-    """What would take the region over, stop it, and lose its rows."""
+    """Return facts that would take the region over, stop it, and lose its rows."""
     return [
         Term(name, 1_000, "127.0.0.1", port, b"", 0),
         Epoch(name, 10**6, 1_000, 10**6, 0, "a stranger", 0),

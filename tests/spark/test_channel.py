@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 from kohort.io import channel as frames
 from kohort.io import connection_gate
-from kohort.io.channel import NONCE_BYTES, PROOF_BYTES, Frames, proof
+from kohort.io.channel import NONCE_BYTES, PROOF_BYTES, LinkFrames, proof
 from kohort.spark import driver_channel
 from kohort.spark.driver_channel import LOOPBACK, Contact, Line, Message, Switchboard, decode, encode
 
@@ -31,8 +31,8 @@ def closing() -> Iterator[Callable[[Any], Any]]:
         return one
 
     yield keep
-    for one in reversed(every):
-        one.close()
+    for resource in reversed(every):
+        resource.close()
 
 
 class Heard:
@@ -128,7 +128,9 @@ def test_a_source_with_another_token_is_told_nothing(closing: Callable[[Any], An
     sock = closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
     nonce = sock.recv(NONCE_BYTES)
     mine = bytes(NONCE_BYTES)
-    drives = Frames(bytes(32), nonce + mine, is_caller=True).sealer.frame(encode({"kind": "drives", "query": "one"}))
+    drives = LinkFrames(bytes(32), nonce + mine, is_caller=True).sealer.frame(
+        encode({"kind": "drives", "query": "one"})
+    )
     sock.sendall(mine + proof(bytes(32), "caller", nonce + mine) + drives)
     with contextlib.suppress(ConnectionResetError):  # where it did not read all of ours
         assert sock.recv(1) == b"", "it hangs up, without its own proof"

@@ -1,4 +1,4 @@
-"""Frames over a connection whose ends have proved a shared secret, each frame authenticated.
+"""LinkFrames over a connection whose ends have proved a shared secret, each frame authenticated.
 
 The channel connects an application with the sources of its Spark queries, and a region's control plane with its
 members. Neither end sends the secret. Another process that listens on the port, or connects to it, learns nothing.
@@ -102,7 +102,7 @@ def _mac(key: bytes, number: int, framed: bytes) -> bytes:
     return hmac.digest(key, number.to_bytes(8, "big") + framed, "sha256")
 
 
-class Frames:
+class LinkFrames:
     """Both directions of one connection."""
 
     def __init__(self, token: bytes, nonces: bytes, *, is_caller: bool) -> None:
@@ -123,7 +123,7 @@ class ListenerHandshake:
     def __init__(self, token: bytes) -> None:
         self._token, self.nonce = token, secrets.token_bytes(NONCE_BYTES)
 
-    def answer(self, said: bytes) -> tuple[bytes, Frames]:
+    def answer(self, said: bytes) -> tuple[bytes, LinkFrames]:
         """Check what the caller has sent, and return the response and the connection's frames.
 
         Raises:
@@ -132,7 +132,7 @@ class ListenerHandshake:
         nonces = self.nonce + said[:NONCE_BYTES]
         if not hmac.compare_digest(said[NONCE_BYTES:], proof(self._token, "caller", nonces)):
             raise PermissionError("a caller that does not know the token")
-        return proof(self._token, "listener", nonces), Frames(self._token, nonces, is_caller=False)
+        return proof(self._token, "listener", nonces), LinkFrames(self._token, nonces, is_caller=False)
 
 
 class CallerHandshake:
@@ -144,7 +144,7 @@ class CallerHandshake:
         self._token, self._nonces = token, theirs + mine
         self.says = mine + proof(token, "caller", self._nonces)
 
-    def finish(self, answer: bytes) -> Frames:
+    def finish(self, answer: bytes) -> LinkFrames:
         """Check the listener's response, and return the connection's frames.
 
         Raises:
@@ -152,7 +152,7 @@ class CallerHandshake:
         """
         if not hmac.compare_digest(answer, proof(self._token, "listener", self._nonces)):
             raise PermissionError("a listener that does not know the token")
-        return Frames(self._token, self._nonces, is_caller=True)
+        return LinkFrames(self._token, self._nonces, is_caller=True)
 
 
 # -- On threads
@@ -161,7 +161,7 @@ class CallerHandshake:
 class Link:
     """One connection whose ends have proved themselves. Any thread may send, one reads."""
 
-    def __init__(self, sock: socket.socket, frames: Frames, tls: TlsPipe | None = None, early: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket, frames: LinkFrames, tls: TlsPipe | None = None, early: bytes = b"") -> None:
         """Initialise it after its handshake; `early` are bytes of frames that came with the last of that."""
         sock.settimeout(SEND_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -318,7 +318,7 @@ def greet_listener(sock: socket.socket, token: bytes, within_s: float = GREETING
 class AsyncLink:
     """One connection whose ends have proved themselves, on an event loop."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: Frames) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: LinkFrames) -> None:
         self._reader, self._writer, self._frames = reader, writer, frames
 
     def send(self, body: bytes) -> bool:
