@@ -1,4 +1,4 @@
-"""LinkFrames over a connection whose ends have proved a shared secret, each frame authenticated.
+"""Frames over a connection whose ends have proved a shared secret, each frame authenticated.
 
 The channel connects an application with the sources of its Spark queries, and a region's control plane with its
 members. Neither end sends the secret. Another process that listens on the port, or connects to it, learns nothing.
