@@ -69,7 +69,7 @@ def _commits(place: Place, count: int) -> Sample:
         _settle(members)
         home = Home(name, place.servers, {})
         stack.callback(home.close)
-        pen, known = home.take_over("127.0.0.1", 1, b"t" * 32)
+        pen, known = home.take_over("127.0.0.1", 1)
         stack.callback(pen.close)
         assert isinstance(pen, RegionLogWriter)
         offsets = [_offsets(member, name, number) for number, member in enumerate(members)]

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def pytest_configure() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each would compile all that it imports, a second of its time
     os.environ.setdefault("SPARK_SUBMIT_OPTS", class_archive.spark_options())
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", class_archive.OPTIONS)
+    os.environ["XDG_STATE_HOME"] = str(Path(tempfile.gettempdir(), f"kohort-tests-{os.getuid()}"))  # region keys
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from tests.region.conftest import Collected, Worker, fill, make_topic, name
 from tests.support.waiting import until
 
 from kohort.region.region import Region
+from kohort.region.region_key import KEY_VARIABLE
 from kohort.spark.region.query_state import SavedQuery
 
 __all__ = ["name"]
@@ -122,3 +123,24 @@ def test_a_process_serves_until_it_is_ended(kohort: Kohort, servers: str, name: 
                 before = worker.consumer.sequence
                 until(lambda: worker.consumer.sequence > before, "it goes on under another")
                 worker.close()
+
+
+def test_region_of_another_key_is_listed_and_resealed(
+    kohort: Kohort, servers: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region that moves from one machine to several changes from the machine's key to the operator's."""
+    make_topic(servers, name)
+    with Region(name, servers, checkpoint_every=None) as region:
+        region.serve()
+    monkeypatch.setenv(KEY_VARIABLE, "an operator's key of many characters")
+    [row] = [row for row in kohort("region", "list", "--json").json if row["region"] == name]
+    assert "sealed with another key" in row["stopped"] and row["term"] == 0
+    refused = kohort("region", "describe", name)
+    assert refused.code != 0 and f"kohort region reseal {name}" in refused.out + refused.err
+    assert kohort("region", "reseal", name).code != 0, "shown only"
+    assert kohort("region", "reseal", name, "--execute").code == 0
+    [row] = [row for row in kohort("region", "list", "--json").json if row["region"] == name]
+    assert (row["stopped"], row["term"]) == ("", 1)
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert kohort("region", "delete", name, "--execute").code == 0
+    assert name not in {row["region"] for row in kohort("region", "list", "--json").json}

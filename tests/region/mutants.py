@@ -24,12 +24,15 @@ from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane import checkpoints, membership, recovery, starts
 from kohort.region.control_plane.machine import TABLE
 from kohort.region.control_plane.state import Plane, RegisteredMember
+from kohort.region.fact_table import FactTable
 from kohort.region.member import machine, state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
 from kohort.region.parts import Part
+from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Manifest, keys_by_place
+from kohort.region.region_key import Author, RegionKey
 from kohort.region.region_log import RegionLogWriter
 from kohort.region.server import UnknownOutcomeError
 from kohort.region.sinks import Keep, Sink, parquet_folder, staged_files
@@ -76,6 +79,16 @@ def _commits_unpublished(plane: Plane) -> None:
 
 
 _COMMIT = checkpoints.commit_if_whole
+
+
+def _states_the_same(writer: RegionLogWriter, author: Author) -> Any:
+    before = writer._stated
+    said = _STATEMENT(writer, author)
+    writer._stated = before
+    return [(key_of(before), value_of(before))] if said and before is not None else said
+
+
+_STATEMENT = RegionLogWriter._statement
 
 
 def _keeps_what_was_read(machine: Any, order: Reset) -> None:
@@ -392,6 +405,16 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "what an error's text names is moved": _instead(EventThread, "_data_lost", _decides_by_the_text),
     "what an error's text names is moved too": _instead(EventThread, "_data_lost", _decides_by_text_and_value),
+    "a record counts whoever has sealed it": _instead(RegionKey, "opens", lambda *_: True),
+    "a record counts that no transaction holds": _instead(FactTable, "_not_proven", lambda *_, **__: ""),
+    "a term counts whichever came before": _instead(FactTable, "_not_current", lambda *_: ""),
+    "a producer that was replaced is heard": _instead(FactTable, "_not_of_the_author", lambda *_: ""),
+    "another producer id is not stated": _instead(RegionLogWriter, "_statement", lambda writer, author: []),
+    "a term is stated again as it was": _instead(RegionLogWriter, "_statement", _states_the_same),
+    "the initial state needs no confirmation": _instead(recovery, "_unconfirmed", lambda plane, confirms: ""),
+    "the initial state is confirmed for another region": _instead(
+        recovery, "_unconfirmed", lambda plane, confirms: "" if confirms is not None else "no"
+    ),
     "the outcome is taken for complete": _in_table(
         TABLE,
         "commit_ended",

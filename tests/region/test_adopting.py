@@ -105,7 +105,7 @@ def test_adopt_that_was_killed_is_finished_by_the_same_call(
 def forget_that_it_is_published(servers: str, name: str, sink: Sink, last: int) -> None:
     """The topic is as when the publisher was killed before it had said so."""
     home = Home(name, servers, {})
-    pen, known = home.take_over("127.0.0.1", 1, bytes(16))
+    pen, known = home.take_over("127.0.0.1", 1)
     pen.save([Shown(name, sink.place, last - 1, 0)])
     pen.close()
     assert known.keys.keys() == {sink.place}

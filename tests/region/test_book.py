@@ -31,7 +31,7 @@ from tests.region.conftest import make_topic
 from tests.support.waiting import until
 
 TOPIC_ID = UUID(int=4)
-TOKEN = b"t" * 32
+PIN = b"p" * 32
 
 
 def at(topic: str, partition: int, offset: int) -> Position:
@@ -58,7 +58,7 @@ def home(servers: str, name: str, closing: Closing) -> Home:
 
 
 def begin(home: Home, closing: Closing) -> tuple[RegionLogWriter, Known]:
-    pen, known = home.take_over("127.0.0.1", 7, TOKEN)
+    pen, known = home.take_over("127.0.0.1", 7, PIN)
     assert isinstance(pen, RegionLogWriter)
     closing.add(pen)
     return pen, known
@@ -164,7 +164,7 @@ def test_what_is_saved_is_there_for_the_next_term(home: Home, name: str, closing
     assert after.initial == (Initial(name, name, name, TOPIC_ID, 2, 17),)
     assert after.stopped == "the cause"
     address = home.address()
-    assert address is not None and (address.term, address.port, address.token) == (2, 7, TOKEN)
+    assert address is not None and (address.term, address.port, address.pin) == (2, 7, PIN)
 
 
 def test_the_next_term_knows_which_places_show_the_last_sequence(

@@ -16,9 +16,7 @@ from kohort.region.messages import Identity
 from kohort.region.records import Manifest
 from kohort.region.states import RegionState
 from tests.region.test_coming_and_going import ends
-from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span
-
-INITIAL = told.AskReset("a person", forced=True, initial=True)
+from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, to_initial
 
 
 def shown() -> Driven:
@@ -69,7 +67,7 @@ def test_who_leaves_before_the_topic_has_the_reset_empties_its_place_first() -> 
     """The control plane released it at once, since nothing was unpublished: its place went on to show void rows."""
     driven = shown()
     driven.saves = False
-    driven.say(99, INITIAL)
+    driven.say(99, to_initial(driven))
     (manifest,) = [fact for fact in driven.facts if isinstance(fact, Manifest)]
     assert manifest.places == ("s", "t") and not driven.orders(2, told.Publish)
     driven.say(2, told.Leave())
@@ -84,7 +82,7 @@ def test_who_leaves_before_the_topic_has_the_first_of_two_resets_empties_its_pla
     """The second is one to the sequence that the first is."""
     driven = shown()
     driven.saves = False
-    driven.say(99, INITIAL)
+    driven.say(99, to_initial(driven))
     driven.say(1, told.AskReset("partitions were revoked", forced=True))
     driven.say(2, told.Leave())
     save_all(driven)
@@ -98,7 +96,7 @@ def test_who_leaves_before_the_topic_has_the_reset_goes_at_once_where_another_ca
     driven = shown()
     driven.join(3, "m3", sink="t")
     driven.saves = False
-    driven.say(99, INITIAL)
+    driven.say(99, to_initial(driven))
     driven.say(2, told.Leave())
     assert has_gone(driven, 2, "m2")
     if not stays:
@@ -116,7 +114,7 @@ def test_who_leaves_with_a_sequence_behind_which_all_go_back_empties_its_place_f
         driven.say(connection, told.Drained(cut))
     driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
     driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 71), keys=())))
-    driven.say(99, INITIAL)
+    driven.say(99, to_initial(driven))
     assert driven.stands(RegionState.COMMITTING)
     driven.do(happens.CommitEnded(cut))
     assert driven.stands(RegionState.RESETTING) and driven.machine.plane.sequence == 9
@@ -133,7 +131,7 @@ def test_who_stays_to_publish_stays_also_to_empty_when_a_reset_is_on_its_way() -
     assert driven.machine.plane.members["m2"].left
     driven.saves = False
     driven.say(2, told.Published(7))
-    driven.say(99, INITIAL)
+    driven.say(99, to_initial(driven))
     save_all(driven)
     driven.say(2, told.WasReset(driven.machine.plane.epoch))
     empty(driven, 2, "m2")
@@ -142,7 +140,7 @@ def test_who_stays_to_publish_stays_also_to_empty_when_a_reset_is_on_its_way() -
 def test_no_reset_waits_for_who_has_emptied_its_place_and_gone() -> None:
     """The member is told to end after it has emptied, perhaps before it has reported its reset."""
     driven = shown()
-    driven.say(99, INITIAL)
+    driven.say(99, to_initial(driven))
     driven.say(2, told.Leave())
     driven.say(1, told.WasReset(driven.machine.plane.epoch))
     assert driven.stands(RegionState.RESETTING)
@@ -152,7 +150,7 @@ def test_no_reset_waits_for_who_has_emptied_its_place_and_gone() -> None:
 
 def test_a_region_says_which_place_it_waits_for_when_who_wrote_there_has_died() -> None:
     driven = shown()
-    driven.say(99, INITIAL)
+    driven.say(99, to_initial(driven))
     driven.do(happens.Disconnected(2))
     driven.tick(10_000)
     driven.say(1, told.WasReset(driven.machine.plane.epoch))

@@ -184,3 +184,13 @@ def test_member_without_a_control_plane_says_nothing_of_its_sink(working: Any) -
     assert not worker.consumer.figures.waits_for
     with pytest.raises(TimedOutError):
         worker.consumer.close(timeout_s=0.1)
+
+
+def test_control_plane_that_is_closed_as_it_starts_ends(own_servers: str, name: str) -> None:
+    """The thread had no event loop yet that `close` could wake, and `close` waited for ever."""
+    make_topic(own_servers, name)
+    for _ in range(5):
+        region = Region(name, own_servers)
+        region.serve()
+        region.close()
+        assert region._tenure.plane() is None

@@ -35,12 +35,19 @@ KNOWN = Known("r", REGION_ID, term=3, epoch=5, floor=4, sequence=7, initial=(beg
               positions=(at(P0, 70), at(P1, 71)))  # fmt: skip
 
 
+def to_initial(driven: Driven) -> told.AskReset:
+    """Return an operator's request for the initial state, with its confirmation."""
+    plane = driven.machine.plane
+    confirms = told.Emptying(plane.region_id, tuple(sink.place for sink in seen(plane).sinks))
+    return told.AskReset("a person", forced=True, initial=True, confirms=confirms)
+
+
 class Driven:
     """A machine whose facts are saved at once."""
 
     def __init__(self, known: Known = KNOWN, config: RegionConfig | None = None) -> None:
         self.machine = RegionMachine(known, config or RegionConfig(checkpoint_every_ms=None), 0)
-        self.heard: dict[int, list[told.Order]] = {}
+        self.heard: dict[int, list[told.Order | told.Declined]] = {}
         self.closed: set[int] = set()
         self.facts: list[Fact] = []
         self.commits: list[happens.Commit] = []
@@ -76,7 +83,7 @@ class Driven:
         self.now_ms += after_ms
         self.do(happens.Tick())
 
-    def last(self, connection: int) -> told.Order:
+    def last(self, connection: int) -> told.Order | told.Declined:
         return self.heard[connection][-1]
 
     def orders(self, connection: int, kind: type[Said]) -> list[Said]:
@@ -510,7 +517,7 @@ def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_di
     """The reset to the initial state was on its way, and a cut of the sequence that it is began."""
     driven = two()
     driven.saves = False
-    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    driven.say(1, to_initial(driven))
     for connection in (1, 2):
         driven.do(happens.Disconnected(connection))
     driven.tick(RegionConfig().register_ms)
@@ -629,7 +636,7 @@ def test_what_a_place_showed_of_the_sequence_before_is_not_told_of_this_one() ->
     driven.do(happens.CommitEnded(_contributed(driven)))
     driven.saves = False
     driven.say(1, told.Published(8))
-    driven.say(2, told.AskReset("a person", forced=True, initial=True))
+    driven.say(2, to_initial(driven))
     for token in (driven.machine.plane._tokens, driven.machine.plane._tokens - 1):
         driven.do(happens.Saved(token))
     assert set(driven.machine.plane.owed) == {"s", "t"}, "they are to be emptied"
@@ -655,7 +662,7 @@ def test_reset_to_the_initial_state_that_waits_outlives_the_resets_that_are_aske
     driven = two()
     cut = _contributed(driven)
     assert driven.stands(RegionState.COMMITTING)
-    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    driven.say(1, to_initial(driven))
     driven.say(2, told.AskReset("what is behind it has failed"))
     driven.say(2, told.AskReset("partitions were revoked", forced=True))
     driven.do(happens.CommitEnded(cut))
@@ -670,7 +677,7 @@ def test_resets_to_the_initial_state_that_are_on_their_way_have_numbers_of_their
     driven.join(1, "m1", sink="s", shows=7)
     driven.saves = False
     for _ in range(2):
-        driven.say(1, told.AskReset("a person", forced=True, initial=True))
+        driven.say(1, to_initial(driven))
     assert [fact.sequence for fact in driven.facts if isinstance(fact, Manifest)] == [8, 9]
 
 
@@ -700,7 +707,7 @@ def test_back_at_the_initial_state_every_sink_is_emptied_that_was_ever_published
     driven = Driven(replace(KNOWN, places=("before", "s")))
     driven.join(1, "m1")
     driven.join(2, "m2", sink="t")
-    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    driven.say(1, to_initial(driven))
     (manifest,) = [fact for fact in driven.facts if isinstance(fact, Manifest)]
     assert manifest.places == ("before", "s", "t") and manifest.empties
     assert driven.orders(1, told.Publish)[-1].empties and driven.orders(2, told.Publish)[-1].empties
@@ -805,7 +812,7 @@ def test_who_has_slept_while_another_took_its_place_ends_and_not_the_other() -> 
 
 def test_to_the_initial_state_everything_begins_where_it_was_begun() -> None:
     driven = two()
-    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    driven.say(1, to_initial(driven))
     for connection in (1, 2):
         driven.say(connection, told.WasReset(driven.machine.plane.epoch))
     assert driven.ask(1, P0) == (at(P0, 0),)
@@ -815,7 +822,7 @@ def test_to_the_initial_state_everything_begins_where_it_was_begun() -> None:
 def test_back_at_the_initial_state_sinks_are_emptied_before_the_next_sequence_and_after_the_topic_has_it() -> None:
     driven = two()
     driven.saves = False
-    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    driven.say(1, to_initial(driven))
     (manifest,) = [fact for fact in driven.facts if isinstance(fact, Manifest)]
     assert (manifest.sequence, manifest.empties) == (8, True) and not driven.orders(1, told.Publish)
     driven.say(1, told.Published(7))
@@ -908,5 +915,5 @@ def test_a_state_waits_for_a_member_that_is_away_or_goes_with_it(keeps: bool) ->
         driven.do(happens.CommitEnded(cut))
     driven.join(3, "m2")
     assert [order.state for order in driven.orders(3, told.Welcome)] == [b"two" if keeps else None]
-    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    driven.say(1, to_initial(driven))
     assert driven.machine.plane.waiting == {}

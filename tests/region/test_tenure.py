@@ -22,7 +22,10 @@ class Contested:
     def address(self) -> ControlPlaneAddress | None:
         return None
 
-    def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
+    def token(self, term: int) -> bytes:
+        return b"t" * 32
+
+    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, Known]:
         self.tried.append(self.now[0])
         raise OverError("another control plane has taken over")
 

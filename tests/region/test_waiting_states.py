@@ -15,7 +15,7 @@ from kohort.region.record_codec import fact_of, key_of, value_of
 from kohort.region.records import Birth, Contribution, Fact, Reserved
 from kohort.region.region_topic import saved_of
 from kohort.region.states import RegionState
-from tests.region.test_plane import KNOWN, P0, Driven, at, span
+from tests.region.test_plane import KNOWN, P0, Driven, at, span, to_initial
 
 SUM, PINNED = b"sum up to 80", ("a", "b")
 
@@ -122,7 +122,7 @@ def test_back_at_the_initial_state_no_group_is_anyones() -> None:
     driven.do(happens.Disconnected(1))
     driven.tick(10_000)
     driven.say(2, told.WasReset(driven.orders(2, told.Reset)[-1].epoch))
-    driven.say(9, told.AskReset("a person", forced=True, initial=True))
+    driven.say(9, to_initial(driven))
     driven.say(2, told.WasReset(driven.orders(2, told.Reset)[-1].epoch))
     assert driven.machine.plane.reserved == {}
     driven.join(3, "q-new", shares=False)

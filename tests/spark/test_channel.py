@@ -15,7 +15,8 @@ import pytest
 from tests.support.waiting import until
 
 from kohort.io import channel as frames
-from kohort.io.channel import FRAME_BYTES_MAX, NONCE_BYTES, PROOF_BYTES, FrameParser, Link, frame, proof
+from kohort.io import connection_gate
+from kohort.io.channel import NONCE_BYTES, PROOF_BYTES, LinkFrames, proof
 from kohort.spark import driver_channel
 from kohort.spark.driver_channel import LOOPBACK, Contact, Line, Message, Switchboard, decode, encode
 
@@ -45,42 +46,10 @@ class Heard:
         return self.messages.get(timeout=60)
 
 
-def test_messages_come_whole_from_any_pieces() -> None:
-    said = [{"kind": "done", "end": "é" * 300}, {"kind": "over"}, {"kind": "done", "end": ""}]
-    data = b"".join(frame(encode(message)) for message in said)
-    for size in (1, 3, 7, 1000, len(data)):
-        reading = FrameParser()
-        found = [entry for at in range(0, len(data), size) for entry in reading.feed(data[at : at + size])]
-        assert list(map(decode, found)) == said
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
-        b"GET / HTTP/1.1\r\n",
-        b"\0\0\0\2[]",
-        b"\0\0\0\2{}",
-        b'\0\0\0\x0a{"kind":1}',
-        b"\0\0\0\1{",
-        b"\0\0\0\1\xff",
-    ],
-)
-def test_what_is_no_message_is_refused_before_it_is_kept(data: bytes) -> None:
+@pytest.mark.parametrize("body", [b"[]", b"{}", b'{"kind":1}', b"{", b"\xff"])
+def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"message|JSON|Expecting|decode"):
-        list(map(decode, FrameParser().feed(data)))
-
-
-def test_a_message_longer_than_a_frame_is_refused_by_its_sender() -> None:
-    with pytest.raises(ValueError, match="longer than"):
-        frame(b"x" * (FRAME_BYTES_MAX + 1))
-
-
-def test_a_line_that_was_closed_before_it_is_read_has_nothing_to_say() -> None:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        link = Link(socket.create_connection(server.getsockname()))
-    link.close()
-    assert list(link.bodies(1.0)) == []
+        decode(body)
 
 
 def test_the_token_is_in_no_printout() -> None:
@@ -159,7 +128,10 @@ def test_a_source_with_another_token_is_told_nothing(closing: Callable[[Any], An
     sock = closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
     nonce = sock.recv(NONCE_BYTES)
     mine = bytes(NONCE_BYTES)
-    sock.sendall(mine + proof(bytes(32), "caller", nonce + mine) + frame(encode({"kind": "drives", "query": "one"})))
+    drives = LinkFrames(bytes(32), nonce + mine, is_caller=True).sealer.frame(
+        encode({"kind": "drives", "query": "one"})
+    )
+    sock.sendall(mine + proof(bytes(32), "caller", nonce + mine) + drives)
     with contextlib.suppress(ConnectionResetError):  # where it did not read all of ours
         assert sock.recv(1) == b"", "it hangs up, without its own proof"
     assert told == [] and board.queries() == set()
@@ -198,6 +170,29 @@ def test_one_that_is_silent_holds_nobody_up(closing: Callable[[Any], Any], monke
     until(lambda: len(board._sockets) == 1, "nothing is kept of it")
 
 
+def test_strangers_hold_no_place_of_a_source(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three hundred of them, silent after the greeting, held all places, and no source could connect."""
+    monkeypatch.setattr(driver_channel, "SOURCES_MAX", 2)
+    board = closing(Switchboard())
+    first = closing(Line(board.contact, Heard().handlers))
+    first.drives("first")
+    first.start()
+    until(lambda: board.queries() == {"first"}, "a source is connected")
+    strangers = [
+        closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
+        for _ in range(connection_gate.STRANGERS_OF_ADDRESS_MAX + 100)
+    ]
+    for stranger in strangers:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(b"x")  # of sixty-four bytes
+    second = closing(Line(board.contact, Heard().handlers))
+    second.drives("second")
+    second.start()
+    until(lambda: board.queries() == {"first", "second"}, "another one connects meanwhile")
+    assert first.connected and board.tell("first", {"kind": "over"}) == 1
+    assert len(board._sockets) <= 2 + connection_gate.STRANGERS_OF_ADDRESS_MAX + 1
+
+
 def test_there_is_a_most_of_connections(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_channel, "SOURCES_MAX", 2)
     board = closing(Switchboard())
@@ -206,8 +201,13 @@ def test_there_is_a_most_of_connections(closing: Callable[[Any], Any], monkeypat
         line.drives(name)
         line.start()
     until(lambda: len(board.queries()) == 2, "as many as there may be")
-    third = closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
-    assert third.recv(1) == b""
+    third = closing(Line(board.contact, Heard().handlers))
+    third.drives("three")
+    third.start()
+    lost = threading.Event()
+    third._lost = lost.set
+    assert lost.wait(60), "it is closed after it has proved itself"
+    assert board.queries() == {"one", "two"}
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -1,4 +1,4 @@
-"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, delete, serve."""
+"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, reseal, delete, serve."""
 
 from __future__ import annotations
 
@@ -105,13 +105,19 @@ def list_(*, common: Common = _COMMON) -> int:
             "term": 0 if saved.term is None else saved.term.term,
             "epoch": 0 if saved.epoch is None else saved.epoch.epoch,
             "sequence": saved.sequence,
-            "stopped": "" if saved.stopped is None else saved.stopped.cause,
+            "stopped": _why_stopped(saved),
             "groups": groups,
         }
         for name, (saved, groups) in regions(servers, settings).items()
     ]
     show(rows, ("region", "term", "epoch", "sequence", "stopped", "groups"), as_json=common.json, empty="no regions")
     return DONE
+
+
+def _why_stopped(saved: Saved) -> str:
+    if saved.birth is None and saved.unproven:
+        return f"its records do not count here: the last {saved.unproven}"
+    return "" if saved.stopped is None else saved.stopped.cause
 
 
 @app.command
@@ -313,6 +319,41 @@ def _compared(region: Region, sink: Sink) -> str:
 
 
 @app.command
+def reseal(name: str, *, execute: bool = False, common: Common = _COMMON) -> int:
+    """Trust a region's records, whichever key sealed them, and seal them with the key of this process.
+
+    For a key that was lost or replaced, as when a region moves from one machine to several. Nobody may serve the
+    region. Everyone who may write to the topic in a transaction could have written the records: look at `describe`
+    after it.
+
+    Args:
+        name: the region's name.
+        execute: do it; without this it is only shown.
+    """
+    _must_be_there(name, common)
+    with _region(name, common) as region:
+        _refuse_served(region)
+        if not execute:
+            show([{"region": name}], ("region",), as_json=common.json)
+        if not confirmed(execute, f"Trust all records of region {name}, and seal them with this process's key?"):
+            return FAILED
+        records = region.reseal()
+    show([{"region": name, "records": records, "done": True}], ("region", "records", "done"), as_json=common.json)
+    return DONE
+
+
+def _refuse_served(region: Region) -> None:
+    """Refuse a region that a control plane serves; one with another key can't be seen, and writes no more then."""
+    try:
+        served = region.is_served()
+    except InvalidInputError as error:
+        note(error.message)
+        return
+    if served:
+        raise UsageError(f"region {region.name} has a control plane: end its applications first")
+
+
+@app.command
 def delete(name: str, *, execute: bool = False, common: Common = _COMMON) -> int:
     """Delete a region that nobody serves: its sequences, and its claims of groups. The data in its sinks stays.
 
@@ -322,8 +363,7 @@ def delete(name: str, *, execute: bool = False, common: Common = _COMMON) -> int
     """
     _must_be_there(name, common)
     with _region(name, common) as region:
-        if region.is_served():
-            raise UsageError(f"region {name} has a control plane: end its applications first")
+        _refuse_served(region)
         if not execute:
             show([{"region": name}], ("region",), as_json=common.json)
         if not confirmed(execute, f"Delete region {name}?"):

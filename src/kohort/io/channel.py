@@ -1,8 +1,18 @@
-"""Frames over a connection whose two ends have proved knowledge of a token without sending it.
+"""Frames over a connection whose ends have proved a shared secret, each frame authenticated.
 
 The channel connects an application with the sources of its Spark queries, and a region's control plane with its
-members. Another process that listens on that port, or connects to it, learns nothing. A frame is four bytes of length
-and a body.
+members. Neither end sends the secret. Another process that listens on the port, or connects to it, learns nothing.
+
+    listener  nonce (32 bytes)
+    caller    nonce, proof (HMAC-SHA256 of the secret over "caller" and both nonces)
+    listener  proof (over "listener" and both nonces)
+    both      frames: length of the body (4 bytes), body, HMAC-SHA256 over the frame's number, the length and the body
+
+Each direction has a key of its own, derived from the secret and the nonces, and numbers its frames from 0. So a frame
+that is changed, repeated, left out, reordered or sent back ends the connection. `multiprocessing.connection` proves a
+secret in the same way, but leaves its frames unauthenticated and unpickles them.
+
+The handshake and the frames do no I/O. `Link` drives them on threads, `AsyncLink` on an event loop.
 """
 
 from __future__ import annotations
@@ -12,54 +22,25 @@ import contextlib
 import hmac
 import secrets
 import socket
+import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 
+from kohort.io.pinned_tls import TlsPipe, caller_pipe
 from kohort.io.processes import name_for_peer
 
 TOKEN_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 FRAME_BYTES_MAX = 16 * 1024 * 1024
-"""The maximum frame: more than a quarter of a million partitions at about 60 bytes each."""
+"""The maximum body: more than a quarter of a million partitions at about 60 bytes each."""
+UNREAD_BYTES_MAX = 32 * 1024 * 1024
+"""Limit on an event loop's unsent bytes of one connection, above which it is closed: twice the longest frame."""
 GREETING_S = 10.0
-"""The time for the other end to prove itself; a busy machine starts a thread late."""
+"""The time for the whole handshake; a busy machine starts a thread late."""
 SEND_S = 5.0
 """The time after which an end that leaves its frames unread is considered gone."""
-
-
-def frame(body: bytes) -> bytes:
-    """Return a body as a frame.
-
-    Raises:
-        ValueError: the body is longer than a frame may be.
-    """
-    if len(body) > FRAME_BYTES_MAX:
-        raise ValueError(f"a message of {len(body)} bytes is longer than {FRAME_BYTES_MAX}")
-    return len(body).to_bytes(4, "big") + body
-
-
-class FrameParser:
-    """A parser of bodies from a stream of bytes that arrives in any pieces."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are complete now.
-
-        Raises:
-            ValueError: a frame is longer than allowed.
-        """
-        self._bytes += data
-        found: list[bytes] = []
-        while len(self._bytes) >= 4:
-            size = int.from_bytes(self._bytes[:4], "big")
-            if size > FRAME_BYTES_MAX:
-                raise ValueError(f"a message of {size} bytes is longer than {FRAME_BYTES_MAX}")
-            if len(self._bytes) < 4 + size:
-                break
-            found.append(bytes(self._bytes[4 : 4 + size]))
-            del self._bytes[: 4 + size]
-        return found
+_LENGTH_BYTES = 4
+_READ_BYTES = 65_536
 
 
 def proof(token: bytes, who: str, nonces: bytes) -> bytes:
@@ -67,13 +48,124 @@ def proof(token: bytes, who: str, nonces: bytes) -> bytes:
     return hmac.digest(token, who.encode() + nonces, "sha256")
 
 
+class FrameSealer:
+    """The sender's half of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._number = key, 0
+
+    def frame(self, body: bytes) -> bytes:
+        """Return a body as the next frame.
+
+        Raises:
+            ValueError: the body is longer than a frame may be.
+        """
+        if len(body) > FRAME_BYTES_MAX:
+            raise ValueError(f"a message of {len(body)} bytes is longer than {FRAME_BYTES_MAX}")
+        framed = len(body).to_bytes(_LENGTH_BYTES, "big") + body
+        number, self._number = self._number, self._number + 1
+        return framed + _mac(self._key, number, framed)
+
+
+class FrameParser:
+    """The receiver's half of one direction: parses bodies from a stream of bytes that arrives in any pieces."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._number = key, 0
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the bodies that are complete now.
+
+        Raises:
+            ValueError: a frame is longer than allowed, or not the other end's next one.
+        """
+        self._bytes += data
+        found: list[bytes] = []
+        while len(self._bytes) >= _LENGTH_BYTES:
+            size = int.from_bytes(self._bytes[:_LENGTH_BYTES], "big")
+            if size > FRAME_BYTES_MAX:
+                raise ValueError(f"a message of {size} bytes is longer than {FRAME_BYTES_MAX}")
+            end = _LENGTH_BYTES + size
+            if len(self._bytes) < end + PROOF_BYTES:
+                break
+            framed, mac = bytes(self._bytes[:end]), bytes(self._bytes[end : end + PROOF_BYTES])
+            if not hmac.compare_digest(mac, _mac(self._key, self._number, framed)):
+                raise ValueError(f"frame {self._number} of this connection is not what the other end sent")
+            self._number += 1
+            found.append(framed[_LENGTH_BYTES:])
+            del self._bytes[: end + PROOF_BYTES]
+        return found
+
+
+def _mac(key: bytes, number: int, framed: bytes) -> bytes:
+    return hmac.digest(key, number.to_bytes(8, "big") + framed, "sha256")
+
+
+class LinkFrames:
+    """Both directions of one connection."""
+
+    def __init__(self, token: bytes, nonces: bytes, *, is_caller: bool) -> None:
+        keys = [proof(token, f"frames of the {who}", nonces) for who in ("caller", "listener")]
+        own, other = keys if is_caller else reversed(keys)
+        self.sealer, self.parser = FrameSealer(own), FrameParser(other)
+
+
+class ListenerHandshake:
+    """The listener's side of a handshake.
+
+    Attributes:
+        nonce: what it sends first.
+    """
+
+    SAID_BYTES = NONCE_BYTES + PROOF_BYTES
+
+    def __init__(self, token: bytes) -> None:
+        self._token, self.nonce = token, secrets.token_bytes(NONCE_BYTES)
+
+    def answer(self, said: bytes) -> tuple[bytes, LinkFrames]:
+        """Check what the caller has sent, and return the response and the connection's frames.
+
+        Raises:
+            PermissionError: the caller does not know the token.
+        """
+        nonces = self.nonce + said[:NONCE_BYTES]
+        if not hmac.compare_digest(said[NONCE_BYTES:], proof(self._token, "caller", nonces)):
+            raise PermissionError("a caller that does not know the token")
+        return proof(self._token, "listener", nonces), LinkFrames(self._token, nonces, is_caller=False)
+
+
+class CallerHandshake:
+    """The caller's side of a handshake."""
+
+    def __init__(self, token: bytes, theirs: bytes) -> None:
+        """Begin it with the listener's nonce."""
+        mine = secrets.token_bytes(NONCE_BYTES)
+        self._token, self._nonces = token, theirs + mine
+        self.says = mine + proof(token, "caller", self._nonces)
+
+    def finish(self, answer: bytes) -> LinkFrames:
+        """Check the listener's response, and return the connection's frames.
+
+        Raises:
+            PermissionError: the listener does not know the token.
+        """
+        if not hmac.compare_digest(answer, proof(self._token, "listener", self._nonces)):
+            raise PermissionError("a listener that does not know the token")
+        return LinkFrames(self._token, self._nonces, is_caller=True)
+
+
+# -- On threads
+
+
 class Link:
     """One connection whose ends have proved themselves. Any thread may send, one reads."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, frames: LinkFrames, tls: TlsPipe | None = None, early: bytes = b"") -> None:
+        """Initialise it after its handshake; `early` are bytes of frames that came with the last of that."""
         sock.settimeout(SEND_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = sock
+        self._socket, self._frames, self._tls, self._early = sock, frames, tls, early
         self._sending = threading.Lock()
 
     def name_for_peer(self) -> str:
@@ -86,10 +178,10 @@ class Link:
         Raises:
             ValueError: the body is longer than a frame may be.
         """
-        data = frame(body)
         try:
-            with self._sending:
-                self._socket.sendall(data)
+            with self._sending:  # frames are numbered as they are sent
+                data = self._frames.sealer.frame(body)
+                self._socket.sendall(data if self._tls is None else self._tls.encrypted(data))
         except OSError:  # a timeout leaves half a frame behind
             self.close()
             return False
@@ -99,9 +191,11 @@ class Link:
         """Yield bodies until the other end is gone, this end is closed, or nothing came for `silence_s`.
 
         Raises:
-            ValueError: the bytes are not of this channel.
+            ValueError: the bytes are not the other end's.
         """
-        frames, waited_s = FrameParser(), 0.0
+        waited_s = 0.0
+        early, self._early = self._early, b""
+        yield from self._frames.parser.feed(early)
         if silence_s is not None:
             try:
                 self._socket.settimeout(min(SEND_S, silence_s))
@@ -109,7 +203,8 @@ class Link:
                 return
         while True:
             try:
-                data = self._socket.recv(65_536)
+                data = self._socket.recv(_READ_BYTES)
+                plain = data if self._tls is None or not data else self._tls.decrypted(data)
             except TimeoutError:
                 waited_s += self._socket.gettimeout() or 0.0
                 if silence_s is not None and waited_s >= silence_s:
@@ -120,7 +215,7 @@ class Link:
             if not data:
                 return
             waited_s = 0.0
-            yield from frames.feed(data)
+            yield from self._frames.parser.feed(plain)
 
     def close(self) -> None:
         """Close the connection for both ends; a thread that reads it wakes up."""
@@ -133,22 +228,56 @@ class Link:
         self._socket.close()
 
 
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
+class _Greeting:
+    """The bytes of a handshake on a socket, under one deadline for all of them."""
+
+    def __init__(self, sock: socket.socket, within_s: float, pin: bytes = b"") -> None:
+        self._socket, self._until_s = sock, time.monotonic() + within_s
+        self._plain = b""
+        self.tls: TlsPipe | None = None
+        if pin:
+            self.tls = caller_pipe(pin)
+            while True:
+                self._send_raw(self.tls.shake())
+                if self.tls.is_done:
+                    break
+                self.tls.take(self._receive_raw(_READ_BYTES))
+
+    def send(self, data: bytes) -> None:
+        self._send_raw(data if self.tls is None else self.tls.encrypted(data))
+
+    def receive(self, size: int) -> bytes:
+        """Return exactly so many bytes."""
+        if self.tls is not None:
+            self._plain += self.tls.decrypted(b"")
+        while len(self._plain) < size:
+            if self.tls is None:
+                self._plain += self._receive_raw(size - len(self._plain))
+            else:
+                self._plain += self.tls.decrypted(self._receive_raw(_READ_BYTES))
+        found, self._plain = self._plain[:size], self._plain[size:]
+        return found
+
+    def _send_raw(self, data: bytes) -> None:
+        self._limit()
+        self._socket.sendall(data)
+
+    def _receive_raw(self, most: int) -> bytes:
+        self._limit()
+        data = self._socket.recv(most)
+        if not data:
             raise ConnectionError("the other end hung up")
-        data += piece
-    return data
+        return data
 
+    def _limit(self) -> None:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the handshake takes too long")
+        self._socket.settimeout(left_s)
 
-def _check_caller(token: bytes, mine: bytes, said: bytes) -> bytes:
-    """Check a caller's proof and return the response to it."""
-    nonces = mine + said[:NONCE_BYTES]
-    if not hmac.compare_digest(said[NONCE_BYTES:], proof(token, "caller", nonces)):
-        raise PermissionError("one that does not know the token")
-    return proof(token, "listener", nonces)
+    def rest(self) -> bytes:
+        """Return the bytes of frames that came with the last answer."""
+        return self._plain
 
 
 def greet_caller(sock: socket.socket, token: bytes) -> Link:
@@ -157,38 +286,92 @@ def greet_caller(sock: socket.socket, token: bytes) -> Link:
     Raises:
         OSError: the other end does not know the token, is silent, or gone.
     """
-    sock.settimeout(GREETING_S)
-    mine = secrets.token_bytes(NONCE_BYTES)
-    sock.sendall(mine)
-    sock.sendall(_check_caller(token, mine, _receive(sock, NONCE_BYTES + PROOF_BYTES)))
-    return Link(sock)
+    greeting, handshake = _Greeting(sock, GREETING_S), ListenerHandshake(token)
+    greeting.send(handshake.nonce)
+    answer, frames = handshake.answer(greeting.receive(handshake.SAID_BYTES))
+    greeting.send(answer)
+    return Link(sock, frames)
 
 
-async def await_caller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> None:
-    """Authenticate a new connection on the listener's side, on an event loop.
+def greet_listener(sock: socket.socket, token: bytes, within_s: float = GREETING_S, pin: bytes = b"") -> Link:
+    """Authenticate a new connection on the caller's side.
+
+    Args:
+        sock: The connection.
+        token: The shared secret.
+        within_s: The time for the whole handshake.
+        pin: The SHA-256 of the certificate that the listener must show; empty: it speaks no TLS.
+
+    Raises:
+        OSError: the listener does not know the token, shows another certificate, is silent, or gone.
+    """
+    greeting = _Greeting(sock, within_s, pin)
+    handshake = CallerHandshake(token, greeting.receive(NONCE_BYTES))
+    greeting.send(handshake.says)
+    frames = handshake.finish(greeting.receive(PROOF_BYTES))
+    return Link(sock, frames, greeting.tls, greeting.rest())
+
+
+# -- On an event loop
+
+
+class AsyncLink:
+    """One connection whose ends have proved themselves, on an event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: LinkFrames) -> None:
+        self._reader, self._writer, self._frames = reader, writer, frames
+
+    def send(self, body: bytes) -> bool:
+        """Queue a body; return False if too much is unread by the other end, and the connection is over."""
+        self._writer.write(self._frames.sealer.frame(body))
+        if self._writer.transport.get_write_buffer_size() <= UNREAD_BYTES_MAX:
+            return True
+        self.abort()
+        return False
+
+    async def bodies(self, silence_s: float) -> AsyncIterator[bytes]:
+        """Yield bodies until the other end is gone.
+
+        Raises:
+            TimeoutError: nothing came for `silence_s`.
+            ValueError: the bytes are not the other end's.
+        """
+        while data := await asyncio.wait_for(self._reader.read(_READ_BYTES), silence_s):
+            for body in self._frames.parser.feed(data):
+                yield body
+
+    def close(self) -> None:
+        """Close the connection after what is queued."""
+        self._writer.close()
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        self._writer.transport.abort()
+
+
+async def greet_caller_async(sock: socket.socket, token: bytes, tls: ssl.SSLContext | None = None) -> AsyncLink:
+    """Authenticate a new connection on the listener's side, on an event loop; a connection that fails is closed.
 
     Raises:
         OSError: the other end does not know the token, is silent, or gone.
     """
-    mine = secrets.token_bytes(NONCE_BYTES)
-    writer.write(mine)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport: asyncio.BaseTransport | None = None
     try:
-        said = await asyncio.wait_for(reader.readexactly(NONCE_BYTES + PROOF_BYTES), GREETING_S)
-    except asyncio.IncompleteReadError as error:
-        raise ConnectionError("the other end hung up") from error
-    writer.write(_check_caller(token, mine, said))
-
-
-def greet_listener(sock: socket.socket, token: bytes, within_s: float = GREETING_S) -> Link:
-    """Authenticate a new connection on the caller's side.
-
-    Raises:
-        OSError: the listener does not know the token, is silent, or gone.
-    """
-    sock.settimeout(within_s)
-    theirs = _receive(sock, NONCE_BYTES)
-    mine = secrets.token_bytes(NONCE_BYTES)
-    sock.sendall(mine + proof(token, "caller", theirs + mine))
-    if not hmac.compare_digest(_receive(sock, PROOF_BYTES), proof(token, "listener", theirs + mine)):
-        raise PermissionError("one that does not know the token")
-    return Link(sock)
+        async with asyncio.timeout(GREETING_S):
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=tls)
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            handshake = ListenerHandshake(token)
+            writer.write(handshake.nonce)
+            answer, frames = handshake.answer(await reader.readexactly(handshake.SAID_BYTES))
+            writer.write(answer)
+            return AsyncLink(reader, writer, frames)
+    except BaseException as error:
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.abort()
+        sock.close()
+        if isinstance(error, asyncio.IncompleteReadError):
+            raise ConnectionError("the other end hung up") from error
+        raise

@@ -59,7 +59,8 @@ def admit(
         raise NotAuthorizedError(
             f"region {region!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
             f"topic {TOPIC} (and Create where it is not there yet), Describe and Write on the transactional id "
-            f"{transactional_id_of(region)}, and Describe and Read on group {applicant.group!r}",
+            f"{transactional_id_of(region)} and those that begin with {transactional_id_of(region)}/, and Describe "
+            f"and Read on group {applicant.group!r}",
             error.code,
         ) from error
 

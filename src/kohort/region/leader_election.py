@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kohort.errors import KafkaError
-from kohort.io.channel import TOKEN_BYTES, Link, greet_listener
+from kohort.io.channel import Link, greet_listener
 from kohort.region.control_plane.state import Known, RegionConfig
-from kohort.region.server import CONNECTIONS_MAX, FINAL, ControlPlane, OverError, RegionLog
+from kohort.region.server import FINAL, ControlPlane, OverError, RegionLog, listen
 
 log = logging.getLogger("kohort.region")
 
@@ -37,21 +36,30 @@ class NobodyServesError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneAddress:
-    """The address of a control plane, with its term and the token that it accepts."""
+    """The address of a control plane, with its term.
+
+    Attributes:
+        token: the secret that both ends prove; the topic does not have it.
+        pin: the SHA-256 of the certificate that it shows; empty: it speaks no TLS.
+    """
 
     term: int
     host: str
     port: int
-    token: bytes
+    token: bytes = field(repr=False)
+    pin: bytes = b""
 
 
 class ElectionTopic(Protocol):
-    """The region's topic, as far as leader election needs it. Both methods block."""
+    """The region's topic, as far as leader election needs it. All methods may block."""
 
     def address(self) -> ControlPlaneAddress | None:
         """Return the address of the newest term; None: there was no term yet."""
 
-    def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
+    def token(self, term: int) -> bytes:
+        """Return the secret that both ends of a connection to this term's control plane prove."""
+
+    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, Known]:
         """Begin a term: when this returns, no earlier control plane can write."""
 
 
@@ -114,7 +122,7 @@ class LeaderElection:
     def _connect(self, address: ControlPlaneAddress) -> Link:
         sock = socket.create_connection((address.host, address.port), CONNECT_S)
         try:
-            return greet_listener(sock, address.token, CONNECT_S)
+            return greet_listener(sock, address.token, CONNECT_S, address.pin)
         except BaseException:
             sock.close()
             raise
@@ -146,18 +154,17 @@ class LeaderElection:
     def _take_over(self) -> ControlPlaneAddress:
         if self._plane is not None:
             self._plane.close()
-        token = secrets.token_bytes(TOKEN_BYTES)
-        listening = socket.create_server((self._host, 0), backlog=CONNECTIONS_MAX)
+        listening = listen(self._host)
         try:
-            port = listening.getsockname()[1]
-            book, known = self._place.take_over(self._told, port, token)
+            book, known = self._place.take_over(self._told, listening.port, listening.pin)
+            token = self._place.token(known.term)
         except BaseException:
             listening.close()
             raise
         self._plane = ControlPlane(book, known, self._config, listening, token, self._serve_again)
         self.replaced.clear()
         self._plane.start()
-        return ControlPlaneAddress(known.term, self._told, port, token)
+        return ControlPlaneAddress(known.term, self._told, listening.port, token, listening.pin)
 
     def plane(self) -> ControlPlane | None:
         """Return the control plane, if this process runs it."""

@@ -13,6 +13,9 @@ from kohort.region.parts import Part
 from kohort.region.records import Contribution, Position
 from kohort.region.staged import StagedKey
 
+NO_REGION = UUID(int=0)
+"""The id of no region."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -310,17 +313,33 @@ class AskCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Emptying:
+    """The confirmation of a request that deletes published rows: which region's, and from which sinks.
+
+    Attributes:
+        region_id: the region's id, which a region of the same name does not have.
+        places: the sinks, all that the reset empties.
+    """
+
+    region_id: UUID
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AskReset:
     """A request for a reset of the region.
 
     Attributes:
         forced: it does not count among the resets in a row, and restarts that count.
         initial: reset to the initial state; only an operator requests it.
+        confirms: what an initial reset deletes. The control plane declines the request without it once sequences are
+            complete.
     """
 
     cause: str
     forced: bool = False
     initial: bool = False
+    confirms: Emptying | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +502,7 @@ class RegionSeen:
         sequence_ms: duration of the last checkpoint; -1: none yet.
         longest_ms: the longest duration in this term.
         sinks: all sinks that a member writes to, or the region has published to.
+        region_id: the region's id.
     """
 
     name: str
@@ -498,7 +518,15 @@ class RegionSeen:
     longest_ms: int = -1
     stopped: str = ""
     sinks: tuple[SinkSeen, ...] = ()
+    region_id: UUID = NO_REGION
 
 
-Told = RegionSeen | Alive
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The refusal of a request, of which nothing was done."""
+
+    why: str
+
+
+Told = RegionSeen | Declined | Alive
 """The answer to such a request."""

@@ -155,6 +155,15 @@ def about_region(key: bytes) -> str | None:
     return str(about[0]) if kind in _KINDS and kind != "claim" and about else None
 
 
+def claimed_region(key: bytes) -> str | None:
+    """Return the region in the key of a claim; None: the key is none of a claim."""
+    try:
+        kind, *about = json.loads(key)
+    except (ValueError, TypeError):
+        return None
+    return str(about[1]) if kind == "claim" and len(about) > 1 else None
+
+
 def retired(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
     """Return tombstones for a sequence that no reset returns to."""
     names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]

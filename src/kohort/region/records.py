@@ -50,15 +50,17 @@ class Term:
     """A term of the control plane; the newest counts.
 
     Attributes:
-        token: the token that it accepts; a client that may read the topic may connect.
+        pin: the SHA-256 of the certificate that it shows; empty: it listens on loopback, without TLS.
+        stated: how often it was stated again for another producer id.
     """
 
     region: str
     term: int
     host: str
     port: int
-    token: bytes
+    pin: bytes
     at_ms: int
+    stated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

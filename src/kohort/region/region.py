@@ -32,9 +32,10 @@ from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.message_codec import decode_heard, encode
+from kohort.region.region_key import KEY_VARIABLE, is_operators, region_key
 from kohort.region.region_log import Home
 from kohort.region.region_topic import client_id_of
-from kohort.region.server import ControlPlane
+from kohort.region.server import ControlPlane, is_loopback
 from kohort.region.sinks import Sink, known_there, place_of
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
@@ -73,6 +74,7 @@ class Region:
         checkpoint_every: str | None = "5s",
         serves: bool = True,
         host: str = "127.0.0.1",
+        key: str | None = None,
         metrics_listen: str | None = None,
         **settings: Unpack[ConnectionSettings],
     ) -> None:
@@ -83,7 +85,10 @@ class Region:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
             checkpoint_every: the checkpoint interval; None: only when a member or an operator requests one.
             serves: whether this process may run the control plane.
-            host: where the control plane listens, if this process runs it; other hosts reach it by this name.
+            host: where the control plane listens, if this process runs it; other hosts reach it by this name. On
+                another address than loopback it speaks TLS, and needs a key and the extra `security`.
+            key: the secret of the region's processes, 32 characters or more; None: `$KOHORT_REGION_KEY`, else a file of
+                this user on this machine.
             metrics_listen: HOST:PORT where Prometheus reads the metrics of this application's members, and of the
                 control plane if it is here.
             **settings: connection settings: Kafka's names with `_` for `.`.
@@ -95,11 +100,16 @@ class Region:
         if not NAME.fullmatch(name):
             raise InvalidInputError(f"a region's name has 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', not {name!r}")
         client_config(ConnectionConfig, bootstrap_servers, settings)
+        if serves and not is_loopback(host) and not is_operators(key):
+            raise InvalidInputError(
+                f"host={host!r} can be reached from other machines, whose members need the region's key: set "
+                f"${KEY_VARIABLE} or key= to the same secret in all processes of the region, or keep the default host"
+            )
         every_ms = None if checkpoint_every is None else duration_ms("checkpoint_every", checkpoint_every)
         self.name = name
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
         self._servers, self._settings = bootstrap_servers, settings
-        self._home = Home(name, bootstrap_servers, settings)
+        self._home = Home(name, bootstrap_servers, settings, None if key is None else region_key(key))
         self._tenure = LeaderElection(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
         self._counted: set[Measured] = set()
@@ -309,12 +319,13 @@ class Region:
 
         Raises:
             InvalidInputError: sequences were published, and `empty_sinks` is not set; or no member is registered that
-                would empty them.
+                would empty them. The control plane checks itself that the request names every sink that it empties.
         """
         with self._call("reset"):
             self._reset(cause, to_initial=to_initial, empty_sinks=empty_sinks)
 
     def _reset(self, cause: str, *, to_initial: bool, empty_sinks: bool) -> None:
+        confirms = None
         if to_initial and (seen := self._ask(messages.Describe())).sequence > 0:
             if not empty_sinks:
                 raise InvalidInputError(
@@ -327,7 +338,8 @@ class Region:
                 raise InvalidInputError(
                     f"region {self.name} has no member to empty {what}: start one that writes there first"
                 )
-        self._ask(messages.AskReset(cause, forced=True, initial=to_initial))
+            confirms = messages.Emptying(seen.region_id, tuple(sink.place for sink in seen.sinks))
+        self._ask(messages.AskReset(cause, forced=True, initial=to_initial, confirms=confirms))
 
     def stop_member(self, name: str) -> None:
         """Request that a member leaves with the next complete sequence."""
@@ -419,6 +431,17 @@ class Region:
         found = compare(self.name, sink.place, sink.published(), saved.known(self.name, 0).bounds(sink.place))
         return "" if found is None else found.cause
 
+    def reseal(self) -> int:
+        """Trust the region's records, whichever key sealed them, and seal them with this process's key.
+
+        No application serves the region. For a key that was lost or replaced.
+
+        Returns:
+            The number of records.
+        """
+        with self._call("reseal"):
+            return self._home.reseal()
+
     def delete(self) -> None:
         """Delete the region, which no application serves. Its sinks keep their rows."""
         with self._call("delete"):
@@ -451,6 +474,8 @@ class Region:
                 link.send(encode(message))
             for body in link.bodies(ANSWER_S):
                 answer = decode_heard(body)
+                if isinstance(answer, messages.Declined):
+                    raise InvalidInputError(f"region {self.name} declines the request: {answer.why}")
                 if isinstance(answer, messages.RegionSeen):
                     return answer
         finally:

@@ -13,6 +13,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -27,10 +29,12 @@ from kohort.io.channel import Link
 from kohort.region.agreement import adopt
 from kohort.region.control_plane.events import Offsets, Outsider
 from kohort.region.control_plane.state import Known
+from kohort.region.fact_table import FactTable, TrustingTable, sealed
 from kohort.region.leader_election import ControlPlaneAddress
 from kohort.region.parts import Part
-from kohort.region.record_codec import about_region, key_of, retired, value_of
+from kohort.region.record_codec import key_of, retired, value_of
 from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Position, Term
+from kohort.region.region_key import Author, RegionKey, region_key
 from kohort.region.region_topic import (
     CLAIMS,
     TOPIC,
@@ -69,12 +73,23 @@ def _now_ms() -> int:
 class Home:
     """One application's view of its region's topic. Any thread may call its methods."""
 
-    def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any]) -> None:
-        """Initialise the view; the first call connects."""
+    def __init__(
+        self, region: str, servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
+    ) -> None:
+        """Initialise the view; the first call connects. Without a key, the environment's or the machine's counts."""
         self._region, self._servers, self._settings = region, servers, dict(settings)
+        self._given = key
         self._lock = threading.Lock()
         self._readers: dict[int, TopicReader] = {}
         self._partitions = 0
+
+    @cached_property
+    def _key(self) -> RegionKey:
+        return region_key() if self._given is None else self._given
+
+    def token(self, term: int) -> bytes:
+        """Return the secret that both ends of a connection to this term's control plane prove."""
+        return self._key.token(self._region, term)
 
     def partitions(self) -> int:
         """Return the number of the topic's partitions; the topic is created if it is missing."""
@@ -85,22 +100,34 @@ class Home:
 
     def follow(self, partition: int | None = None) -> list[Fact]:
         """Return the current facts in a partition; None: the region's."""
+        return self.reader(partition).follow()
+
+    def reader(self, partition: int | None = None) -> TopicReader:
+        """Return the reader of a partition; None: the region's."""
         partitions = self.partitions()
         with self._lock:
             number = partition_of(self._region, partitions) if partition is None else partition
-            reader = self._readers.get(number)
-            if reader is None:
-                reader = self._readers[number] = TopicReader(self._servers, self._settings, number)
-            return reader.follow()
+            if number not in self._readers:
+                self._readers[number] = TopicReader(self._servers, self._settings, number, self._key, self._region)
+            return self._readers[number]
 
     def saved(self) -> Saved:
-        """Return the region's current facts."""
-        return saved_of(self._region, self.follow())
+        """Return the region's current facts.
+
+        Raises:
+            InvalidInputError: the topic has records of the region, and none counts with this process's key.
+        """
+        reader = self.reader()
+        saved = saved_of(self._region, reader.follow(), reader.table.unproven)
+        saved.refuse_unproven(self._region)
+        return saved
 
     def address(self) -> ControlPlaneAddress | None:
         """Return the address of the newest term; None: there was no term yet."""
         term = self.saved().term
-        return None if term is None else ControlPlaneAddress(term.term, term.host, term.port, term.token)
+        if term is None:
+            return None
+        return ControlPlaneAddress(term.term, term.host, term.port, self.token(term.term), term.pin)
 
     def region_id(self, reach: Callable[[], Link]) -> UUID:
         """Return the region's id, after a control plane has been reached, which creates it.
@@ -174,8 +201,15 @@ class Home:
         return first or mine
 
     def _put(self, key: bytes, value: bytes | None) -> None:
-        with Producer(self._servers, **self._settings) as producer:
-            producer.send(TOPIC, value, key, partition=CLAIMS).result()
+        """Write a claim or its end, in a transaction of its own: the control plane's id would fence that."""
+        own = {"transactional_id": f"{transactional_id_of(self._region)}/claim-{uuid4().hex}", "linger_ms": 0}
+        with Producer(self._servers, **{**self._settings, **own}) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            headers = sealed(self._key, self._region, Author(producer.producer_id, producer.epoch), key, value)
+            sent = producer.send(TOPIC, value, key, partition=CLAIMS, headers=headers)
+            sent.result()
+            producer.commit_transaction()
 
     def release_claims(self) -> None:
         """Release all groups of the region."""
@@ -189,9 +223,7 @@ class Home:
         Raises:
             OverError: a control plane has begun meanwhile.
         """
-        writer = RegionLogWriter(
-            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
-        )
+        writer = self._new_writer()
         try:
             writer.adopt(place, was, shows)
         finally:
@@ -203,24 +235,41 @@ class Home:
         Raises:
             OverError: a control plane has begun meanwhile.
         """
-        writer = RegionLogWriter(
-            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
-        )
+        writer = self._new_writer()
         try:
             writer.erase()
         finally:
             writer.close()
         self.release_claims()
 
+    def reseal(self) -> int:
+        """Trust the topic's records of the region, whichever key sealed them, and seal them with this process's key.
+
+        No application serves the region. For a key that was lost or replaced.
+
+        Returns:
+            The number of records.
+
+        Raises:
+            OverError: a control plane has begun meanwhile.
+        """
+        writer = self._new_writer(TrustingTable(self._key, self._region))
+        try:
+            return writer.reseal()
+        finally:
+            writer.close()
+
+    def _new_writer(self, table: FactTable | None = None) -> RegionLogWriter:
+        partition = partition_of(self._region, self.partitions())
+        return RegionLogWriter(self._region, self._servers, self._settings, partition, self._key, table)
+
     # -- the control plane
 
-    def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
+    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, Known]:
         """Begin a term: when this returns, no earlier control plane can write."""
-        writer = RegionLogWriter(
-            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
-        )
+        writer = self._new_writer()
         try:
-            return writer, writer.begin(host, port, token)
+            return writer, writer.begin(host, port, pin)
         except BaseException:
             writer.close()
             raise
@@ -233,11 +282,17 @@ class Home:
             self._readers.clear()
 
 
-def regions(servers: Servers, settings: Mapping[str, Any]) -> dict[str, tuple[Saved, list[str]]]:
-    """Return every region in the topic: its facts and its groups."""
-    home = Home("", servers, settings)
+def regions(
+    servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
+) -> dict[str, tuple[Saved, list[str]]]:
+    """Return every region in the topic: its facts and its groups, also those whose records do not count here."""
+    home = Home("", servers, settings, key)
+    unproven: dict[str, str] = {}
+    facts: list[Fact] = []
     try:
-        facts = [fact for partition in range(home.partitions()) for fact in home.follow(partition)]
+        for partition in range(home.partitions()):
+            facts += home.follow(partition)
+            unproven |= home.reader(partition).table.unproven
     finally:
         home.close()
     groups: dict[str, list[str]] = {}
@@ -246,16 +301,30 @@ def regions(servers: Servers, settings: Mapping[str, Any]) -> dict[str, tuple[Sa
             first = first_claim(fact.group, facts)
             if first is not None and first.region == fact.region:
                 groups.setdefault(fact.region, []).append(fact.group)
-    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)})
-    return {name: (saved_of(name, facts), sorted(groups.get(name, ()))) for name in names}
+    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)} | unproven.keys())
+    return {name: (saved_of(name, facts, unproven), sorted(groups.get(name, ()))) for name in names}
 
 
 class RegionLogWriter:
     """The writer of a control plane. One thread uses it at a time, except for `outsiders` and `look`."""
 
-    def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
+    def __init__(
+        self,
+        region: str,
+        servers: Servers,
+        settings: Mapping[str, Any],
+        partition: int,
+        key: RegionKey,
+        table: FactTable | None = None,
+    ) -> None:
+        """Initialise the writer; `begin` connects it. Another table reads by other rules."""
         self._region, self._servers, self._settings, self._partition = region, servers, dict(settings), partition
+        self._key = key
         self._reader = self._new_reader()
+        if table is not None:
+            self._reader.table = table
+        self._stated: Term | None = None  # the newest term, and the producer that the topic knows by it
+        self._stated_by = self._sent_by = -1
         self._admin: Admin | None = None
         self._producer: Producer | None = None
         self._term = 0
@@ -263,7 +332,7 @@ class RegionLogWriter:
         self._members: dict[int, tuple[str, ...]] = {}
         self._waiting: set[tuple[str, int]] = set()  # contributions of sequences that are retired but for these
 
-    def begin(self, host: str, port: int, token: bytes) -> Known:
+    def begin(self, host: str, port: int, pin: bytes = b"") -> Known:
         """Begin a new term.
 
         Raises:
@@ -273,22 +342,28 @@ class RegionLogWriter:
         """
         for attempt in range(1, BEGIN_ATTEMPTS + 1):
             try:
-                return self._begin(host, port, token)
+                return self._begin(host, port, pin)
             except UnknownOutcomeError as error:
                 if attempt == BEGIN_ATTEMPTS:
                     raise
                 log.info("region %s: unknown whether term %s has begun: %s", self._region, self._term, error)
         raise AssertionError("the last attempt returns or raises")
 
-    def _begin(self, host: str, port: int, token: bytes) -> Known:
+    def _begin(self, host: str, port: int, pin: bytes) -> Known:
         self._term = 0
         saved = self._settled()
+        if self._producer is not None and (
+            why := self._reader.table.resealed(self._region, self._producer.producer_id)
+        ):
+            saved = Saved(unproven=why)
+        saved.refuse_unproven(self._region)
         self._term = 1 if saved.term is None else saved.term.term + 1
-        facts: list[Fact] = []
+        term = Term(self._region, self._term, host, port, pin, _now_ms())
+        self._stated, self._stated_by = term, -1  # the term itself states its producer
+        facts: list[Fact] = [term]
         if saved.birth is None:
             saved.birth = Birth(self._region, uuid4(), _now_ms())
             facts.append(saved.birth)
-        facts.append(Term(self._region, self._term, host, port, token, _now_ms()))
         self._write(facts)
         return saved.known(self._region, self._term)
 
@@ -303,6 +378,7 @@ class RegionLogWriter:
             raise
         self._producer = producer
         saved = self._followed()
+        self._stated, self._stated_by = saved.term, self._reader.table.producer_of(self._region)
         self._members = {sequence: manifest.members for sequence, manifest in saved.manifests.items()}
         self._waiting = {
             (name, sequence)
@@ -314,7 +390,7 @@ class RegionLogWriter:
 
     def _new_reader(self) -> TopicReader:
         """Create the reader of the region's partition of the topic."""
-        return TopicReader(self._servers, self._settings, self._partition)
+        return TopicReader(self._servers, self._settings, self._partition, self._key, self._region)
 
     def _new_producer(self) -> Producer:
         """Create the transactional producer, which is not initialised yet."""
@@ -327,7 +403,7 @@ class RegionLogWriter:
 
     def _followed(self) -> Saved:
         """Return the current facts, unless a later term has begun."""
-        saved = saved_of(self._region, self._reader.follow())
+        saved = saved_of(self._region, self._reader.follow(), self._reader.table.unproven)
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise OverError(f"term {saved.term.term} has begun")
         return saved
@@ -391,7 +467,22 @@ class RegionLogWriter:
         return refused
 
     def _send(self, producer: Producer, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        self._sent += [producer.send(TOPIC, value, key, partition=self._partition) for key, value in records]
+        """Send records of the open transaction, sealed under its producer."""
+        author = Author(producer.producer_id, producer.epoch)
+        self._sent_by = author.producer_id
+        for key, value in (*self._statement(author), *records):
+            headers = sealed(self._key, self._region, author, key, value)
+            self._sent.append(producer.send(TOPIC, value, key, partition=self._partition, headers=headers))
+
+    def _statement(self, author: Author) -> list[tuple[bytes, bytes | None]]:
+        """Return the term once more if the topic does not know this producer: readers accept its records after that.
+
+        Kafka gives a transactional id another producer id when it has expired, or its epochs are used up.
+        """
+        if self._stated is None or self._stated_by in (-1, author.producer_id):
+            return []
+        self._stated = replace(self._stated, stated=self._stated.stated + 1)
+        return [(key_of(self._stated), value_of(self._stated))]
 
     def _transact(self, fill: Callable[[Producer], T], commits: Callable[[T], bool] = lambda _: True) -> T:
         """Run one transaction: commit if `commits` accepts what `fill` returns, otherwise abort.
@@ -413,6 +504,7 @@ class RegionLogWriter:
                 for delivery in self._sent:
                     delivery.result()  # an error up to here means that nothing is committed
                 self._commit(producer)
+                self._stated_by = self._sent_by
                 return told
         except (OverError, UnknownOutcomeError):
             self._drop_producer()
@@ -453,10 +545,20 @@ class RegionLogWriter:
         self._transact(lambda producer: self._send(producer, records))
 
     def erase(self) -> None:
-        """Delete all facts of the region."""
+        """Delete all facts of the region, and strangers' records of it."""
         self._settled()
-        keys = [key_of(fact) for fact in self._reader.follow() if about_region(key_of(fact)) == self._region]
+        keys = self._reader.table.keys_of(self._region)
         self._transact(lambda producer: self._send(producer, [(key, None) for key in keys]))
+
+    def reseal(self) -> int:
+        """Write all facts once more, with this key; the reader has taken them whichever key sealed them."""
+        term = self._settled().term
+        facts = [fact for fact in self._reader.table.in_order() if fact.region == self._region and fact != term]
+        if term is not None:
+            facts.insert(0, replace(term, stated=term.stated + 1))
+        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        self._transact(lambda producer: self._send(producer, records))
+        return len(records)
 
     def settle(self) -> int:
         """Return the last complete sequence, after an answer was lost."""

@@ -10,22 +10,24 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
-from kohort.client.consumer.consumer import Consumer
+from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, Servers, client_config
-from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region.agreement import History
 from kohort.region.control_plane.state import Known
+from kohort.region.fact_table import FactTable, IgnoredLog, StoredRecord, take_all
 from kohort.region.parts import Part, part_of
-from kohort.region.record_codec import fact_of, key_of
+from kohort.region.record_codec import key_of
 from kohort.region.records import (
     Began,
     Birth,
@@ -42,6 +44,7 @@ from kohort.region.records import (
     keys_by_place,
     reserved_by,
 )
+from kohort.region.region_key import KEY_VARIABLE, SEAL, Author, RegionKey
 
 log = logging.getLogger("kohort.region")
 
@@ -125,6 +128,7 @@ class Saved:
         began: for each group, the topics that its pattern matched when it began.
         manifests: by sequence; contributions by sequence and member.
         shown: the last sequence that each sink is known to show.
+        unproven: why the records of a region without a `Birth` do not count; empty: there are none.
     """
 
     birth: Birth | None = None
@@ -136,11 +140,26 @@ class Saved:
     manifests: dict[int, Manifest] = field(default_factory=dict)
     contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
+    unproven: str = ""
 
     @property
     def sequence(self) -> int:
         """The last complete sequence; 0: none."""
         return max(self.manifests, default=0)
+
+    def refuse_unproven(self, region: str) -> None:
+        """Refuse a region of which the topic has records, and none that counts: a new one would hide them.
+
+        Raises:
+            InvalidInputError: so it is; the message says what to do.
+        """
+        if self.birth is None and self.unproven:
+            raise InvalidInputError(
+                f"{TOPIC} has records of region {region!r}, and none counts here: the last {self.unproven}. Give all "
+                f"its processes the region's key (${KEY_VARIABLE}, or key=). If they are of an earlier release or of a "
+                f"stranger, delete them: `kohort region delete {region} --execute`. If the key is lost and you trust "
+                f"them: `kohort region reseal {region} --execute`"
+            )
 
     def add(self, fact: Fact) -> None:
         """Add a fact, in the order of the log."""
@@ -238,15 +257,18 @@ class Saved:
 class TopicReader:
     """The reader of one partition of the topic. Any thread may call its methods; calls are serialised."""
 
-    def __init__(self, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
+    def __init__(
+        self, servers: Servers, settings: Mapping[str, Any], partition: int, key: RegionKey, region: str
+    ) -> None:
+        """Initialise the reader of a region's application; an empty name: of an operator who reads all regions."""
         self.partition = TopicPartition(TOPIC, partition)
+        self.table = FactTable(key, region)
         self._lock = threading.Lock()
-        self._consumer = Consumer(
-            servers, **{**settings, "isolation_level": "read_committed", "auto_offset_reset": "earliest"}
-        )
-        self._ends = Consumer(servers, **settings)
-        self._consumer.assign([self.partition])
-        self.facts: dict[bytes, tuple[int, Fact]] = {}
+        own = {"isolation_level": "read_committed", "default_api_timeout_ms": int(READ_S * 1000)}
+        given = servers if isinstance(servers, str) else list(servers or ())
+        self._reader = RangeReader(given, **{**settings, **own})
+        self._ignored = IgnoredLog(str(self.partition))
+        self._at = 0
 
     def follow(self) -> list[Fact]:
         """Return all current facts, in the order of the log, up to the current end.
@@ -256,39 +278,41 @@ class TopicReader:
             KafkaError: the topic can't be read.
         """
         with self._lock:
-            end = self._ends.end_offsets([self.partition])[self.partition]
-            until_s = time.monotonic() + READ_S
-            while self._consumer.position(self.partition) < end:
-                if time.monotonic() > until_s:
-                    raise TimedOutError(f"{self.partition} was not read to {end} in {READ_S:g} s")
-                for record in self._consumer.poll(200):
-                    self._take(record.offset, record.key, record.value)
-            return [fact for _, fact in sorted(self.facts.values(), key=lambda entry: entry[0])]
+            self._advance()
+            return self.table.in_order()
 
-    def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        if key is None:
-            log.warning("%s at %s: a record without a key is skipped", self.partition, offset)
-            return
-        if value is None:
-            self.facts.pop(key, None)
-            return
-        try:
-            fact = fact_of(key, value)
-        except CorruptDataError as error:
-            log.warning("%s at %s is skipped: %s", self.partition, offset, error)
-            return
-        before = self.facts.get(key)
-        where = before[0] if before is not None and isinstance(fact, Claim) else offset
-        self.facts[key] = where, fact
+    def advance(self) -> list[Fact]:
+        """Return the facts since the last call in the order of the log, those that others have replaced too.
+
+        Raises:
+            TimedOutError: a transaction stays open.
+            KafkaError: the topic can't be read.
+        """
+        with self._lock:
+            return self._advance()
+
+    def _advance(self) -> list[Fact]:
+        end = self._reader.high_watermark(self.partition)
+        facts = take_all(self.table, self._records(end), self._ignored)
+        self._at = max(self._at, end)
+        return facts
+
+    def _records(self, end: int) -> Iterator[StoredRecord]:
+        for header, records in self._reader.read_batches(self.partition, self._at, end):
+            author = Author(header.producer_id, header.producer_epoch)
+            for record in records:
+                seal = next((bytes(value or b"") for name, value in record.headers if name == SEAL), b"")
+                key, value = (None if part is None else bytes(part) for part in (record.key, record.value))
+                yield StoredRecord(record.offset, author, header.is_transactional, key, value, seal)
+                self._at = record.offset + 1
 
     def close(self) -> None:
-        self._consumer.close()
-        self._ends.close()
+        self._reader.close()
 
 
-def saved_of(region: str, facts: list[Fact]) -> Saved:
+def saved_of(region: str, facts: list[Fact], unproven: Mapping[str, str] = MappingProxyType({})) -> Saved:
     """Return the facts of one region; a partition may have several regions."""
-    saved = Saved()
+    saved = Saved(unproven=unproven.get(region, ""))
     for fact in facts:
         if not isinstance(fact, Claim) and fact.region == region:
             saved.add(fact)

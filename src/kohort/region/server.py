@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable
@@ -18,7 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
-from kohort.io.channel import FrameParser, await_caller, frame
+from kohort.io.channel import UNREAD_BYTES_MAX, AsyncLink, greet_caller_async
+from kohort.io.connection_gate import ConnectionGate
+from kohort.io.pinned_tls import listener_context
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.region import messages
 from kohort.region.control_plane import events
@@ -35,9 +39,9 @@ T = TypeVar("T")
 Pauses: TypeAlias = Generator[float, None, T]
 
 CONNECTIONS_MAX = 1_000
-"""Limit on the connections of members and operators."""
-UNREAD_BYTES_MAX = 32 * 1024 * 1024
-"""Limit on a connection's unread bytes, above which it is closed: twice the longest frame."""
+"""Limit on the connections of members and operators; strangers have places of their own (`io.connection_gate`)."""
+ACCEPT_DELAY_S = 1.0
+"""Delay in seconds after a connection could not be accepted, for example with too many open files."""
 ALIVE_S = 1.0
 SILENCE_S = 5.0
 """Timeout in seconds of a connection; each end sends a message every second."""
@@ -158,6 +162,53 @@ class FactWriter:
             failures += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A bound socket.
+
+    Attributes:
+        tls: what connections speak; None: nothing, as on loopback.
+        pin: the SHA-256 of its certificate; empty: without TLS.
+    """
+
+    socket: socket.socket
+    tls: ssl.SSLContext | None = None
+    pin: bytes = b""
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        port: int = self.socket.getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.socket.close()
+
+
+def listen(host: str) -> Listening:
+    """Listen on a free port; on another address than loopback with TLS, under a certificate made for it.
+
+    Raises:
+        OSError: the address is not this machine's.
+        InvalidInputError: TLS is not available.
+    """
+    if is_loopback(host):
+        return Listening(socket.create_server((host, 0), backlog=CONNECTIONS_MAX))
+    tls, pin = listener_context()
+    return Listening(socket.create_server((host, 0), backlog=CONNECTIONS_MAX), tls, pin)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this machine reach an address; the name of another host counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class ControlPlane:
     """One term of a region's control plane. It ends by `close`, or when another control plane has taken over.
 
@@ -170,19 +221,17 @@ class ControlPlane:
         book: RegionLog,
         known: Known,
         config: RegionConfig,
-        listening: socket.socket,
+        listening: Listening,
         token: bytes,
         on_lost: Callable[[ControlPlane], None] = lambda _: None,
     ) -> None:
-        """Initialise the control plane on `listening`, a bound socket.
-
-        `start` begins to serve; the control plane closes the socket.
+        """Initialise the control plane; `start` begins to serve.
 
         Args:
             book: The region's topic, written under this term.
             known: The region's state when the term began.
             config: The checkpoint interval and the deadlines.
-            listening: The socket that members connect to.
+            listening: The socket that members connect to, which the control plane closes.
             token: The shared secret that members prove.
             on_lost: Called on the control plane's own thread when the term ends and `close` was not called.
         """
@@ -191,7 +240,8 @@ class ControlPlane:
         self._book, self._listening, self._token = book, listening, token
         self._on_lost, self._closed = on_lost, False
         self._machine = RegionMachine(known, config, _now_ms())
-        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._links: dict[int, AsyncLink] = {}
+        self._gate = ConnectionGate(CONNECTIONS_MAX)
         self._asks: dict[int, int] = {}
         self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -250,7 +300,9 @@ class ControlPlane:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._accept, sock=self._listening)
+        if self._closed:  # before there was a loop that `close` could tell
+            self._end.set()
+        self._spawn(self._accept())
         log.info("region %s: serving as control plane, term %s", self.region, self.term)
         self._spawn(self._write())
         self._spawn(self._keep_alive())
@@ -261,12 +313,12 @@ class ControlPlane:
         try:
             await self._end.wait()
         finally:
-            server.close()
-            for writer in self._writers.values():
-                writer.transport.abort()
+            for link in self._links.values():
+                link.abort()
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._listening.close()
 
     def _spawn(self, coro: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coro)
@@ -281,33 +333,51 @@ class ControlPlane:
 
     # -- connections
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= CONNECTIONS_MAX:
-            log.warning(
-                "region %s: %s connections are open, the maximum: connection refused", self.region, CONNECTIONS_MAX
-            )
-            writer.transport.abort()
-            return
-        self._connections += 1
-        connection = self._connections
-        try:
-            await await_caller(reader, writer, self._token)
-            self._writers[connection] = writer
-            await self._read(connection, reader)
-        except (OSError, ValueError, TimeoutError) as error:
-            log.debug("region %s: a connection ended: %s", self.region, error)
-        finally:
-            if self._writers.pop(connection, None) is not None and not self._end.is_set():
-                self._step(events.Disconnected(connection))
-            writer.transport.abort() if self._end.is_set() else writer.close()
+    async def _accept(self) -> None:
+        loop, sock = asyncio.get_running_loop(), self._listening.socket
+        sock.setblocking(False)
+        while True:
+            try:
+                accepted, (address, *_) = await loop.sock_accept(sock)
+            except OSError as error:
+                log.warning("region %s: no connection can be accepted for now: %s", self.region, error)
+                await asyncio.sleep(ACCEPT_DELAY_S)
+            else:
+                self._spawn(self._serve_connection(accepted, address))
 
-    async def _read(self, connection: int, reader: asyncio.StreamReader) -> None:
-        frames = FrameParser()
-        while data := await asyncio.wait_for(reader.read(65_536), SILENCE_S):
-            for body in frames.feed(data):
-                self._heard(connection, decode_said(body))
-                if connection not in self._writers:
-                    return  # it was closed
+    async def _serve_connection(self, sock: socket.socket, address: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def evict() -> None:
+            task.cancel()
+
+        place = self._gate.enter(address, evict)
+        self._connections += 1
+        connection, link = self._connections, None
+        try:
+            link = await greet_caller_async(sock, self._token, self._listening.tls)
+            if not place.prove():
+                log.warning("region %s: connection refused: %s are open, the maximum", self.region, CONNECTIONS_MAX)
+                return
+            self._links[connection] = link
+            await self._read(connection, link)
+        except (OSError, ValueError, TimeoutError) as error:
+            log.debug("region %s: a connection of %s ended: %s", self.region, address, error)
+        finally:
+            place.leave()
+            if self._links.pop(connection, None) is not None and not self._end.is_set():
+                self._step(events.Disconnected(connection))
+            if link is not None:
+                link.abort() if self._end.is_set() else link.close()
+            else:
+                sock.close()
+
+    async def _read(self, connection: int, link: AsyncLink) -> None:
+        async for body in link.bodies(SILENCE_S):
+            self._heard(connection, decode_said(body))
+            if connection not in self._links:
+                return  # it was closed
 
     def _heard(self, connection: int, said: messages.Report | messages.Ask) -> None:
         match said:
@@ -323,18 +393,14 @@ class ControlPlane:
                 self._step(events.Heard(connection, said))
 
     def _send(self, connection: int, message: messages.Order | messages.Told) -> None:
-        writer = self._writers.get(connection)
-        if writer is None:
-            return
-        writer.write(frame(encode(message)))
-        if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+        link = self._links.get(connection)
+        if link is not None and not link.send(encode(message)):
             log.warning("region %s: connection closed: more than %s bytes are unread", self.region, UNREAD_BYTES_MAX)
-            writer.transport.abort()
 
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(ALIVE_S)
-            for connection in list(self._writers):
+            for connection in list(self._links):
                 self._send(connection, messages.Alive())
 
     # -- the machine
@@ -361,9 +427,9 @@ class ControlPlane:
             case events.Say(connection, order):
                 self._send(connection, order)
             case events.Close(connection):
-                writer = self._writers.pop(connection, None)
-                if writer is not None:
-                    writer.close()
+                link = self._links.pop(connection, None)
+                if link is not None:
+                    link.close()
             case events.Save():
                 self._writing.put_nowait(self._writer.save(effect))
             case events.Commit():

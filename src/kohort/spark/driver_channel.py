@@ -19,17 +19,20 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from kohort.errors import InvalidInputError
 from kohort.io.channel import GREETING_S, TOKEN_BYTES, Link, greet_caller, greet_listener
+from kohort.io.connection_gate import ConnectionGate, GatePlace
 
 log = logging.getLogger("kohort.spark")
 
 Message: TypeAlias = dict[str, Any]
 LOOPBACK = "127.0.0.1"
 SOURCES_MAX = 256
-"""Most connections at once, with a thread each: more than one driver has queries."""
+"""Most connections of sources at once, with a thread each: more than one driver has queries. Strangers have places of
+their own (`io.connection_gate`)."""
 RECONNECT_DELAY_S = 5.0
 """Delay before a source tries again to connect to its application."""
 WAIT_STEP_S = 0.25
@@ -94,6 +97,7 @@ class Switchboard:
         self._arrived, self._handlers, self._answers = arrived, dict(handlers or {}), dict(answers or {})
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
+        self._gate = ConnectionGate(SOURCES_MAX)
         self._links: dict[str, set[Link]] = {}
         self._listening = socket.create_server((LOOPBACK, 0), backlog=SOURCES_MAX)
         self.contact = Contact(self._listening.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
@@ -118,33 +122,32 @@ class Switchboard:
             self._closed.set()
             sockets = list(self._sockets)
         for sock in (self._listening, *sockets):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
+            _hang_up(sock)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                sock, _ = self._listening.accept()
+                sock, (address, *_) = self._listening.accept()
             except OSError as error:
                 if not self._closed.wait(RECONNECT_DELAY_S):  # for example, too many open files
                     log.warning("sources can't connect for now: accept failed: %s", error)
                 continue
             with self._lock:
-                room = not self._closed.is_set() and len(self._sockets) < SOURCES_MAX
-                if room:
-                    self._sockets.add(sock)
-            if room:
-                threading.Thread(target=self._serve, args=(sock,), name="kohort-channel-link", daemon=True).start()
-            else:
-                log.warning("rejected a source's connection: the limit of %s connections is reached", SOURCES_MAX)
-                sock.close()
+                if self._closed.is_set():
+                    sock.close()
+                    return
+                self._sockets.add(sock)
+            place = self._gate.enter(address, partial(_hang_up, sock))
+            threading.Thread(target=self._serve, args=(sock, place), name="kohort-channel-link", daemon=True).start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, place: GatePlace) -> None:
         query: str | None = None
         link: Link | None = None
         try:
             link = greet_caller(sock, self.contact.token)
+            if not place.prove():
+                log.warning("rejected a source's connection: the limit of %s connections is reached", SOURCES_MAX)
+                return
             for message in map(decode, link.bodies()):
                 announced = message.get("query")
                 if not isinstance(announced, str) or len(announced) > NAME_MAX:
@@ -162,6 +165,7 @@ class Switchboard:
         finally:
             if link is not None:
                 self._part(link, query)
+            place.leave()
             with self._lock:
                 self._sockets.discard(sock)
             sock.close()
@@ -191,6 +195,13 @@ class Switchboard:
         """Close the copies in a forked child: a thread that is not in the child may hold the lock."""
         for sock in (self._listening, *self._sockets):
             sock.close()
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Close a connection; a thread that reads it wakes up."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 class Line:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from uuid import UUID
 
 from kohort.region.parts import Part
+from kohort.region.region_key import RegionKey
 
 REGION, REGION_ID = "flights", UUID(int=7)
+KEY = RegionKey(b"k" * 32, "the world")
 GROUP, TOPIC, TOPIC_ID = "etl", "t", UUID(int=9)
 
 

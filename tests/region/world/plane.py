@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import Known, MemberPhase
-from kohort.region.messages import AskReset, Report, Stop
+from kohort.region.messages import AskReset, Emptying, Report, Stop
 from kohort.region.records import Manifest
 from kohort.region.server import LOOK_S, FactWriter, OverError, Pauses
 from kohort.region.states import RegionState
 from tests.region.world.clock import ViolatedError
-from tests.region.world.names import REGION
+from tests.region.world.names import REGION, REGION_ID
 from tests.region.world.transactions import WorldPen
 
 if TYPE_CHECKING:
@@ -126,9 +127,19 @@ class Plane:
         self.clock.after(at_ms - self.clock.now_ms, arrive)
 
     def ask_for_the_initial_state(self) -> None:
-        """Ask for a reset to the initial state, like an operator."""
-        if self.alive and self.machine.plane.members:
-            self.step(plane_events.Heard(-1, AskReset("a person", forced=True, initial=True)))
+        """Ask for a reset to the initial state, like an operator, and before that without a valid confirmation."""
+        plane = self.machine.plane
+        if not self.alive or not plane.members:
+            return
+        places = tuple(sorted({place for member in plane.members.values() for place in member.places} | plane.places))
+        if plane.sequence:
+            wanted, coming = plane.pending, len(plane.emptying)
+            for confirms in (None, Emptying(UUID(int=1), places), Emptying(REGION_ID, places[1:])):
+                self.step(plane_events.Heard(-1, AskReset("?", forced=True, initial=True, confirms=confirms)))
+                if places and (plane.pending is not wanted or len(plane.emptying) > coming):
+                    raise ViolatedError(f"the initial state is asked for with {confirms}, and is granted")
+        confirms = Emptying(REGION_ID, places)
+        self.step(plane_events.Heard(-1, AskReset("a person", forced=True, initial=True, confirms=confirms)))
 
     def step(self, event: plane_events.Event) -> None:
         before, waits = self.machine.state, self._late_by_their_sinks_alone()

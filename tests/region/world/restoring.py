@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from kohort.errors import KafkaError
 from kohort.groups.records import Record as Journaled
-from kohort.region.records import Fact, Stopped, keys_by_place
+from kohort.region.fact_table import FactTable
+from kohort.region.records import Stopped, keys_by_place
 from kohort.region.region_topic import Saved, saved_of
 from tests.region.volume import Volume
 from tests.region.world.clock import ViolatedError
@@ -34,7 +35,7 @@ class Copy:
     """A backup of everything, at one moment."""
 
     stored: Stored
-    facts: dict[bytes, tuple[int, Fact]]
+    table: FactTable
     group: list[Journaled]
     volumes: dict[str, Volume]
     wanted: dict[str, dict[int, Counter[Record]]]
@@ -64,7 +65,8 @@ class Restoring:
         if not world.stored.differs and not void and not self._stopped():
             volumes = {place: copy.deepcopy(disk.volume) for place, disk in world.disks.items()}
             wanted = {place: dict(disk.wanted) for place, disk in world.disks.items()}
-            self.copy = Copy(_copied(world.stored), dict(world.log.facts), list(world.group.records), volumes, wanted)
+            stored, table = _copied(world.stored), copy.deepcopy(world.log.table)
+            self.copy = Copy(stored, table, list(world.group.records), volumes, wanted)
         world.clock.after(self.chance.randint(500, 8_000), self._bring_back)
         world.clock.after(self.chance.randint(1_000, 12_000), self._make_copy)
 
@@ -98,7 +100,7 @@ class Restoring:
 
     def _bring_topic_back(self, kept: Copy) -> None:
         world, writes = self.world, self.world.stored.writes
-        world.log.bring_back(kept.facts)
+        world.log.bring_back(kept.table)
         world.stored = stored = _copied(kept.stored)
         stored.writes = {**writes, **stored.writes}
         world.group.bring_back(kept.group)

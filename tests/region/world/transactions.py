@@ -6,21 +6,24 @@ error is what the writer's call raises.
 
 from __future__ import annotations
 
+import copy
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.region.control_plane.events import Offsets
+from kohort.region.fact_table import FactTable, StoredRecord
 from kohort.region.parts import part_of
-from kohort.region.record_codec import fact_of, key_of
+from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term
+from kohort.region.region_key import SEAL, Author
 from kohort.region.region_log import TRANSACTION_MS, RegionLogWriter
 from kohort.region.server import OffsetsRefusal
 from tests.region.world.clock import ViolatedError
 from tests.region.world.group import Members, wrong_offsets
-from tests.region.world.names import REGION, REGION_ID
+from tests.region.world.names import KEY, REGION, REGION_ID
 
 if TYPE_CHECKING:
     from tests.region.world.world import World
@@ -30,6 +33,10 @@ SHARES = (0.0, 0.2, 0.0, 0.02, 0.2)
 """How many of the calls are answered with an error, by seed: in some worlds none, so that all else is seen too."""
 LATE_MS = 2_000
 """So late at the most a request arrives whose producer was told of an error."""
+PRODUCER_CHANGES = 0.02
+"""How often a producer id changes when a producer begins, or a transaction ends."""
+STRANGE_MS = 1_000
+"""So often a stranger writes at the least."""
 
 
 class Answered(Enum):
@@ -49,7 +56,7 @@ class Transaction:
     epoch: int
     is_sequence: bool
     adopts: bool
-    records: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    records: list[StoredRecord] = field(default_factory=list)
 
 
 class Log:
@@ -67,10 +74,15 @@ class Log:
         self.chance = random.Random(f"{seed}: the log")
         self.share = SHARES[seed % len(SHARES)]
         self.epoch = self.errors = self._offset = 0
+        self.producers = random.Random(f"{seed}: the producers")
+        self.producer_id = 100
         self.open: Transaction | None = None
         self.writes_sequence = self.adopts = False
         birth = Birth(REGION, REGION_ID, 0)
-        self.facts: dict[bytes, tuple[int, Fact]] = {key_of(birth): (0, birth)}
+        self.table = FactTable(KEY, REGION)
+        self.table.facts[key_of(birth)] = 0, birth
+        self.written: list[StoredRecord] = []
+        self.strangers = Strangers(self, seed)
 
     def is_bad(self) -> bool:
         return not self.world.healed and self.chance.random() < self.share
@@ -86,10 +98,17 @@ class Log:
         self.clock.tell(f"the topic answers {what} with {error.code.name}")
         return error
 
-    def bring_back(self, facts: dict[bytes, tuple[int, Fact]]) -> None:
-        """Go on from an older copy; whatever is open is aborted."""
+    def bring_back(self, table: FactTable) -> None:
+        """Go on from an older copy; whatever is open is aborted. Its producers are of another history."""
         self.abort(self.open)
-        self.facts = dict(facts)
+        self.table = copy.deepcopy(table)
+        self.written.clear()
+
+    def new_producer_id(self) -> int:
+        """The id from now on: another now and then, as when a transactional id expires or its epochs are used up."""
+        if self.producers.random() < PRODUCER_CHANGES:
+            self.producer_id += 1
+        return self.producer_id
 
     def begin_epoch(self) -> int:
         """Abort the transaction that is open, and refuse its producer from now on."""
@@ -147,19 +166,22 @@ class Log:
     def _commit(self, transaction: Transaction) -> None:
         self.open = None
         self.world.group.end(transaction.epoch, commit=True)
-        facts = [self._take(key, value) for key, value in transaction.records]
+        facts = [self._take(record) for record in transaction.records]
         if transaction.adopts:
             return
         self._check([fact for fact in facts if fact is not None], is_sequence=transaction.is_sequence)
 
-    def _take(self, key: bytes, value: bytes | None) -> Fact | None:
-        self._offset += 1
-        if value is None:
-            self.facts.pop(key, None)
-            return None
-        fact = fact_of(key, value)
-        self.facts[key] = self._offset, fact
+    def _take(self, record: StoredRecord) -> Fact | None:
+        fact, why = self.add(record)
+        if why:
+            raise ViolatedError(f"a record of the region's own {why}: {record}")
+        self.written.append(record)
         return fact
+
+    def add(self, record: StoredRecord) -> tuple[Fact | None, str]:
+        """A record is in the log, whoever wrote it."""
+        self._offset += 1
+        return self.table.take(replace(record, offset=self._offset))
 
     def _check(self, facts: list[Fact], *, is_sequence: bool) -> None:
         stored = self.world.stored
@@ -187,6 +209,48 @@ class Log:
                     raise AssertionError(fact)
 
 
+class Strangers:
+    """Clients that may write the topic and know all records in it, but neither the key nor the transactional id."""
+
+    def __init__(self, log: Log, seed: int) -> None:
+        self._log = log
+        self._chance = random.Random(f"{seed}: strangers")
+        log.clock.after(STRANGE_MS, self._write)
+
+    def _write(self) -> None:
+        """Write something: a record of a stranger's own, with a real seal or none, or an old record once more."""
+        log, chance = self._log, self._chance
+        log.clock.after(chance.randint(1, STRANGE_MS), self._write)
+        if not log.written:
+            return
+        last, old = log.written[-1], chance.choice(log.written)
+        is_replaced = old.author.epoch < last.author.epoch
+        if chance.random() < 0.3 and is_replaced:
+            record = old
+        else:
+            authors = (Author(-1, -1), last.author, Author(7, 0))
+            author = chance.choice(authors)
+            key, value = self._forged(log, old)
+            seal = chance.choice((b"", old.seal, last.seal))
+            record = StoredRecord(0, author, author == authors[2], key, value, seal)
+        _, why = log.add(record)
+        if not why:
+            raise ViolatedError(f"a stranger's record counts: {record}")
+
+    def _forged(self, log: Log, old: StoredRecord) -> tuple[bytes, bytes | None]:
+        stored, now_ms = log.world.stored, log.clock.now_ms
+        facts: list[Fact] = [
+            Term(REGION, stored.term + 1, "stranger", 1, b"", now_ms),
+            Epoch(REGION, 10**6, stored.term, 10**6, 0, "a stranger", now_ms),
+            Stopped(REGION, "a stranger", "", "", now_ms),
+            Manifest(REGION, REGION_ID, stored.sequence + 1, stored.term, 0, now_ms, (), (), ()),
+        ]
+        fact = self._chance.choice(facts)
+        forged = key_of(fact), value_of(fact)
+        assert old.key is not None
+        return self._chance.choice((forged, forged, (old.key, None)))
+
+
 class Sent:
     """A record in an open transaction."""
 
@@ -200,18 +264,27 @@ class WorldProducer:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._epoch = 0
+        self.producer_id = -1
         self._transaction: Transaction | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
 
     def init_transactions(self) -> None:
         self._log.fail_by_chance("init transactions")
         self._epoch = self._log.begin_epoch()
+        self.producer_id = self._log.new_producer_id()
 
     def begin_transaction(self) -> None:
         self._transaction = Transaction(self._epoch, self._log.writes_sequence, self._log.adopts)
 
-    def send(self, topic: str, value: bytes | None, key: bytes, *, partition: int) -> Sent:
+    def send(
+        self, topic: str, value: bytes | None, key: bytes, *, partition: int, headers: list[tuple[str, bytes]]
+    ) -> Sent:
         del topic, partition
-        self._within().records.append((key, value))
+        author = Author(self.producer_id, self._epoch)
+        self._within().records.append(StoredRecord(0, author, True, key, value, dict(headers)[SEAL]))
         return Sent()
 
     def send_offsets_of_members(self, members: Members) -> dict[str, KafkaError]:
@@ -224,6 +297,7 @@ class WorldProducer:
         transaction = self._within()
         self._log.end(transaction)
         self._transaction = None
+        self.producer_id = self._log.new_producer_id()
 
     def abort_transaction(self) -> None:
         self._log.fail_by_chance("an abort")
@@ -250,8 +324,12 @@ class WorldReader:
     def __init__(self, log: Log) -> None:
         self._log = log
 
+    @property
+    def table(self) -> FactTable:
+        return self._log.table
+
     def follow(self) -> list[Fact]:
-        return [fact for _, fact in sorted(self._log.facts.values(), key=lambda one: one[0])]
+        return self.table.in_order()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -262,7 +340,7 @@ class WorldPen(RegionLogWriter):
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        super().__init__(REGION, None, {}, 1)
+        super().__init__(REGION, None, {}, 1, KEY)
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]

@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kohort.client.consumer.consumer import Consumer
 from kohort.client.settings import Servers
-from kohort.errors import CorruptDataError
-from kohort.ids import TopicPartition
-from kohort.region.record_codec import fact_of
-from kohort.region.records import Contribution, Epoch, Manifest, Term
-from kohort.region.region_topic import TOPIC, make_or_check, partition_of
+from kohort.region.records import Contribution, Epoch, Fact, Manifest, Term
+from kohort.region.region_key import region_key
+from kohort.region.region_topic import TopicReader, make_or_check, partition_of
 
 FIRST = 1
 """The first epoch of a region. It looks like a reset, but is none, because nothing was staged before."""
@@ -79,7 +76,7 @@ class History:
     resets: list[Reset] = field(default_factory=list)
     terms: list[Term] = field(default_factory=list)
     _given: dict[tuple[int, str], Contribution] = field(default_factory=dict)
-    _consumer: Consumer | None = None
+    _reader: TopicReader | None = None
 
     def follow(self) -> None:
         """Read all records that are there now.
@@ -87,24 +84,14 @@ class History:
         Raises:
             KafkaError: the topic can't be read.
         """
-        if self._consumer is None:
-            where = TopicPartition(TOPIC, partition_of(self.region, make_or_check(self.servers, self.settings)))
-            self._consumer = Consumer(
-                self.servers, **{**self.settings, "isolation_level": "read_committed", "auto_offset_reset": "earliest"}
-            )
-            self._consumer.assign([where])
-        while records := self._consumer.poll(20):
-            for record in records:
-                if record.key is not None and record.value is not None:
-                    self._take(record.key, record.value)
+        if self._reader is None:
+            where = partition_of(self.region, make_or_check(self.servers, self.settings))
+            self._reader = TopicReader(self.servers, self.settings, where, region_key(), self.region)
+        for fact in self._reader.advance():
+            if fact.region == self.region:
+                self._take(fact)
 
-    def _take(self, key: bytes, value: bytes) -> None:
-        try:
-            fact = fact_of(key, value)
-        except CorruptDataError:
-            return  # a record of a later release
-        if fact.region != self.region:
-            return
+    def _take(self, fact: Fact) -> None:
         match fact:
             case Contribution():
                 self._given[fact.sequence, fact.member] = fact
@@ -113,7 +100,7 @@ class History:
                 self.sequences.append(SequenceStep(fact.sequence, fact.at_ms, given))
             case Epoch() if fact.floor == fact.epoch > FIRST:
                 self.resets.append(Reset(fact.epoch, self.last, fact.cause, fact.at_ms))
-            case Term():
+            case Term(stated=0):
                 self.terms.append(fact)
             case _:
                 pass
@@ -125,5 +112,5 @@ class History:
 
     def close(self) -> None:
         """Close the reader."""
-        if self._consumer is not None:
-            self._consumer.close()
+        if self._reader is not None:
+            self._reader.close()

@@ -424,7 +424,7 @@ def test_a_place_without_hard_links_is_refused(
 ) -> None:
     """No such file system can be mounted here."""
 
-    def link(src: str, dst: str) -> None:
+    def link(src: str, dst: str, **_: object) -> None:
         raise OSError(number, os.strerror(number), dst)
 
     monkeypatch.setattr(os, "link", link)

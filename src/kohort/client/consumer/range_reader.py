@@ -22,16 +22,20 @@ from kohort.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_off
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, decode_all, extent
 from kohort.columns.shapes import DECODED_BYTES
-from kohort.errors import ErrorCode, NotFoundError, OffsetError, TimedOutError, error_for
+from kohort.errors import CorruptDataError, ErrorCode, NotFoundError, OffsetError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.settings.arguments import checked, checked_call
+from kohort.wire.batch import HEADER_SIZE, BatchHeader, BatchRecord, crc_ok, parse_header
 from kohort.wire.discovery import MetadataRequest
+from kohort.wire.records import read_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 When: TypeAlias = Literal["earliest", "latest"] | int
 _NAMED_TIMES = {"earliest": EARLIEST, "latest": LATEST}
+_ABORT = b"\0\0\0\0"
+"""The key of a control record that ends a transaction without its records: version 0, type 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,45 @@ class RangeReader(Lookups):
             damage = decoded.ranges[0].damage
             if damage is not None and damage.offset < end:
                 raise damage_error(given, damage, self._options)
+
+    def read_batches(
+        self, partition: TopicPartition, start: int, end: int
+    ) -> Iterator[tuple[BatchHeader, list[BatchRecord]]]:
+        """Yield batches of [start, end) with their headers, which name the producer; a reader of columns loses that.
+
+        Control batches and batches of aborted transactions are left out, as are records before `start`. Records that
+        retention has removed are skipped.
+
+        Raises:
+            TimedOutError: No data for `default_api_timeout_ms`, for example since a transaction stays open.
+            CorruptDataError: A batch is damaged.
+        """
+        of = _ReadTarget(partition, None)
+        while start < end:
+            answer = self._client.call(self._fetch(of, start, end, False))
+            aborting: set[int] = set()
+            aborted = sorted(answer.aborted, key=lambda entry: entry[1])
+            at, stop = 0, len(answer.records)
+            while at + HEADER_SIZE <= stop:
+                header = parse_header(answer.records, at)
+                batch = answer.records[at : at + header.size]
+                at += header.size
+                if at > stop:
+                    break  # the last batch of a response may be cut off
+                if not crc_ok(batch, header):
+                    raise CorruptDataError(f"{partition}: the checksum of the batch at {header.base_offset} is wrong")
+                while aborted and aborted[0][1] <= header.last_offset:
+                    aborting.add(aborted.pop(0)[0])
+                if header.is_control:
+                    if any(bytes(record.key or b"") == _ABORT for record in read_records(batch)):
+                        aborting.discard(header.producer_id)
+                elif not (header.is_transactional and header.producer_id in aborting):
+                    yield header, [record for record in read_records(batch) if start <= record.offset < end]
+            start = answer.next_offset
+
+    def high_watermark(self, partition: TopicPartition) -> int:
+        """Return the partition's end, behind records of open transactions too."""
+        return self._client.call(list_offsets(self._client.cluster, {partition: LATEST}))[partition].offset
 
     async def _fetch(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> _Answer:
         cluster, partition = self._client.cluster, of.partition

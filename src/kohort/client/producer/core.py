@@ -463,3 +463,8 @@ class ProducerProperties:
     def epoch(self) -> int:
         """The producer epoch from the broker; -1 before `init_transactions` or the first record."""
         return self._core.sender.identity.epoch
+
+    @property
+    def producer_id(self) -> int:
+        """The producer id from the broker; -1 before `init_transactions` or the first record."""
+        return self._core.sender.identity.producer_id

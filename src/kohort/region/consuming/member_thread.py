@@ -169,7 +169,7 @@ class PlaneLink:
                 if isinstance(message, messages.Alive):  # comes every second
                     link.send(encode(messages.Alive()))
                     is_connected = is_connected or self._is_connected(link)
-                elif is_connected and not isinstance(message, messages.RegionSeen):
+                elif is_connected and not isinstance(message, messages.RegionSeen | messages.Declined):
                     self._heard(message)
         except UnknownMessageError as error:
             log.warning("%s: cannot decode a message of the control plane: %s", self._name, error)

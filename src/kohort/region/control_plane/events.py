@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from kohort.region.messages import Cut, Identity, Order, Report
+from kohort.region.messages import Cut, Declined, Identity, Order, Report
 from kohort.region.parts import Part
 from kohort.region.records import Contribution, Fact, Manifest, Position
 
@@ -102,10 +102,10 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A message to the member on this connection."""
+    """A message to the member or operator on this connection."""
 
     connection: int
-    order: Order
+    order: Order | Declined
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kohort.region.control_plane import checkpoints, membership, starts
 from kohort.region.control_plane.events import Heard, Level, Resumed
 from kohort.region.control_plane.state import MemberPhase, Pending, Plane, Why
-from kohort.region.messages import AskReset, CantGoOn, Stop, WasReset
+from kohort.region.messages import AskReset, CantGoOn, Declined, Emptying, Stop, WasReset
 from kohort.region.records import Epoch, Fact, Manifest, Stopped
 from kohort.region.states import RegionState
 
@@ -30,10 +30,31 @@ def asked(plane: Plane, event: Heard) -> None:
     """Handle a request for a reset, from a member, its application or an operator."""
     report = event.report
     assert isinstance(report, AskReset)
+    if report.initial and (why_not := _unconfirmed(plane, report.confirms)):
+        plane.tell(Level.WARNING, f"region {plane.region}: a reset to the initial state was declined: {why_not}")
+        plane.say_to(event.connection, Declined(why_not))
+        return
     member = plane.member_on(event.connection)
     name = "" if member is None else member.name
     why = Why.PARTITIONS if report.forced and member is not None else Why.ASKED
     ask(plane, why, report.cause, name, forced=report.forced, initial=report.initial)
+
+
+def _unconfirmed(plane: Plane, confirms: Emptying | None) -> str:
+    """Return why a reset to the initial state may not delete what is published; empty: it may, or nothing is."""
+    if plane.sequence == 0 and not is_out(plane):
+        return ""
+    if confirms is None:
+        return "sequences are published, and the request does not confirm that their rows are to be deleted"
+    if confirms.region_id != plane.region_id:
+        return f"the request is for region {confirms.region_id}, and this one is {plane.region_id}"
+    left = _written(plane) - set(confirms.places)
+    return f"the request does not confirm that {', '.join(sorted(left))} is to be emptied" if left else ""
+
+
+def _written(plane: Plane) -> set[str]:
+    """Return all sinks that the region writes to, or has published to since they were last emptied."""
+    return plane.places.union(*(member.places for member in plane.members.values()))
 
 
 def ask(plane: Plane, why: Why, cause: str, member: str = "", *, forced: bool = False, initial: bool = False) -> None:
@@ -109,7 +130,7 @@ def _begin(plane: Plane, wanted: Pending) -> None:
 
 def _to_initial(plane: Plane) -> Manifest:
     """Return a manifest with all partitions at their initial offsets, and all sinks ever written to empty."""
-    written = plane.places.union(*(member.places for member in plane.members.values()))
+    written = _written(plane)
     places = written if plane.sequence > 0 else set()
     return Manifest(
         plane.region,

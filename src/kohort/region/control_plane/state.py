@@ -10,7 +10,7 @@ from uuid import UUID
 
 from kohort.region.agreement import Bounds, Last, bounds_of
 from kohort.region.control_plane.events import Close, Effect, Level, Save, Say, Told
-from kohort.region.messages import Cut, Identity, Members, MemberSeen, Order, RegionSeen, SinkSeen, Waiting
+from kohort.region.messages import Cut, Declined, Identity, Members, MemberSeen, Order, RegionSeen, SinkSeen, Waiting
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved, Shown
 from kohort.region.staged import StagedKey
@@ -337,8 +337,8 @@ class Plane:
         if member.connection != NOWHERE:
             self.effects.append(Say(member.connection, order))
 
-    def say_to(self, connection: int, order: Order) -> None:
-        """Send an order on a connection."""
+    def say_to(self, connection: int, order: Order | Declined) -> None:
+        """Send a message on a connection."""
         self.effects.append(Say(connection, order))
 
     def say_all(self, order: Order) -> None:
@@ -509,6 +509,7 @@ def seen(plane: Plane) -> RegionSeen:
         plane.figures.longest_ms,
         plane.stopped,
         _sinks(plane),
+        plane.region_id,
     )
 
 

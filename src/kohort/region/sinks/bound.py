@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from kohort.errors import InvalidInputError
+from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls
 from kohort.region.sinks import owner_marker
 from kohort.region.sinks.owner_marker import Claim
@@ -69,14 +70,23 @@ class InFolder(Bound):
 
     KIND: ClassVar[str]
     path: str
-    _files: FileCalls = SYSTEM
+    _given_files: FileCalls = SYSTEM
+
+    @property
+    def _files(self) -> FileCalls:
+        """The file operations of this process, which follow no symbolic link in the folder; or a test's."""
+        return confined(self._given_files, self.path)
+
+    @_files.setter
+    def _files(self, files: FileCalls) -> None:
+        self._given_files = files
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without the file operations of this process: another process uses the system's files."""
-        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+        return {name: value for name, value in self.__dict__.items() if name != "_given_files"}
 
     def _named(self) -> str:
         """Return the path of the folder with all links resolved."""

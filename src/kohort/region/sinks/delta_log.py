@@ -34,6 +34,11 @@ class DeltaLog:
         self._path, self._app, self._files = path, str(region_id), files
         self._folder = f"{path}/_delta_log"
 
+    def refuse_link(self) -> None:
+        """Refuse a log that is a symbolic link, which the library would follow."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._files.listdir(self._folder)
+
     def exists(self) -> bool:
         """Return whether the table exists."""
         return bool(deltalake.DeltaTable.is_deltatable(self._path))
@@ -45,6 +50,7 @@ class DeltaLog:
             InvalidInputError: the table does not exist.
             RetriableError: the table can't be read now.
         """
+        self.refuse_link()
         try:
             with _told(self._path):
                 return deltalake.DeltaTable(self._path)
@@ -53,6 +59,7 @@ class DeltaLog:
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
         """Create the table durably, or load the one that another writer has created meanwhile."""
+        self.refuse_link()
         with contextlib.suppress(RetriableError), _told(self._path):
             kept = deltalake.Schema.from_arrow(schema)
             deltalake.DeltaTable.create(self._path, kept, mode="ignore", partition_by=list(partition_by))

@@ -336,6 +336,7 @@ class DeltaTable(InFolder):
 
     def _table(self, schema: pa.Schema) -> deltalake.DeltaTable:
         """Return the table; create it if it is missing."""
+        self._log.refuse_link()
         try:
             return self._log.load()
         except InvalidInputError:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.confined_files import confined
 from kohort.region.files import (
     SYSTEM,
     FileCalls,
@@ -279,17 +280,18 @@ def check_place(folder: str) -> str:
         InvalidInputError: the folder is a URL, or on a file system without hard links.
     """
     path = local_path(folder, "The checkpoint folder of a region")
+    files = confined(SYSTEM, path)
     probe = f"{path}/{_PROBE}{uuid.uuid4().hex}"
     try:
-        make_folder(SYSTEM, path)
-        SYSTEM.mkdir(probe)
+        make_folder(files, path)
+        files.mkdir(probe)
         try:
-            write_file(SYSTEM, f"{probe}/file", b"probe")
-            SYSTEM.link(f"{probe}/file", f"{probe}/linked")
-            SYSTEM.rename(probe, f"{probe}.renamed")
+            write_file(files, f"{probe}/file", b"probe")
+            files.link(f"{probe}/file", f"{probe}/linked")
+            files.rename(probe, f"{probe}.renamed")
         finally:
-            remove_folder(SYSTEM, probe)
-            remove_folder(SYSTEM, f"{probe}.renamed")
+            remove_folder(files, probe)
+            remove_folder(files, f"{probe}.renamed")
     except OSError as error:
         problem = "has no hard links" if error.errno in _NO_LINKS else "can't be written to"
         raise InvalidInputError(
@@ -321,6 +323,7 @@ def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) 
         InvalidInputError: the old checkpoint no longer has the batch's files, or has unknown files; there are no hard
             links; or a query has already run in the new one.
     """
+    files = confined(files, os.path.dirname(new), private=True)
     if _is_there(files, new, batch):
         sync_folder(files, os.path.dirname(new))
         return
@@ -346,6 +349,7 @@ def forget(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTE
 
     A folder that a zombie is writing to at this moment is left to a later call.
     """
+    files = confined(files, query_folder)
     gone: set[int] = set()
     for name in names_in(files, query_folder):
         found = _EPOCH.fullmatch(name)
@@ -455,7 +459,7 @@ def _remove_tree(files: FileCalls, path: str) -> None:
         inside = f"{path}/{name}"
         try:
             _remove_tree(files, inside)
-        except NotADirectoryError:
+        except (NotADirectoryError, InvalidInputError):  # a file, or a symbolic link, which is removed itself
             remove(files, inside)
     with contextlib.suppress(FileNotFoundError):
         files.rmdir(path)

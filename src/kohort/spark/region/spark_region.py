@@ -215,12 +215,14 @@ class SparkRegionSettings(ConnectionSettings, total=False):
         checkpoint_every: interval between region checkpoints, by default '5s'; None: only on request.
         serves: whether this process may be the control plane.
         host: the address that the control plane listens on if it runs here; by default loopback.
+        key: the secret of the region's processes; by default `$KOHORT_REGION_KEY`, else this user's on this machine.
         metrics_listen: HOST:PORT of the Prometheus endpoint.
     """
 
     checkpoint_every: str | None
     serves: bool
     host: str
+    key: str | None
     metrics_listen: str | None
 
 

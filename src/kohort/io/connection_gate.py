@@ -1,0 +1,99 @@
+"""Places of a listener: many for connections that have proved themselves, few for strangers, counted from the start.
+
+A stranger never costs an authenticated connection its place. Strangers that hold their places in silence cost a new
+connection nothing either: for a newcomer the oldest of them is closed. A handshake takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+
+STRANGERS_MAX = 256
+"""Limit on connections in their handshake: descriptors, or threads, that strangers can hold."""
+STRANGERS_OF_ADDRESS_MAX = 128
+"""The same of one address, so that one host can't take all."""
+
+
+class _Phase(Enum):
+    STRANGER = "in its handshake"
+    MEMBER = "authenticated"
+    GONE = "closed"
+
+
+class GatePlace:
+    """The place of one connection."""
+
+    def __init__(self, gate: ConnectionGate, address: str, close: Callable[[], None]) -> None:
+        self._gate, self.address, self.close = gate, address, close
+        self.phase = _Phase.STRANGER
+
+    def prove(self) -> bool:
+        """Move to the authenticated connections; return False if they are as many as there may be, or it was closed."""
+        return self._gate._prove(self)
+
+    def leave(self) -> None:
+        """Give the place up; a second call does nothing."""
+        self._gate._leave(self)
+
+
+class ConnectionGate:
+    """The connections of one listener. Any thread may call its methods."""
+
+    def __init__(
+        self, members_max: int, strangers_max: int = STRANGERS_MAX, of_address_max: int = STRANGERS_OF_ADDRESS_MAX
+    ) -> None:
+        self._members_max, self._strangers_max, self._of_address_max = members_max, strangers_max, of_address_max
+        self._lock = threading.Lock()
+        self._strangers: dict[GatePlace, None] = {}  # the oldest first
+        self._members = 0
+
+    def enter(self, address: str, close: Callable[[], None]) -> GatePlace:
+        """Give a new connection a place, and close the oldest stranger if there are too many.
+
+        Args:
+            address: The other end's, without its port.
+            close: Closes the connection; called at most once, by any thread.
+        """
+        place = GatePlace(self, address, close)
+        with self._lock:
+            evicted = self._too_many(address)
+            if evicted is not None:
+                self._remove(evicted)
+            self._strangers[place] = None
+        if evicted is not None:
+            evicted.close()
+        return place
+
+    def _too_many(self, address: str) -> GatePlace | None:
+        """Return the stranger that is closed for another one of this address."""
+        counts = Counter(place.address for place in self._strangers)
+        if counts[address] >= self._of_address_max:
+            busiest = address
+        elif len(self._strangers) >= self._strangers_max:
+            busiest = max(counts, key=lambda name: counts[name])
+        else:
+            return None
+        return next(place for place in self._strangers if place.address == busiest)
+
+    def _prove(self, place: GatePlace) -> bool:
+        with self._lock:
+            if place.phase is not _Phase.STRANGER or self._members >= self._members_max:
+                return False
+            del self._strangers[place]
+            place.phase = _Phase.MEMBER
+            self._members += 1
+            return True
+
+    def _leave(self, place: GatePlace) -> None:
+        with self._lock:
+            self._remove(place)
+
+    def _remove(self, place: GatePlace) -> None:
+        if place.phase is _Phase.STRANGER:
+            del self._strangers[place]
+        elif place.phase is _Phase.MEMBER:
+            self._members -= 1
+        place.phase = _Phase.GONE

@@ -1,0 +1,134 @@
+"""TLS with a certificate that is made for one listener, and that callers know by its SHA-256 instead of an authority.
+
+The pin reaches callers by a way that strangers can't write to. So neither files nor a certificate authority are needed.
+The package `cryptography` makes the certificate (the extra `security`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import os
+import ssl
+import tempfile
+import threading
+from typing import Final
+
+from kohort.errors import InvalidInputError
+
+_VALID: Final = datetime.timedelta(days=3650)
+"""Longer than a process lives: nobody checks the time, since the pin names one certificate."""
+_READ_BYTES: Final = 65_536
+
+
+def listener_context() -> tuple[ssl.SSLContext, bytes]:
+    """Return a listener's TLS context with a new certificate, and the certificate's pin.
+
+    Raises:
+        InvalidInputError: the package that makes certificates is not installed.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise InvalidInputError(
+            "a listener on another address than loopback needs TLS, and TLS a certificate: "
+            "pip install 'kohort[security]'"
+        ) from error
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kohort")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _VALID / 100)
+    certificate = builder.not_valid_after(now + _VALID).sign(key, hashes.SHA256())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _load(context, private + certificate.public_bytes(serialization.Encoding.PEM))
+    return context, _pin_of(certificate.public_bytes(serialization.Encoding.DER))
+
+
+def _load(context: ssl.SSLContext, pem: bytes) -> None:
+    """Load a key and its certificate, which `ssl` reads from a file only: one of this user's, removed at once."""
+    fd, path = tempfile.mkstemp(prefix="kohort-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(pem)
+        context.load_cert_chain(path)
+    finally:
+        os.unlink(path)
+
+
+def _pin_of(certificate: bytes) -> bytes:
+    return hashlib.sha256(certificate).digest()
+
+
+class TlsPipe:
+    """TLS between two ends of memory, so that one thread may receive while another sends.
+
+    Attributes:
+        is_done: the handshake is complete, and the other end has shown the pinned certificate.
+    """
+
+    def __init__(self, context: ssl.SSLContext, pin: bytes) -> None:
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out)
+        self._pin = pin
+        self._lock = threading.Lock()
+        self.is_done = False
+
+    def shake(self) -> bytes:
+        """Continue the handshake, and return what to send now.
+
+        Raises:
+            OSError: the other end does not speak TLS, or shows another certificate.
+        """
+        with self._lock:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                return self._out.read()
+            shown = self._tls.getpeercert(binary_form=True)
+            if shown is None or not hmac.compare_digest(_pin_of(shown), self._pin):
+                raise PermissionError("the listener shows another certificate than the one that is pinned")
+            self.is_done = True
+            return self._out.read()
+
+    def take(self, data: bytes) -> None:
+        """Take bytes of the other end, for the handshake."""
+        with self._lock:
+            self._in.write(data)
+
+    def encrypted(self, data: bytes) -> bytes:
+        """Return the bytes to send for this data."""
+        with self._lock:
+            self._tls.write(data)
+            return self._out.read()
+
+    def decrypted(self, data: bytes) -> bytes:
+        """Return the data in the bytes that came; empty: more have to come.
+
+        Raises:
+            OSError: the bytes are not of this connection.
+        """
+        found = bytearray()
+        with self._lock:
+            self._in.write(data)
+            try:
+                while piece := self._tls.read(_READ_BYTES):
+                    found += piece
+            except ssl.SSLWantReadError:
+                pass
+        return bytes(found)
+
+
+def caller_pipe(pin: bytes) -> TlsPipe:
+    """Return a caller's end, which trusts the pinned certificate alone."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the pin names the certificate
+    return TlsPipe(context, pin)

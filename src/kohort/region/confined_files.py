@@ -1,0 +1,152 @@
+"""File operations below one folder that follow no symbolic link there, whoever plants it and whenever.
+
+Another user who may write to a sink's folder could plant `_staging` as a link to a folder of the victim's. So each
+operation opens every folder below the root without following links, and works relative to the last one (`openat`). The
+root itself may be reached through links, since the operator names it. Paths outside the root are the system's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kohort.errors import InvalidInputError
+from kohort.region.files import SYSTEM, FileCalls, ReadBuffer
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class _Spot(NamedTuple):
+    """A name in an open folder; without a folder, a path of the system's."""
+
+    fd: int | None
+    name: str
+
+
+class ConfinedFiles:
+    """The operations of `FileCalls`, confined to a folder."""
+
+    def __init__(self, root: str, *, private: bool = False) -> None:
+        """Confine operations below `root`; what is made there is the user's alone if it is `private`."""
+        self._root = root.rstrip("/")
+        self._folder_mode, self._file_mode = (0o700, 0o600) if private else (0o777, 0o666)
+
+    @contextlib.contextmanager
+    def _at(self, path: str) -> Iterator[_Spot]:
+        """Open the folder that a path is in."""
+        if not path.startswith(f"{self._root}/"):
+            yield _Spot(None, path)
+            return
+        *above, name = path.removeprefix(f"{self._root}/").split("/")
+        fd = os.open(self._root, _FOLDER)
+        try:
+            walked = self._root
+            for part in above:
+                walked = f"{walked}/{part}"
+                inside = self._open_folder(_Spot(fd, part), walked)
+                os.close(fd)
+                fd = inside
+            yield _Spot(fd, name)
+        except OSError as error:
+            if error.filename == name:
+                error.filename = path
+            raise
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _open_folder(spot: _Spot, path: str) -> int:
+        try:
+            return os.open(spot.name, _FOLDER | os.O_NOFOLLOW, dir_fd=spot.fd)
+        except OSError as error:
+            _refuse_link(spot, path)
+            error.filename = path
+            raise
+
+    def open(self, path: str, flags: int, mode: int = 0o777, /) -> int:
+        """Return a file descriptor."""
+        with self._at(path) as spot:
+            if spot.fd is None:
+                return os.open(path, flags, mode)
+            try:
+                return os.open(spot.name, flags | os.O_NOFOLLOW, mode & self._file_mode, dir_fd=spot.fd)
+            except OSError:
+                _refuse_link(spot, path)
+                raise
+
+    def close(self, fd: int, /) -> None:
+        """Close a file descriptor."""
+        os.close(fd)
+
+    def read(self, fd: int, length: int, /) -> bytes:
+        """Read bytes."""
+        return os.read(fd, length)
+
+    def write(self, fd: int, data: ReadBuffer, /) -> int:
+        """Write bytes, and return how many were written."""
+        return os.write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        """Make a file's bytes, or a folder's names, survive a power loss."""
+        os.fsync(fd)
+
+    def listdir(self, path: str) -> list[str]:
+        """Return the names in a folder."""
+        with self._at(path) as spot:
+            if spot.fd is None:
+                return os.listdir(path)
+            fd = self._open_folder(spot, path)
+            try:
+                return os.listdir(fd)
+            finally:
+                os.close(fd)
+
+    def mkdir(self, path: str) -> None:
+        """Create a folder."""
+        with self._at(path) as spot:
+            os.mkdir(spot.name, self._folder_mode, dir_fd=spot.fd)
+
+    def link(self, src: str, dst: str) -> None:
+        """Create a hard link to a regular file; a link to anything else is removed again and refused."""
+        with self._at(src) as old, self._at(dst) as new:
+            os.link(old.name, new.name, src_dir_fd=old.fd, dst_dir_fd=new.fd, follow_symlinks=False)
+            if not stat.S_ISREG(os.stat(new.name, dir_fd=new.fd, follow_symlinks=False).st_mode):
+                os.unlink(new.name, dir_fd=new.fd)
+                raise _is_link(src)
+
+    def rename(self, src: str, dst: str) -> None:
+        """Rename atomically."""
+        with self._at(src) as old, self._at(dst) as new:
+            os.rename(old.name, new.name, src_dir_fd=old.fd, dst_dir_fd=new.fd)
+
+    def unlink(self, path: str) -> None:
+        """Remove a name; of a symbolic link, the link."""
+        with self._at(path) as spot:
+            os.unlink(spot.name, dir_fd=spot.fd)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        with self._at(path) as spot:
+            os.rmdir(spot.name, dir_fd=spot.fd)
+
+
+def confined(files: FileCalls, root: str, *, private: bool = False) -> FileCalls:
+    """Return a folder's file operations; a test's own stay as they are."""
+    return ConfinedFiles(root, private=private) if files is SYSTEM else files
+
+
+def _refuse_link(spot: _Spot, path: str) -> None:
+    """Raise if the name is a symbolic link."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISLNK(os.stat(spot.name, dir_fd=spot.fd, follow_symlinks=False).st_mode):
+            raise _is_link(path)
+
+
+def _is_link(path: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path} is a symbolic link, or no regular file: nothing there is written, published or removed, for it may "
+        "lead anywhere. See who has planted it, and remove it"
+    )

@@ -1,0 +1,232 @@
+"""The rule which records of the region's topic are facts: the one reader of members, commands and control planes.
+
+A record counts only if all of this is true:
+
+1. A transaction that was committed holds it.
+2. Its seal is of the region's key, for this record under this producer id and epoch (`region_key`).
+3. Its producer is the current one. After a `Term` only its author's records count, in epochs that never fall; another
+   author begins with a later `Term`, or repeats the last one.
+
+Everything else is a stranger's record. Another region's claim of a group is the exception: its key may be unknown
+here. Such a claim counts if a transaction holds it, since two regions must never share a group.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kohort.errors import CorruptDataError
+from kohort.region.record_codec import about_region, claimed_region, fact_of
+from kohort.region.records import Fact, Term
+from kohort.region.region_key import SEAL, Author, RegionKey
+
+log = logging.getLogger("kohort.region")
+
+STRANGE_KEYS_MAX = 10_000
+"""Limit on the remembered keys of records that do not count, which `kohort region delete` removes; of those that a
+transaction holds, ten times as many."""
+SAY_S = 60.0
+"""Seconds between two log lines about records of one partition that are ignored for one reason."""
+REASONS_MAX = 100
+"""Limit on the reasons remembered; a reason may quote a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record of a committed transaction, or of none, with its author."""
+
+    offset: int
+    author: Author
+    transactional: bool
+    key: bytes | None
+    value: bytes | None
+    seal: bytes
+
+
+def sealed(
+    key: RegionKey, region: str, author: Author, record_key: bytes, value: bytes | None
+) -> list[tuple[str, bytes]]:
+    """Return the headers of a record that counts."""
+    return [(SEAL, key.seal(region, author, record_key, value))]
+
+
+class FactTable:
+    """The facts of one partition.
+
+    Attributes:
+        facts: by the record's key, each with its offset.
+        ignored: the number of records that do not count.
+    """
+
+    def __init__(self, key: RegionKey, region: str) -> None:
+        """Initialise an empty table of a reader that belongs to `region`; empty: an operator's, of all regions."""
+        self._key, self._region = key, region
+        self.facts: dict[bytes, tuple[int, Fact]] = {}
+        self.ignored = 0
+        self._authors: dict[str, Author] = {}
+        self._terms: dict[str, tuple[int, int]] = {}
+        self._strange: dict[bytes, tuple[str, str]] = {}  # by key: the region, and why if a transaction holds it
+        self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records do not count
+
+    def in_order(self) -> list[Fact]:
+        """Return all facts, in the order of the log."""
+        return [fact for _, fact in sorted(self.facts.values(), key=lambda entry: entry[0])]
+
+    def keys_of(self, region: str) -> list[bytes]:
+        """Return the keys of a region's records, of strangers' records too; claims are left out."""
+        own = [key for key in self.facts if about_region(key) == region]
+        return own + [key for key, (about, _) in self._strange.items() if about == region and key not in self.facts]
+
+    @property
+    def unproven(self) -> dict[str, str]:
+        """For each region, why transactional records of it do not count: another key, or an earlier release."""
+        return {region: why for region, why in self._strange.values() if why}
+
+    def producer_of(self, region: str) -> int:
+        """Return the producer id whose records of a region count; -1: unknown."""
+        author = self._authors.get(region)
+        return -1 if author is None else author.producer_id
+
+    def resealed(self, region: str, producer_id: int) -> str:
+        """Return why a producer's records of a region do not count, which another key sealed; empty: there are none.
+
+        Asked of the region's own producer, which only a process with the right to its transactional id can be.
+        """
+        return self._other_keys.get(region, {}).get(producer_id, "")
+
+    def take(self, record: StoredRecord) -> tuple[Fact | None, str]:
+        """Take a record, in the order of the log; return its fact, or why it does not count."""
+        if record.key is None:
+            return self._ignore(record, "", "has no key")
+        claims = claimed_region(record.key)
+        region = about_region(record.key) if claims is None else claims
+        if region is None:
+            return self._ignore(record, "", "is no record of a region")
+        if why := self._not_proven(record, region, is_claim=claims is not None):
+            return self._ignore(record, region, why)
+        if record.value is None:
+            self.facts.pop(record.key, None)
+            self._strange.pop(record.key, None)
+            return None, ""
+        try:
+            fact = fact_of(record.key, record.value)
+        except CorruptDataError as error:
+            return self._ignore(record, region, f"can't be read: {error.message}")
+        if claims is None and (why := self._not_current(record, region, fact)):
+            return self._ignore(record, region, why)
+        before = self.facts.get(record.key)
+        where = before[0] if before is not None and claims is not None else record.offset
+        self.facts[record.key] = where, fact
+        self._strange.pop(record.key, None)
+        return fact, ""
+
+    def _not_proven(self, record: StoredRecord, region: str, *, is_claim: bool) -> str:
+        """Return why the author of a record is a stranger; empty: the author has the key and the transaction."""
+        if not record.transactional:
+            return "is of no transaction"
+        assert record.key is not None
+        if record.seal and self._key.opens(region, record.author, record.key, record.value, record.seal):
+            return "" if is_claim else self._not_of_the_author(record, region)
+        if is_claim and region != self._region and record.seal and not self._key.has_sealed(record.seal):
+            return ""
+        if not record.seal:
+            why = "has no seal: a stranger wrote it, or an earlier release"
+        elif self._key.has_sealed(record.seal):
+            why = "has a seal that does not fit: it was copied or changed"
+        else:
+            why = f"is sealed with another key than {self._key.name} of {self._key.origin}"
+            self._see_other_key(record.author, region, why)
+        return why
+
+    def _see_other_key(self, author: Author, region: str, why: str) -> None:
+        """Forget the region's facts if its own producer has sealed later ones with another key (`reseal`)."""
+        producers = self._other_keys.setdefault(region, {})
+        if len(producers) < STRANGE_KEYS_MAX:
+            producers[author.producer_id] = why
+        current = self._authors.get(region)
+        if current is not None and current.producer_id == author.producer_id and current.epoch <= author.epoch:
+            gone = [key for key in self.facts if about_region(key) == region]
+            self._strange.update((key, (region, why)) for key in gone)
+            for key in gone:
+                del self.facts[key]
+            del self._authors[region], self._terms[region]
+
+    def _not_of_the_author(self, record: StoredRecord, region: str) -> str:
+        """Return why a tombstone or fact with a good seal is not of the newest term's producer."""
+        author = self._authors.get(region)
+        if author is None or (record.value is not None and record.author.producer_id != author.producer_id):
+            return ""  # a fact of another producer may be a later `Term`, which `_not_current` decides
+        if record.author.producer_id != author.producer_id:
+            return "is of a producer that was replaced"
+        return "is of an epoch that is over" if record.author.epoch < author.epoch else ""
+
+    def _not_current(self, record: StoredRecord, region: str, fact: Fact) -> str:
+        author, last = self._authors.get(region), self._terms.get(region, (0, 0))
+        if isinstance(fact, Term):
+            if (fact.term, fact.stated) <= last:
+                return f"begins term {fact.term} after term {last[0]}"
+            self._terms[region] = fact.term, fact.stated
+        elif author is not None and author.producer_id != record.author.producer_id:
+            return "is of a producer that was replaced"
+        if author is not None or isinstance(fact, Term):
+            self._authors[region] = record.author
+        self._other_keys.pop(region, None)  # only what another key has sealed later matters
+        return ""
+
+    def _ignore(self, record: StoredRecord, region: str, why: str) -> tuple[None, str]:
+        self.ignored += 1
+        if region and record.key is not None and record.value is not None:
+            doubts = why if record.transactional and claimed_region(record.key) is None else ""
+            room = len(self._strange) < (10 if doubts else 1) * STRANGE_KEYS_MAX  # strangers' own can't hide others
+            if room if record.key not in self._strange else doubts:
+                self._strange[record.key] = region, doubts
+        return None, why
+
+
+class TrustingTable(FactTable):
+    """A table that takes all records of committed transactions, for `reseal` alone: an operator vouches for them."""
+
+    def _not_proven(self, record: StoredRecord, region: str, *, is_claim: bool) -> str:
+        del region, is_claim
+        return "" if record.transactional else "is of no transaction"
+
+    def _not_current(self, record: StoredRecord, region: str, fact: Fact) -> str:
+        del record, region, fact
+        return ""
+
+
+class IgnoredLog:
+    """The throttled log of records that do not count."""
+
+    def __init__(self, partition: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._partition, self._now_s = partition, now_s
+        self._said: dict[str, tuple[float, int]] = {}  # by reason: the time of the last line, and the number since
+
+    def add(self, offset: int, author: Author, why: str) -> None:
+        """Count a record, and log it unless another one was logged for the same reason a moment ago."""
+        said_s, count = self._said.get(why, (-SAY_S, 0))
+        if self._now_s() < said_s + SAY_S:
+            self._said[why] = said_s, count + 1
+            return
+        log.warning(
+            "%s at %s: a record of producer %s is skipped: it %s; %s such records since the last such line",
+            self._partition, offset, author.producer_id, why, count + 1,
+        )  # fmt: skip
+        if len(self._said) >= REASONS_MAX:
+            self._said.clear()
+        self._said[why] = self._now_s(), 0
+
+
+def take_all(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> list[Fact]:
+    """Take records in the order of the log, and return their facts."""
+    facts = []
+    for record in records:
+        fact, why = table.take(record)
+        if why:
+            ignored.add(record.offset, record.author, why)
+        if fact is not None:
+            facts.append(fact)
+    return facts

@@ -1,0 +1,155 @@
+"""The key of a region: the secret that members, commands and control planes share, and that the topic never holds.
+
+The key seals every record of the region's topic and proves the right to connect to the control plane. It is the
+operator's (`key=` or `$KOHORT_REGION_KEY`), the same in all processes of the region. Where none is given, it is a file
+of this user on this machine, which is created when it is first needed. So one machine needs no setting.
+
+A seal binds a record to the producer id and epoch that wrote it. A copy of a record under another producer is no fact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import stat
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kohort.errors import InvalidInputError
+
+KEY_VARIABLE: Final = "KOHORT_REGION_KEY"
+KEY_CHARACTERS_MIN: Final = 32
+"""Least characters of an operator's key. A reader of the topic can try keys offline against a seal; 32 characters of
+`secrets.token_urlsafe` have 192 bits."""
+SEAL: Final = "kohort-seal"
+"""Name of the record header with the seal."""
+_ID_BYTES: Final = 4
+_AUTHOR: Final = struct.Struct(">qhi")
+_ABSENT: Final = b"\0"
+_PRESENT: Final = b"\1"
+
+
+class Author(NamedTuple):
+    """The producer of a batch."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionKey:
+    """A key, from which each purpose and region derives its own.
+
+    Attributes:
+        origin: where the key comes from, for messages.
+    """
+
+    secret: bytes = field(repr=False)
+    origin: str
+
+    @property
+    def name(self) -> str:
+        """A short name of the key, which tells two keys apart and reveals neither."""
+        return self._id().hex()
+
+    def seal(self, region: str, author: Author, key: bytes, value: bytes | None) -> bytes:
+        """Return the seal of a record, for its header."""
+        said = _AUTHOR.pack(author.producer_id, author.epoch, len(key)) + key
+        said += _ABSENT if value is None else _PRESENT + value
+        return self._id() + hmac.digest(self._derived(f"records of {region}"), said, "sha256")
+
+    def opens(self, region: str, author: Author, key: bytes, value: bytes | None, seal: bytes) -> bool:
+        """Return whether a seal is this key's, for this record and this author."""
+        return hmac.compare_digest(seal, self.seal(region, author, key, value))
+
+    def has_sealed(self, seal: bytes) -> bool:
+        """Return whether a seal claims to be this key's."""
+        return seal[:_ID_BYTES] == self._id()
+
+    def token(self, region: str, term: int) -> bytes:
+        """Return the secret that both ends of a connection prove: of one region and one term."""
+        return self._derived(f"connections of {region} in term {term}")
+
+    def _id(self) -> bytes:
+        return self._derived("id")[:_ID_BYTES]
+
+    def _derived(self, purpose: str) -> bytes:
+        return hmac.digest(self.secret, f"kohort region: {purpose}".encode(), "sha256")
+
+
+def region_key(given: str | None = None) -> RegionKey:
+    """Return the key to use: the given one, that of the environment, or this user's on this machine.
+
+    Raises:
+        InvalidInputError: the key is too short, or the machine's can't be kept or is open to other users.
+    """
+    for text, origin in ((given, "key="), (os.environ.get(KEY_VARIABLE), f"${KEY_VARIABLE}")):
+        if text:
+            return _operators_key(text, origin)
+    return _machine_key(_machine_folder())
+
+
+def is_operators(given: str | None) -> bool:
+    """Return whether an operator gives the key, so that other machines can have it too."""
+    return bool(given or os.environ.get(KEY_VARIABLE))
+
+
+def _operators_key(text: str, origin: str) -> RegionKey:
+    if len(text) < KEY_CHARACTERS_MIN:
+        raise InvalidInputError(
+            f"the region key of {origin} has {len(text)} characters, and needs {KEY_CHARACTERS_MIN}: make one with "
+            '`python -c "import secrets; print(secrets.token_urlsafe(32))"`'
+        )
+    return RegionKey(text.encode(), origin)
+
+
+def _machine_folder() -> Path:
+    """Return the folder of this user's state. Source: XDG Base Directory Specification."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path("~/.local/state").expanduser()) / "kohort"
+
+
+def _machine_key(folder: Path) -> RegionKey:
+    """Read this user's key, or create it: a process that is slower uses the file of the faster one."""
+    path = folder / "region.key"
+    try:
+        if not path.is_symlink() and not path.exists():
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            _create(path)
+        return RegionKey(_read_private(path), str(path))
+    except OSError as error:
+        raise InvalidInputError(
+            f"this user's region key can't be kept in {path} ({error}): set ${KEY_VARIABLE} to a key of your own in "
+            "all processes of the region"
+        ) from error
+
+
+def _create(path: Path) -> None:
+    """Create the file whole or not at all: a second name of a file that is written."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_urlsafe(KEY_CHARACTERS_MIN).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+
+
+def _read_private(path: Path) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise InvalidInputError(f"{path} must be this user's alone: chmod 600 {path}, or remove it")
+        secret = file.read()
+    if len(secret) < KEY_CHARACTERS_MIN:
+        raise InvalidInputError(f"{path} is too short for a region key: remove it, and it is made again")
+    return secret

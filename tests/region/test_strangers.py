@@ -1,0 +1,340 @@
+"""Attacks by a reader or writer of the region's topic, or by a stranger on its port: none has an effect."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kohort import Consumer, Producer, TopicPartition
+from kohort.errors import InvalidInputError, TimedOutError
+from kohort.io.channel import greet_listener
+from kohort.region import ParquetFolder, leader_election, messages, server
+from kohort.region.message_codec import decode_heard, encode
+from kohort.region.record_codec import key_of, value_of
+from kohort.region.records import Birth, Claim, Epoch, Fact, Manifest, Stopped, Term
+from kohort.region.region import Region
+from kohort.region.region_key import RegionKey, region_key
+from kohort.region.region_log import Home, regions
+from kohort.region.region_topic import CLAIMS, TOPIC, partition_of, transactional_id_of
+from tests.region.conftest import Collected, Worker, fill, make_topic
+from tests.region.test_region import all_once
+from tests.support.waiting import until
+
+OTHER_KEY = "another key, of forty characters or more"
+
+
+def stranger_facts(name: str, region_id: UUID, port: int) -> list[Fact]:
+    """Return facts that would take the region over, stop it, and lose its rows."""
+    return [
+        Term(name, 1_000, "127.0.0.1", port, b"", 0),
+        Epoch(name, 10**6, 1_000, 10**6, 0, "a stranger", 0),
+        Manifest(name, region_id, 10**6, 1_000, 0, 0, (), (), (), empties=True, places=("s",)),
+        Stopped(name, "a stranger", "m", "nothing", 0),
+        Birth(name, UUID(int=66), 0),
+    ]
+
+
+def records_of(servers: str, name: str) -> list[Any]:
+    """All that a reader of the topic sees of a region's partition."""
+    where = TopicPartition(TOPIC, partition_of(name, 9))
+    with Consumer(servers, auto_offset_reset="earliest") as consumer:
+        consumer.assign([where])
+        end = consumer.end_offsets([where])[where]
+        found = []
+        while consumer.position(where) < end:
+            found += consumer.poll(500)
+    return found
+
+
+def write_plainly(servers: str, name: str, facts: list[Fact], **settings: Any) -> None:
+    with Producer(servers, **settings) as producer:
+        for fact in facts:
+            producer.send(TOPIC, value_of(fact), key_of(fact), partition=partition_of(name, 9)).result()
+            producer.send(TOPIC, None, f'["manifest","{name}",1]'.encode(), partition=partition_of(name, 9)).result()
+
+
+def write_in_a_transaction(
+    servers: str, name: str, facts: list[Fact], transactional_id: str, *, copies: bool = True
+) -> None:
+    """Facts, every other one with the headers of a record that counts, copied from there."""
+    seals = [record.headers for record in records_of(servers, name) if record.headers] if copies else []
+    with Producer(servers, transactional_id=transactional_id) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for number, fact in enumerate(facts):
+            headers = seals[number % len(seals)] if seals and number % 2 else ()
+            producer.send(TOPIC, value_of(fact), key_of(fact), partition=partition_of(name, 9), headers=headers)
+        producer.commit_transaction()
+
+
+WRITERS: dict[str, Callable[[str, str, list[Fact]], None]] = {
+    "plain": lambda servers, name, facts: write_plainly(servers, name, facts, enable_idempotence=False),
+    "idempotent": write_plainly,
+    "transactional": lambda servers, name, facts: write_in_a_transaction(servers, name, facts, "a stranger's"),
+    "copying": lambda servers, name, _: _copy_all(servers, name),
+}
+
+
+def _copy_all(servers: str, name: str) -> None:
+    """Every record of the region once more, whole, in a transaction of a stranger."""
+    with Producer(servers, transactional_id="a stranger's") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for record in records_of(servers, name):
+            where = partition_of(name, 9)
+            producer.send(TOPIC, record.value, record.key, partition=where, headers=list(record.headers))
+        producer.commit_transaction()
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_records_of_a_stranger_are_no_facts(
+    servers: str, name: str, regions: list[Region], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One plain Term took the region over: its members went to the stranger's port."""
+    make_topic(servers, name)
+    fill(servers, name, range(40))
+    region = Region(name, servers, checkpoint_every="100ms")
+    regions.append(region)
+    sink = Collected()
+    worker = Worker(region, "m1", sink, name)
+    until(lambda: all_once(sink, range(40)), "all is published")
+    before = region._home.saved()
+    assert before.birth is not None and before.term is not None
+    with socket.create_server(("127.0.0.1", 0)) as port, caplog.at_level(logging.WARNING, "kohort.region"):
+        port.settimeout(0.1)
+        WRITERS[kind](servers, name, stranger_facts(name, before.birth.region_id, port.getsockname()[1]))
+        saved = region._home.saved()
+        assert (saved.birth, saved.term, saved.epoch) == (before.birth, before.term, before.epoch)
+        assert saved.stopped is None and saved.sequence < 10**6
+        assert any("is skipped" in record.message for record in caplog.records)
+        fill(servers, name, range(40, 80))
+        until(lambda: all_once(sink, range(80)), "it goes on")
+        other = Region(name, servers)
+        regions.append(other)
+        other.serve()
+        fill(servers, name, range(80, 120))
+        until(lambda: all_once(sink, range(120)), "and under another control plane")
+        with pytest.raises(TimeoutError):
+            port.accept()
+    worker.close()
+    assert worker.error is None
+
+
+def test_topic_has_no_secret_and_its_reader_gets_no_connection(
+    own_servers: str, name: str, regions: list[Region], tmp_path: Path
+) -> None:
+    """With what a reader of the topic knew, `AskReset(initial=True)` emptied the folder."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(40))
+    region = Region(name, own_servers, checkpoint_every="100ms")
+    regions.append(region)
+    Worker(region, "m1", ParquetFolder(tmp_path / "out"), name)
+    until(lambda: region.complete() > 0, "a sequence is published")
+    address = region._home.address()
+    assert address is not None
+    secret = region_key()
+    said = b"".join(
+        bytes(part or b"")
+        for record in records_of(own_servers, name)
+        for part in (record.key, record.value, *(value for _, value in record.headers))
+    )
+    assert address.token not in said and secret.secret not in said and said
+    guesses = [said[at : at + 32] for at in range(0, len(said) - 32, 97)][:40]
+    guesses += [bytes(32), RegionKey(b"", "").token(name, address.term)]
+    for guess in guesses:
+        with socket.create_connection((address.host, address.port), 60) as sock, pytest.raises(OSError):  # noqa: PT011
+            greet_listener(sock, guess)
+
+
+def test_request_that_deletes_rows_is_declined_unless_it_says_which(
+    own_servers: str, name: str, regions: list[Region], tmp_path: Path
+) -> None:
+    """A member's connection, or a command that does not ask, could delete all that was published."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(40))
+    region = Region(name, own_servers, checkpoint_every="100ms")
+    regions.append(region)
+    Worker(region, "m1", ParquetFolder(tmp_path / "out"), name)
+    until(lambda: any((tmp_path / "out").glob("sequence=*/*.parquet")), "rows are published")
+    files = sorted((tmp_path / "out").glob("sequence=*/*.parquet"))
+    place = ParquetFolder(tmp_path / "out").place
+    for confirms in (
+        None,
+        messages.Emptying(UUID(int=1), (place,)),
+        messages.Emptying(region.describe().region_id, ()),
+    ):
+        link = region.reach()
+        link.send(encode(messages.AskReset("a stranger", forced=True, initial=True, confirms=confirms)))
+        answers = (decode_heard(body) for body in link.bodies(10))
+        declined = next(answer for answer in answers if isinstance(answer, messages.Declined))
+        assert "the request" in declined.why
+        link.close()
+    assert files and all(file.exists() for file in files)
+    assert region.describe().resets.get("asked", 0) == 0
+    region.reset(to_initial=True, empty_sinks=True)
+    until(lambda: not any(file.exists() for file in files), "who says it gets it")
+
+
+def test_silent_connections_leave_a_place_and_descriptors_for_members(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    """Fifteen hundred of them took all descriptors of the application."""
+    make_topic(own_servers, name)
+    region = Region(name, own_servers, checkpoint_every="100ms")
+    regions.append(region)
+    region.serve()
+    address = region._home.address()
+    assert address is not None
+    before = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    strangers: list[socket.socket] = []
+    try:
+        for _ in range(1_500):
+            with contextlib.suppress(OSError):
+                strangers.append(socket.create_connection((address.host, address.port), 60))
+        fill(own_servers, name, range(40))
+        sink = Collected()
+        Worker(region, "m1", sink, name)
+        until(lambda: all_once(sink, range(40)), "a member works meanwhile")
+        held = len(os.listdir("/proc/self/fd")) - before - len(strangers)
+        assert held < 400, "strangers hold few descriptors of the listener"
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """127.0.0.1 counts as an address that others reach: the tests' traffic stays on this machine."""
+    monkeypatch.setattr(server, "is_loopback", lambda host: False)
+
+
+@pytest.mark.usefixtures("beyond_loopback")
+def test_control_plane_that_other_machines_reach_speaks_tls(own_servers: str, name: str, regions: list[Region]) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(40))
+    region, other = (Region(name, own_servers, checkpoint_every="100ms", key=OTHER_KEY) for _ in range(2))
+    regions += [region, other]
+    region.serve()
+    sink = Collected()
+    Worker(other, "m1", sink, name)
+    until(lambda: all_once(sink, range(40)), "all is published")
+    address = region._home.address()
+    assert address is not None and len(address.pin) == 32
+    with socket.create_connection((address.host, address.port), 60) as sock:
+        sock.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)  # a listener without TLS begins with a nonce
+    other.serve()
+    fill(own_servers, name, range(40, 80))
+    until(lambda: all_once(sink, range(80)), "another one shows another certificate")
+
+
+def test_process_with_another_key_is_refused_and_says_which(
+    servers: str, name: str, regions: list[Region], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_topic(servers, name)
+    first = Region(name, servers, checkpoint_every="100ms")
+    regions.append(first)
+    first.serve()
+    second = Region(name, servers, key=OTHER_KEY)
+    regions.append(second)
+    for use in (second.describe, second.serve, lambda: second.consumer("m", group_id=name, topics=[name])):
+        with pytest.raises(InvalidInputError, match="sealed with another key"):
+            use()
+    assert first.describe().term == 1, "nobody has taken over"
+    home = Home(name, servers, {}, region_key(OTHER_KEY))
+    first.close()
+    regions.remove(first)
+    try:
+        assert home.reseal() >= 2
+    finally:
+        home.close()
+    assert second.serve().term == 2
+    with pytest.raises(InvalidInputError, match="sealed with another key"):
+        Home(name, servers, {}).saved()
+
+
+def test_topic_of_an_earlier_release_is_refused_and_can_be_deleted(servers: str, name: str) -> None:
+    """A region that began anew beside it would have read everything again."""
+    home = Home(name, servers, {})
+    try:
+        home.partitions()
+        facts: list[Fact] = [Birth(name, UUID(int=5), 0), Term(name, 3, "127.0.0.1", 1, b"", 0)]
+        write_in_a_transaction(servers, name, facts, transactional_id_of(name), copies=False)
+        for use in (home.saved, home.address, lambda: home.take_over("127.0.0.1", 1)):
+            with pytest.raises(InvalidInputError, match="earlier release.*kohort region delete"):
+                use()
+        saved, groups = regions(servers, {})[name]
+        assert "has no seal" in saved.unproven and saved.birth is None and not groups
+        home.delete()
+        assert home.saved().birth is None
+        _, known = home.take_over("127.0.0.1", 1)
+        assert known.term == 1
+    finally:
+        home.close()
+
+
+def test_plain_records_of_a_region_that_is_not_there_yet_keep_nobody_from_it(own_servers: str, name: str) -> None:
+    home = Home(name, own_servers, {})
+    try:
+        home.partitions()
+        write_plainly(own_servers, name, stranger_facts(name, UUID(int=5), 1))
+        log, known = home.take_over("127.0.0.1", 1)
+        log.close()
+        assert (known.term, known.sequence) == (1, 0)
+    finally:
+        home.close()
+
+
+def test_claims_of_strangers_do_not_count_for_this_region(servers: str, name: str) -> None:
+    mine, other = Home(name, servers, {}), Home(f"{name}.other", servers, {})
+    keyed = Home(f"{name}.keyed", servers, {}, region_key(OTHER_KEY))
+    try:
+        mine.partitions()
+        plain = Claim("g-" + name, f"{name}.stranger", "", 0)
+        with Producer(servers) as producer:
+            producer.send(TOPIC, value_of(plain), key_of(plain), partition=CLAIMS).result()
+        mine.claim("g-" + name)
+        with Producer(servers) as producer:
+            producer.send(TOPIC, None, key_of(Claim("g-" + name, name, "", 0)), partition=CLAIMS).result()
+        for refused in (other, keyed):  # also one that can't check the seal
+            with pytest.raises(InvalidInputError, match=f"belongs to region {name!r}"):
+                refused.claim("g-" + name)
+        mine.release_claims()
+        keyed.claim("g-" + name)
+        with pytest.raises(InvalidInputError, match="keyed"):
+            other.claim("g-" + name)
+    finally:
+        for home in (mine, other, keyed):
+            home.close()
+
+
+def test_member_says_nothing_of_a_port_that_another_program_has_now(
+    own_servers: str, name: str, regions: list[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_election, "CONNECT_S", 0.2)
+    region = Region(name, own_servers, serves=False)
+    regions.append(region)
+    home = Home(name, own_servers, {})
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        log, _ = home.take_over("127.0.0.1", port.getsockname()[1])
+        log.close()
+        with pytest.raises(TimedOutError):
+            region.describe()
+        sock, _ = port.accept()
+        sock.settimeout(60)
+        assert sock.recv(100) == b"", "it waits for the listener's proof to begin"
+        sock.close()
+    home.close()
