@@ -32,7 +32,7 @@ from kohort.broker.server.faults import Faults
 from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.shards import GroupShards
 from kohort.coordinator.shard import Shard
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import (
     Computation,
@@ -44,6 +44,7 @@ from kohort.groups.effects import (
     Push,
     Question,
     Rebalanced,
+    ResolveRegexes,
     StartConsumer,
     StopConsumer,
     Work,
@@ -60,6 +61,7 @@ from kohort.groups.events import (
 from kohort.ids import TopicPartition
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.journal.protocol import Journal
+from kohort.name_patterns import matching
 from kohort.wire.discovery import ApiVersionsResponse
 from kohort.wire.push import (
     ErrorResponse,
@@ -421,6 +423,7 @@ class GroupHost:
         self.consumers = PushedConsumers(self.groups, places, self.metrics, self.faults)
         self.groups.on_end = self.consumers.dismiss
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
+        self._matching = ThreadPoolExecutor(1, "kohort-match")
         self._dividers = AssignmentThreads(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
 
@@ -489,8 +492,7 @@ class GroupHost:
             return
         from kohort.broker.background_tasks import run  # loads the assignors: only when first needed
 
-        workers = self._dividers.of(work.group_id) if isinstance(work, DividePartitions) else self._workers
-        future = self.loop.run_in_executor(workers, run, work)
+        future = self.loop.run_in_executor(self._thread_of(work), run, work)
         self._work.add(future)
 
         def finish(finished: asyncio.Future[Event]) -> None:
@@ -499,6 +501,29 @@ class GroupHost:
                 done(finished.result())
 
         future.add_done_callback(finish)
+
+    def _thread_of(self, work: Computation) -> ThreadPoolExecutor:
+        """Return the executor of a task. Patterns have one of their own: slow ones delay no assignments."""
+        if isinstance(work, DividePartitions):
+            return self._dividers.of(work.group_id)
+        return self._matching if isinstance(work, ResolveRegexes) else self._workers
+
+    def match_names(
+        self, pattern: str, names: Sequence[str], done: Callable[[list[str] | InvalidInputError], None]
+    ) -> None:
+        """Match a client's pattern in a thread; `done` gets the names, or why the pattern is refused, on the loop."""
+
+        def match() -> list[str] | InvalidInputError:
+            try:
+                return matching(pattern, names)
+            except InvalidInputError as error:
+                return error.with_traceback(None)
+
+        def finish(finished: asyncio.Future[list[str] | InvalidInputError]) -> None:
+            if not finished.cancelled():
+                done(finished.result())
+
+        self.loop.run_in_executor(self._matching, match).add_done_callback(finish)
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Look up unknown topics, then call `then`. A host with `sure` topics has nothing to look up."""
@@ -534,4 +559,5 @@ class GroupHost:
         """Stop the threads."""
         self.faults.clear()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._matching.shutdown(wait=False, cancel_futures=True)
         self._dividers.close()

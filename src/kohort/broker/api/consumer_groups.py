@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from kohort.broker.api.groups import client_of
 from kohort.broker.api.permitted import ON_GROUP, permitted
 from kohort.broker.host import GroupHost
-from kohort.broker.regex import matcher
+from kohort.name_patterns import matcher
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from kohort.broker.authorization import PUSH_NEEDS, Authorize, Right
 from kohort.broker.host import GroupHost
-from kohort.broker.regex import matcher
+from kohort.name_patterns import matcher
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.requests import PushRequest
