@@ -56,7 +56,6 @@ IDLE = frozenset(
         "offsets.topic.compression.codec",
         "principal.builder.class",
         "producer.purgatory.purge.interval.requests",
-        "queued.max.request.bytes",
         "quota.window.num",
         "quota.window.size.seconds",
         "replication.quota.window.num",

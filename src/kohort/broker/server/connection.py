@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from kohort.broker.purgatory import WaitingFetch
+from kohort.broker.server.byte_budget import ByteBudget
 from kohort.broker.server.framing import BadFrame, Frame, Frames
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
@@ -160,6 +161,8 @@ TAKE_S = 0.005
 """Longest processing of one read. After that, other connections get their turn."""
 READS_PER_WAKE = 4
 """Reads of one connection in a row. After that, other connections get their turn."""
+PARKED_CHECK = 16
+"""After so many unanswered requests, completed responses behind a waiting one are counted, and again after so many."""
 
 
 class Limits(Protocol):
@@ -323,6 +326,11 @@ class Outgoing:
             return False
         return True
 
+    @property
+    def memory(self) -> int:
+        """The number of bytes that are in memory, unlike those of log files."""
+        return sum([len(part) for part in self._parts if not isinstance(part, LogSlice)])
+
     def clear(self) -> None:
         """Discard the unsent bytes."""
         self._parts.clear()
@@ -466,6 +474,14 @@ class Handler(Protocol):
     def wake(self, connection: Connection) -> None:
         """Schedule a `flush` of the connection."""
 
+    @property
+    def unfinished(self) -> ByteBudget:
+        """The received bytes of requests that are not complete yet."""
+
+    @property
+    def unsent(self) -> ByteBudget:
+        """The bytes in memory of responses that clients do not take."""
+
 
 class Connection:
     """One connection. All methods run on the loop.
@@ -475,11 +491,14 @@ class Connection:
         pending: the unsent responses, in order.
         corked: whether a read is being processed, so that completed responses are sent afterwards.
         dirty: whether a `flush` is scheduled.
+        has_asked: whether a complete request has arrived.
+        opened, last_active: when the connection was accepted, and when it last received or sent bytes (monotonic clock).
     """
 
     __slots__ = (
         "_flow",
         "_frames",
+        "_begun",
         "_handler",
         "_held",
         "_loop",
@@ -494,8 +513,10 @@ class Connection:
         "corked",
         "dirty",
         "fd",
+        "has_asked",
         "last_active",
         "local",
+        "opened",
         "peer",
         "pending",
     )
@@ -520,7 +541,7 @@ class Connection:
         self._flow = FlowControl(limits)
         self._frames = Frames(REQUEST_BYTES_MIN, limits.request_bytes_max)
         self._outgoing = Outgoing(transport)
-        self._held = 0
+        self._held = self._begun = 0
         self._scratch = scratch
         self._writing = False
         self._reading = True
@@ -528,7 +549,8 @@ class Connection:
         self.closed = False
         self.dirty = False
         self.corked = False
-        self.last_active = time.monotonic()
+        self.has_asked = False
+        self.opened = self.last_active = time.monotonic()
         loop.add_reader(self.fd, self._on_readable)
 
     @property
@@ -540,6 +562,11 @@ class Connection:
     def idle(self) -> bool:
         """Whether nothing is in progress in either direction."""
         return not self.pending and not self._outgoing.size
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the client's next bytes would be read now."""
+        return self._reading
 
     # -- requests
 
@@ -594,13 +621,27 @@ class Connection:
         until = now + TAKE_S
         pending, outgoing, flow = self.pending, self._outgoing, self._flow
         brim, bytes_max = flow.brim, flow.bytes_max
-        frames = iter(self._frames.cut(data))
+        found = self._frames.cut(data)
+        if self._frames.begun != self._begun:
+            self._count_unfinished()
+            if self.closed:
+                return
+        if not found:
+            self.last_active = now
+            return
+        self.has_asked = True
+        frames = iter(found)
         for frame in frames:
             self._on_frame(self, frame)
             if self.closed:
                 return
             now = clock()
-            if (len(pending) >= brim or outgoing.size + self._held >= bytes_max) and self._is_brimful():
+            waiting = len(pending)
+            if (
+                waiting >= brim
+                or outgoing.size + self._held >= bytes_max
+                or (waiting % PARKED_CHECK == PARKED_CHECK - 1 and self._parked_bytes() >= bytes_max)
+            ) and self._is_brimful():
                 self._put_back(frames)
                 return
             if now > until:
@@ -614,7 +655,13 @@ class Connection:
     def _put_back(self, frames: Iterator[Frame]) -> None:
         """Keep the remaining frames for later, and stop reading."""
         self._frames.put_back(frames)
+        self._count_unfinished()
         self._pause()
+
+    def _count_unfinished(self) -> None:
+        """Report the bytes that are kept for later, which may close this connection."""
+        self._begun = self._frames.begun + len(self._frames.kept)
+        self._handler.unfinished.hold(self, self._begun)
 
     def _is_brimful(self) -> bool:
         """Send completed responses; return whether there is still no room for another request."""
@@ -624,7 +671,11 @@ class Connection:
 
     @property
     def _is_full(self) -> bool:
-        return self._flow.is_full(len(self.pending), self._outgoing.size + self._held)
+        return self._flow.is_full(len(self.pending), self._outgoing.size + self._held + self._parked_bytes())
+
+    def _parked_bytes(self) -> int:
+        """Return the bytes of completed responses that wait for an earlier one, such as a fetch that waits for data."""
+        return sum([len(part) for answer in self.pending if answer.parts for part in answer.parts])
 
     def hold(self, size: int) -> None:
         """Count bytes of retained requests toward flow control. A negative size releases them."""
@@ -701,8 +752,11 @@ class Connection:
         outgoing = self._outgoing
         if ready:
             outgoing.add(ready)
-        if not self._writing and outgoing.size:
-            self._send()
+        if not self._writing:
+            if outgoing.size:
+                self._send()
+        elif ready:
+            self._handler.unsent.hold(self, outgoing.memory)
         self._resume_if_room()
 
     def _send(self) -> None:
@@ -715,9 +769,12 @@ class Connection:
             if self._writing:
                 self._writing = False
                 self._loop.remove_writer(self.fd)
-        elif not self._writing:
-            self._writing = True
-            self._loop.add_writer(self.fd, self._on_writable)
+                self._handler.unsent.hold(self, 0)
+        else:
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(self.fd, self._on_writable)
+            self._handler.unsent.hold(self, self._outgoing.memory)
 
     def _on_writable(self) -> None:
         if not self.closed:
@@ -735,5 +792,7 @@ class Connection:
             self._loop.remove_writer(self.fd)
         self._outgoing.clear()
         self._frames.clear()
+        self._handler.unfinished.hold(self, 0)
+        self._handler.unsent.hold(self, 0)
         self._transport.close()
         self._handler.on_closed(self)

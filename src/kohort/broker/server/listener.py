@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.server.byte_budget import ByteBudget
 from kohort.broker.server.connection import READ_BUFFER_BYTES, ClientSession, Connection, PlainTransport, unmapped
 from kohort.broker.server.framing import Frame
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
@@ -69,8 +70,24 @@ ACCEPTS_PER_WAKE = 256
 served.
 """
 DRAIN_CHECK_S = 0.01
+OTHER_ADDRESSES = 10
+"""One address gets no more than all but a tenth of the connections, so that others still get in. Loopback is exempt: a
+listener there has no other addresses.
+"""
+UNSENT_QUEUES = 16
+"""Responses in memory of all connections together, in multiples of `queued.max.response.bytes` (1 GiB by default)."""
+FIRST_REQUEST_S = 30.0
+"""A new connection has this long for its first request. Kafka's clients send one at once, and give up connecting after
+30 s (`socket.connection.setup.timeout.max.ms`).
+"""
+UNFINISHED_S = 60.0
+"""A connection that stopped within a request is closed after this long, and not only when it counts as idle."""
 FULL_PAUSE_S = 0.2
 """Pause of accepting when no descriptor is left, not even to refuse a connection."""
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -129,6 +146,8 @@ class Server:
         self._dirty: list[Connection] = []
         self._refused = 0
         self._next_number = 0
+        self.unfinished = ByteBudget("unfinished requests", config.unfinished_bytes_max)
+        self.unsent = ByteBudget("responses that are not taken", UNSENT_QUEUES * config.queued_bytes_max)
         self.reconfigure(config)
 
     def __len__(self) -> int:
@@ -142,6 +161,7 @@ class Server:
         """Apply changed settings. Open connections keep theirs, and stay open if fewer are allowed."""
         self._config = config
         self._limit = min(config.connections_max, self._room)
+        self._address_limit = min(config.connections_max_per_ip, self._limit - self._limit // OTHER_ADDRESSES)
 
     def listen(self, sock: socket.socket) -> tuple[str, int]:
         """Start accepting connections; return the address.
@@ -213,7 +233,8 @@ class Server:
 
     def _admit(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         of_host = self._by_host.get(peer[0], 0)
-        if len(self._connections) >= self._limit or of_host >= self._config.connections_max_per_ip:
+        most = self._config.connections_max_per_ip if _is_loopback(peer[0]) else self._address_limit
+        if len(self._connections) >= self._limit or of_host >= most:
             self._refused += 1
             if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th … : a storm must not fill the log
                 log.warning(
@@ -260,11 +281,20 @@ class Server:
                 connection.flush()
 
     def close_idle(self) -> None:
-        """Close connections that were silent for longer than `connections.max.idle.ms`."""
-        before = time.monotonic() - self._config.connection_idle_ms / 1000
+        """Close connections that were silent for longer than `connections.max.idle.ms`, or stopped within a request."""
+        now = time.monotonic()
+        before, began = now - self._config.connection_idle_ms / 1000, now - FIRST_REQUEST_S
         for connection in list(self._connections.values()):
             if connection.last_active < before and connection.idle:
                 log.info("closing the idle connection from %s", connection.name)
+                connection.close()
+            elif not connection.has_asked and connection.opened < began:
+                log.info("closing the connection from %s: no request within %.0f s", connection.name, FIRST_REQUEST_S)
+                connection.close()
+        stopped = now - UNFINISHED_S
+        for connection, since in list(self.unfinished.since()):
+            if since < stopped and connection.last_active < stopped and connection.is_reading:
+                log.info("closing the connection from %s: stopped within a request", connection.name)
                 connection.close()
 
     def stop_listening(self) -> None:
