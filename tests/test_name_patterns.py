@@ -77,7 +77,8 @@ def test_large_patterns_are_refused() -> None:
 
 
 def test_shape_of_plain_patterns_is_checked_in_linear_time() -> None:
-    for text in ("a" * 32_000 + "!", "a|" * 16_000 + "!", "(" + "a.*|" * 8_000 + "!", "^" * 32_000, r"\." * 16_000 + "\\"):
+    long = ("a" * 32_000, "a|" * 16_000, "(" + "a.*|" * 8_000, "^" * 32_000, r"\." * 16_000)
+    for text in (text + "!" for text in long):
         assert name_patterns._PLAIN.fullmatch(text) is None
 
 

@@ -7,9 +7,9 @@ where google-re2 has no wheel. All other patterns go to RE2, which releases the 
 
 | bound | of |
 |---|---|
-| `PATTERN_CHARS_MAX` | the text: RE2's compiler is quadratic in character classes (1,000 of them took 120 ms, 250 take 8 ms) |
-| `PATTERN_MEMORY_BYTES` | program and state cache of a compiled pattern; the package `re2` keeps the last 128, so 64 MiB in all |
-| `MATCH_CPU_S` | one pattern against all names: RE2 takes up to 10 ms for a name of 249 characters once its cache is full |
+| `PATTERN_CHARS_MAX` | the text: RE2's compiler is quadratic in character classes (1,000 took 120 ms, 250 take 8 ms) |
+| `PATTERN_MEMORY_BYTES` | program and states of a compiled pattern; `re2` keeps the last 128 of them: 64 MiB in all |
+| `MATCH_CPU_S` | one pattern against all names: RE2 takes up to 10 ms for 249 characters once its states are full |
 """
 
 from __future__ import annotations

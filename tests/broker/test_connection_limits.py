@@ -13,7 +13,7 @@ import pytest
 from kohort import Broker
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.server import listener
-from kohort.broker.server.byte_budget import ByteBudget
+from kohort.broker.server.flow_control import ByteBudget
 from kohort.broker.server.listener import Server
 from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import MetadataRequest
@@ -106,18 +106,26 @@ def test_a_connection_that_never_asks_is_closed(monkeypatch: pytest.MonkeyPatch)
             turning.server.close_idle()
             await turning.until(lambda: turning.closed == [1, 2])
             asks.sendall(struct.pack(">i", 100) + bytes(10))
-            while not turning.server.unfinished.used:
-                await asyncio.sleep(0.01)
+            await read_by(turning, asks)
             turning.server.close_idle()
             assert len(turning.server) == 1
             monkeypatch.setattr(listener, "UNFINISHED_S", 0.0)
             turning.server.close_idle()
-            await turning.until(lambda: turning.closed == [1, 2, 3])
+            await turning.until(lambda: turning.closed == [1, 2, 4, 3])
             assert turning.server.unfinished.used == 0
             assert silent.recv(1) == b""
         turning.server.close()
 
     asyncio.run(asyncio.wait_for(script(), WAIT_S))
+
+
+async def read_by(turning: Turning, sock: socket.socket) -> None:
+    """Wait until the server has read what was sent: a request of another connection comes after it."""
+    asked = len(turning.owed)
+    with socket.create_connection(turning.address) as other:
+        other.sendall(struct.pack(">i", 4) + b"asks")
+        await turning.until(lambda: len(turning.owed) > asked)
+    await turning.until(lambda: len(turning.closed) > 2)
 
 
 @pytest.mark.parametrize(

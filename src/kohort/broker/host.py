@@ -27,9 +27,11 @@ from kohort.broker.authorization import Right
 from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
-from kohort.broker.server.connection import ClientSession, Connection, OnAnswer, Parts, ServerRequests
+from kohort.broker.server.connection import ClientSession, Connection, Parts
+from kohort.broker.server.dispatch import RequestThrottling
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.framing import BadFrame, Frame
+from kohort.broker.server.server_requests import OnAnswer, ServerRequests
 from kohort.broker.shards import GroupShards
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
@@ -374,6 +376,7 @@ class GroupHost:
     Attributes:
         api_keys: the API versions in responses to ApiVersions.
         consumers: the connected push consumers.
+        throttling: measures requests for quotas; None: this host has no quotas.
         on_rebalanced: called when a group has rebalanced and the result is durable; None: no callback.
         features: feature names with their lowest and highest levels.
         described_partitions_max: the most partitions in one response (`max.request.partition.size.limit`).
@@ -414,6 +417,7 @@ class GroupHost:
         self.api_keys = api_keys
         self._open_journal = open_journal
         self.transactions: OffsetTransactions | None = None
+        self.throttling: RequestThrottling | None = None
         self.metrics = Metrics()
         self.on_rebalanced: Callable[[Rebalanced], None] | None = None
         self.faults = Faults(loop)

@@ -74,6 +74,7 @@ class RunningBroker:
         self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), sock.getsockname()[:2])
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
         self.serving = Serving(self.node, sock, config, descriptors.connections, dispatcher.dispatch)
+        self.serving.server.throttle_ms_of = self.node.throttling.connection_ms
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
         self._beside = beside
         self.node.start()

@@ -32,7 +32,7 @@ Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 SCRAPES_MAX = 8
 """The most connections at once: each has a thread and a descriptor."""
 SCRAPE_S = 10.0
-"""The time for a whole scrape, from the connection to the last byte of its answer (Prometheus waits 10 s by default)."""
+"""The time for a whole scrape, from the connection to the answer's last byte (Prometheus waits 10 s by default)."""
 HEADER_BYTES_MAX = 16 << 10
 """The most bytes of a request. Python's own parser would take 100 lines of 64 KiB."""
 

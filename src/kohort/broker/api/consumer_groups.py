@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from kohort.broker.api.groups import client_of
 from kohort.broker.api.permitted import ON_GROUP, permitted
 from kohort.broker.host import GroupHost
-from kohort.name_patterns import matcher
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError
@@ -26,6 +25,7 @@ from kohort.groups.effects import (
     NamedPartitions,
 )
 from kohort.groups.records import TopicPartitions
+from kohort.name_patterns import matcher
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,

@@ -112,15 +112,15 @@ class BrokerConfig:
         64 * MIB,
         low=MIB,
         unit="bytes",
-        why="answers of one connection that its client has not taken; reading stops beyond it. All connections together "
-        "may hold 16 times as much in memory; beyond it, the one that has taken nothing for longest is closed",
+        why="answers of one connection that its client has not taken; reading stops beyond it. All connections may "
+        "have 16 times as much in memory; beyond it, the one that has taken nothing for longest is closed",
     )
     queued_request_bytes_max: int = knob(
         "queued.max.request.bytes",
         512 * MIB,
         low=-1,
         unit="bytes",
-        why="unfinished requests of all connections, five of the largest, and never less than socket.request.max.bytes; "
+        why="unfinished requests of all connections, five of the largest, never less than socket.request.max.bytes; "
         "beyond it, the connection whose request is unfinished for longest is closed, because honest ones finish in "
         "milliseconds. -1: no limit, which is Kafka's default",
     )
@@ -130,6 +130,17 @@ class BrokerConfig:
         low=0,
         unit="sessions",
         why="bounds the memory of incremental fetch sessions; clients beyond it send whole requests",
+    )
+
+    quota_windows: int = knob(
+        "quota.window.num", 11, low=1, unit="windows", why="rates of quotas are averages over these windows"
+    )
+    quota_window_s: int = knob(
+        "quota.window.size.seconds",
+        1,
+        low=1,
+        unit="seconds",
+        why="length of such a window, and the longest throttle time of a request percentage",
     )
 
     offsets_partitions: int = knob(

@@ -56,8 +56,6 @@ IDLE = frozenset(
         "offsets.topic.compression.codec",
         "principal.builder.class",
         "producer.purgatory.purge.interval.requests",
-        "quota.window.num",
-        "quota.window.size.seconds",
         "replication.quota.window.num",
         "replication.quota.window.size.seconds",
         "request.timeout.ms",

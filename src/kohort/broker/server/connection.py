@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from kohort.broker.purgatory import WaitingFetch
-from kohort.broker.server.byte_budget import ByteBudget
+from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
 from kohort.broker.server.framing import BadFrame, Frame, Frames
-from kohort.errors import ErrorCode, KafkaError
+from kohort.broker.server.server_requests import ServerRequests
 from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
 from kohort.log import FileRange
@@ -134,6 +134,7 @@ class LogSlice:
 
 
 Part: TypeAlias = Buffer | LogSlice
+Parts: TypeAlias = Sequence[Part]
 
 
 def gathered(parts: Sequence[Part]) -> list[Part]:
@@ -153,48 +154,14 @@ def gathered(parts: Sequence[Part]) -> list[Part]:
     return joined
 
 
-# -- Flow control: how much is read from a client that does not read its responses
+# -- Turns: how long one connection is served in a row
 
-ANSWERS_HELD = 256
-"""Responses collected before they are sent, while a read is processed."""
 TAKE_S = 0.005
 """Longest processing of one read. After that, other connections get their turn."""
 READS_PER_WAKE = 4
 """Reads of one connection in a row. After that, other connections get their turn."""
 PARKED_CHECK = 16
 """After so many unanswered requests, completed responses behind a waiting one are counted, and again after so many."""
-
-
-class Limits(Protocol):
-    """The limits of one connection, from the broker's settings."""
-
-    @property
-    def request_bytes_max(self) -> int: ...
-    @property
-    def queued_requests_max(self) -> int: ...
-    @property
-    def queued_bytes_max(self) -> int: ...
-
-
-class FlowControl:
-    """The flow control of one connection: reading stops while the connection is full.
-
-    Attributes:
-        requests_max: the most unanswered requests.
-        bytes_max: the most bytes of unsent responses.
-        brim: high-water mark: with this many unanswered requests, send completed responses before the next request.
-    """
-
-    __slots__ = ("brim", "bytes_max", "requests_max")
-
-    def __init__(self, limits: Limits) -> None:
-        self.requests_max = limits.queued_requests_max
-        self.bytes_max = limits.queued_bytes_max
-        self.brim = min(ANSWERS_HELD, self.requests_max)
-
-    def is_full(self, requests: int, size: int) -> bool:
-        """Return whether reading must stop with this many unanswered requests and unsent bytes."""
-        return requests >= self.requests_max or size >= self.bytes_max
 
 
 # -- Transports: the bytes of a connection, whatever protocol carries them
@@ -284,8 +251,6 @@ GATHER_PARTS = 256
 """Buffers in one send: below IOV_MAX (1,024 on Linux; POSIX guarantees 16, but 1,024 is usual)."""
 SENDFILE_BYTES = 1 << 20
 """Log bytes per system call, so that other connections get their turn in between."""
-
-Parts: TypeAlias = Sequence[Part]
 
 
 class Outgoing:
@@ -380,61 +345,6 @@ class Outgoing:
             parts.popleft()
 
 
-# -- Reversed connections of the push protocol
-#
-# The broker sends requests on them, and the client responds. These frames have no correlation ids: each incoming frame
-# answers the oldest unanswered request. The registration of a push consumer reverses its connection. Earlier requests
-# are still answered first.
-
-UNANSWERED_MAX = 64
-"""The most unanswered requests to a client, which bounds memory. The coordinator should have evicted such a client."""
-
-OnAnswer: TypeAlias = Callable[[Frame], None]
-"""Callback that takes a response. The frame's memory is reused afterwards. Raises `BadFrame` to close the connection.
-"""
-
-
-class ServerRequests:
-    """The requests sent to the client of a reversed connection, in order."""
-
-    __slots__ = ("_asked", "_queue")
-
-    def __init__(self, queue: Callable[[Parts], None]) -> None:
-        """Create an empty queue. `queue` sends a frame after all pending responses."""
-        self._queue = queue
-        self._asked: deque[OnAnswer] = deque()
-
-    @property
-    def unanswered(self) -> int:
-        """The number of responses that the client has not sent yet."""
-        return len(self._asked)
-
-    def ask(self, parts: Parts, on_answer: OnAnswer) -> None:
-        """Send a request. `on_answer` gets the response, or is never called if the connection closes before.
-
-        Raises:
-            KafkaError: the client has too many unanswered requests.
-
-        """
-        if len(self._asked) >= UNANSWERED_MAX:
-            raise KafkaError(
-                f"{UNANSWERED_MAX} frames to a client are not answered", ErrorCode.THROTTLING_QUOTA_EXCEEDED
-            )
-        self._asked.append(on_answer)
-        self._queue(parts)
-
-    def take(self, frame: Frame) -> None:
-        """Handle a frame from the client.
-
-        Raises:
-            BadFrame: no request is unanswered.
-
-        """
-        if not self._asked:
-            raise BadFrame(f"an answer of {len(frame)} bytes to nothing that was asked")
-        self._asked.popleft()(frame)
-
-
 log = logging.getLogger("kohort.broker")
 
 READ_BUFFER_BYTES = 1 << 18
@@ -491,14 +401,15 @@ class Connection:
         pending: the unsent responses, in order.
         corked: whether a read is being processed, so that completed responses are sent afterwards.
         dirty: whether a `flush` is scheduled.
+        muted: whether nothing is read for a time, because the client exceeded a quota.
         has_asked: whether a complete request has arrived.
-        opened, last_active: when the connection was accepted, and when it last received or sent bytes (monotonic clock).
+        opened, last_active: when the connection was accepted, and when bytes last moved (monotonic clock).
     """
 
     __slots__ = (
+        "_begun",
         "_flow",
         "_frames",
-        "_begun",
         "_handler",
         "_held",
         "_loop",
@@ -507,6 +418,7 @@ class Connection:
         "_reading",
         "_scratch",
         "_transport",
+        "_unmuting",
         "_writing",
         "client",
         "closed",
@@ -516,6 +428,7 @@ class Connection:
         "has_asked",
         "last_active",
         "local",
+        "muted",
         "opened",
         "peer",
         "pending",
@@ -549,7 +462,8 @@ class Connection:
         self.closed = False
         self.dirty = False
         self.corked = False
-        self.has_asked = False
+        self.has_asked = self.muted = False
+        self._unmuting: asyncio.TimerHandle | None = None
         self.opened = self.last_active = time.monotonic()
         loop.add_reader(self.fd, self._on_readable)
 
@@ -640,6 +554,7 @@ class Connection:
             if (
                 waiting >= brim
                 or outgoing.size + self._held >= bytes_max
+                or self.muted
                 or (waiting % PARKED_CHECK == PARKED_CHECK - 1 and self._parked_bytes() >= bytes_max)
             ) and self._is_brimful():
                 self._put_back(frames)
@@ -667,7 +582,7 @@ class Connection:
         """Send completed responses; return whether there is still no room for another request."""
         if self.pending and self.pending[0].parts is not None:
             self.flush()
-        return self._is_full and not self.closed
+        return (self._is_full or self.muted) and not self.closed
 
     @property
     def _is_full(self) -> bool:
@@ -682,13 +597,28 @@ class Connection:
         self._held += size
         self._resume_if_room()
 
+    def mute(self, seconds: float) -> None:
+        """Read nothing for a time. Requests that were read before are still answered."""
+        until = self._loop.time() + seconds
+        if self.closed or (self._unmuting is not None and self._unmuting.when() >= until):
+            return
+        if self._unmuting is not None:
+            self._unmuting.cancel()
+        self.muted = True
+        self._pause()
+        self._unmuting = self._loop.call_at(until, self._unmute)
+
+    def _unmute(self) -> None:
+        self.muted, self._unmuting = False, None
+        self._resume_if_room()
+
     def _pause(self) -> None:
         if self._reading and not self.closed:
             self._reading = False
             self._loop.remove_reader(self.fd)
 
     def _resume_if_room(self) -> None:
-        if self._reading or self.closed or self._is_full:
+        if self._reading or self.closed or self.muted or self._is_full:
             return
         self._reading = True
         if self._frames.kept:
@@ -792,6 +722,8 @@ class Connection:
             self._loop.remove_writer(self.fd)
         self._outgoing.clear()
         self._frames.clear()
+        if self._unmuting is not None:
+            self._unmuting.cancel()
         self._handler.unfinished.hold(self, 0)
         self._handler.unsent.hold(self, 0)
         self._transport.close()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.server.byte_budget import ByteBudget
 from kohort.broker.server.connection import READ_BUFFER_BYTES, ClientSession, Connection, PlainTransport, unmapped
+from kohort.broker.server.flow_control import ByteBudget
 from kohort.broker.server.framing import Frame
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 
@@ -76,6 +76,8 @@ listener there has no other addresses.
 """
 UNSENT_QUEUES = 16
 """Responses in memory of all connections together, in multiples of `queued.max.response.bytes` (1 GiB by default)."""
+THROTTLED_MAX = 32
+"""The most refused connections that stay open for their throttle time."""
 FIRST_REQUEST_S = 30.0
 """A new connection has this long for its first request. Kafka's clients send one at once, and give up connecting after
 30 s (`socket.connection.setup.timeout.max.ms`).
@@ -123,7 +125,13 @@ def _bind_text(host: str, port: int, error: OSError) -> str:
 
 
 class Server:
-    """A server that accepts connections, passes their frames on, and limits their number."""
+    """A server that accepts connections, passes their frames on, and limits their number.
+
+    Attributes:
+        unfinished, unsent: the bytes that all connections hold together.
+        throttle_ms_of: counts a connection from an address, and returns for how long to throttle it (0: not at all);
+            None: there are no quotas.
+    """
 
     def __init__(
         self,
@@ -146,6 +154,8 @@ class Server:
         self._dirty: list[Connection] = []
         self._refused = 0
         self._next_number = 0
+        self._throttled: dict[socket.socket, asyncio.TimerHandle] = {}
+        self.throttle_ms_of: Callable[[str], float] | None = None
         self.unfinished = ByteBudget("unfinished requests", config.unfinished_bytes_max)
         self.unsent = ByteBudget("responses that are not taken", UNSENT_QUEUES * config.queued_bytes_max)
         self.reconfigure(config)
@@ -234,7 +244,7 @@ class Server:
     def _admit(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         of_host = self._by_host.get(peer[0], 0)
         most = self._config.connections_max_per_ip if _is_loopback(peer[0]) else self._address_limit
-        if len(self._connections) >= self._limit or of_host >= most:
+        if len(self._connections) + len(self._throttled) >= self._limit or of_host >= most:
             self._refused += 1
             if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th … : a storm must not fill the log
                 log.warning(
@@ -245,6 +255,9 @@ class Server:
                     self._refused,
                 )
             sock.close()
+            return
+        if self.throttle_ms_of is not None and (throttle_ms := self.throttle_ms_of(peer[0])) > 0:
+            self._close_later(sock, throttle_ms / 1000)
             return
         try:
             sock.setblocking(False)
@@ -257,6 +270,19 @@ class Server:
         client = ClientSession(self._next_number, peer[0])
         self._connections[client.number] = Connection(self._loop, transport, client, self, self._config, self._scratch)
         self._by_host[peer[0]] = of_host + 1
+
+    def _close_later(self, sock: socket.socket, seconds: float) -> None:
+        """Close a connection after its throttle time, as Kafka does: a client gains nothing by reconnecting at once.
+
+        Beyond `THROTTLED_MAX` of them, close the oldest at once.
+        """
+        self._throttled[sock] = self._loop.call_later(seconds, self._close_throttled, sock)
+        if len(self._throttled) > THROTTLED_MAX:
+            self._close_throttled(next(iter(self._throttled)))
+
+    def _close_throttled(self, sock: socket.socket) -> None:
+        self._throttled.pop(sock).cancel()
+        sock.close()
 
     def on_closed(self, connection: Connection) -> None:
         """Remove a connection that has closed."""
@@ -285,17 +311,17 @@ class Server:
         now = time.monotonic()
         before, began = now - self._config.connection_idle_ms / 1000, now - FIRST_REQUEST_S
         for connection in list(self._connections.values()):
-            if connection.last_active < before and connection.idle:
+            if connection.last_active < before and connection.idle and not connection.muted:
                 log.info("closing the idle connection from %s", connection.name)
                 connection.close()
             elif not connection.has_asked and connection.opened < began:
                 log.info("closing the connection from %s: no request within %.0f s", connection.name, FIRST_REQUEST_S)
                 connection.close()
         stopped = now - UNFINISHED_S
-        for connection, since in list(self.unfinished.since()):
-            if since < stopped and connection.last_active < stopped and connection.is_reading:
-                log.info("closing the connection from %s: stopped within a request", connection.name)
-                connection.close()
+        for holder, since in list(self.unfinished.since()):
+            if since < stopped and holder.last_active < stopped and holder.is_reading:
+                log.info("closing the connection from %s: stopped within a request", holder.name)
+                holder.close()
 
     def stop_listening(self) -> None:
         """Stop accepting connections."""
@@ -326,5 +352,7 @@ class Server:
     def close(self) -> None:
         """Stop listening, and close all connections."""
         self.stop_listening()
+        for sock in list(self._throttled):
+            self._close_throttled(sock)
         for connection in list(self._connections.values()):
             connection.close()

@@ -1,9 +1,10 @@
-"""A common bound on bytes that many connections hold: beyond it, the connection that has held some the longest is closed.
+"""Flow control: how much is kept of clients that do not finish their requests, or do not take their responses.
 
-Each connection has bounds of its own, but thousands of connections that each stay below theirs could still take all
-memory. Honest requests and answers are unfinished for milliseconds, those of a client that stopped for ever, so the
-oldest holder is the right one to close. Connections that hold nothing, which are nearly all, are not listed and cost
-nothing.
+Reading from a connection stops while it is full (`FlowControl`). All connections together have bounds as well
+(`ByteBudget`): thousands of connections that each stay below their own could still take all memory. Beyond a common
+bound, the connection that has held bytes the longest is closed. Honest requests and answers are unfinished for
+milliseconds, those of a client that stopped for ever. Connections that hold nothing, which are nearly all, are not
+listed and cost nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,42 @@ from collections.abc import Iterator
 from typing import Protocol
 
 log = logging.getLogger("kohort.broker")
+
+
+ANSWERS_HELD = 256
+"""Responses collected before they are sent, while a read is processed."""
+
+
+class Limits(Protocol):
+    """The limits of one connection, from the broker's settings."""
+
+    @property
+    def request_bytes_max(self) -> int: ...
+    @property
+    def queued_requests_max(self) -> int: ...
+    @property
+    def queued_bytes_max(self) -> int: ...
+
+
+class FlowControl:
+    """The flow control of one connection: reading stops while the connection is full.
+
+    Attributes:
+        requests_max: the most unanswered requests.
+        bytes_max: the most bytes of unsent responses.
+        brim: high-water mark: with this many unanswered requests, send completed responses before the next request.
+    """
+
+    __slots__ = ("brim", "bytes_max", "requests_max")
+
+    def __init__(self, limits: Limits) -> None:
+        self.requests_max = limits.queued_requests_max
+        self.bytes_max = limits.queued_bytes_max
+        self.brim = min(ANSWERS_HELD, self.requests_max)
+
+    def is_full(self, requests: int, size: int) -> bool:
+        """Return whether reading must stop with this many unanswered requests and unsent bytes."""
+        return requests >= self.requests_max or size >= self.bytes_max
 
 
 class ByteHolder(Protocol):
@@ -73,7 +110,7 @@ class ByteBudget:
     def _shed(self) -> None:
         holder, since = next(iter(self._since.items()))
         log.warning(
-            "closing the connection from %s: %d bytes of %s for %.0f s, and all connections have %d; at most %d are kept",
+            "closing the connection from %s: %d bytes of %s for %.0f s, and all connections have %d; the limit is %d",
             holder.name,
             self._sizes[holder],
             self._what,
