@@ -39,6 +39,10 @@ PARTITION_OF: Final = itemgetter(1, 2)
 """The topic and partition of an `OffsetCommitted`."""
 
 
+GROUP_NAME_CHARS: Final = 1_000
+"""Names of groups count toward `group.coordinator.max.groups`: so many characters as one more group."""
+
+
 class Ledger:
     """The hard state of a shard: every group that has a record, by id.
 
@@ -51,6 +55,7 @@ class Ledger:
     def __init__(self, kinds: Sequence[type[GroupMembership]]) -> None:
         """Take the classes of memberships; a group without records of its own membership gets the first class."""
         self.groups: dict[str, Group] = {}
+        self._name_chars = 0
         self._first = kinds[0]
         self.open_transactions: dict[int, dict[str, None]] = {}
         self.imported: dict[str, OffsetsImported] = {}
@@ -91,7 +96,12 @@ class Ledger:
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id, self._first(group_id))
+            self._name_chars += len(group_id)
         return group
+
+    def is_full(self, groups_max: int) -> bool:
+        """Return whether no further group may be created. Names of up to 32 KB count as what they take in memory."""
+        return len(self.groups) + self._name_chars // GROUP_NAME_CHARS >= groups_max
 
     def membership(self, group_id: str, kind: type[M]) -> M:
         """Return a group's members under this protocol, and switch the group to it if necessary."""
@@ -162,8 +172,8 @@ class Ledger:
                 self.open_transactions[producer_id].pop(group.group_id, None)
 
     def _drop_if_void(self, group: Group) -> None:
-        if group.is_void():
-            self.groups.pop(group.group_id, None)
+        if group.is_void() and self.groups.pop(group.group_id, None) is not None:
+            self._name_chars -= len(group.group_id)
 
 
 def _supersede(group: Group, partition: Partition, up_to: int) -> None:
@@ -292,7 +302,7 @@ class Context:
 
     def create(self, group_id: str) -> Group | None:
         """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""
-        if len(self.ledger.groups) >= self.config.groups_max:
+        if self.ledger.is_full(self.config.groups_max):
             self.log(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
             return None
         self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))

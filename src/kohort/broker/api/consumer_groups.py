@@ -123,7 +123,9 @@ def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescr
     def answer(found: dict[str, DescribedConsumerGroup]) -> None:
         found[""] = DescribedConsumerGroup("", error=ErrorCode.INVALID_GROUP_ID)
         asked = request.message.include_authorized_operations
-        groups = [_described(found[group], request.version, asked) for group in request.message.group_ids]
+        groups = [
+            _described(found[group], request.version, asked) for group in dict.fromkeys(request.message.group_ids)
+        ]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
     named = [group for group in request.message.group_ids if group]

@@ -289,16 +289,13 @@ def _fetch_on(
     if session.by_id != by_id:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
     message = request.message
-    for topic in message.forgotten_topics_data:
-        name = topic.topic_id if by_id else topic.topic
-        for index in topic.partitions:
-            session.partitions.pop((name, index), None)
-    for key, part in _wanted(message, by_id).items():
-        known = session.partitions.get(key)
-        if known is None:
-            session.partitions[key] = part
-        else:
-            known.update(part)
+    forgotten = [
+        (topic.topic_id if by_id else topic.topic, index)
+        for topic in message.forgotten_topics_data
+        for index in topic.partitions
+    ]
+    if not node.sessions.change(session, forgotten, _wanted(message, by_id)):
+        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     session.next_epoch()
     return Fetch(node, request, session.partitions.values(), session).start()
 

@@ -176,7 +176,7 @@ def fetch_known(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     if version < 8:
         _fetch_one(host, request)
         return
-    groups = message.groups
+    groups = list({group.group_id: group for group in reversed(message.groups)}.values())[::-1]
     found: dict[int, OffsetFetchResponse.OffsetFetchResponseGroup] = {}
     if not groups:
         request.reply(OffsetFetchResponse())

@@ -139,7 +139,7 @@ def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
 def describe_transactions(node: Node, request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:
     """Describe the state of transactional ids."""
     states = []
-    for transactional_id in request.message.transactional_ids:
+    for transactional_id in dict.fromkeys(request.message.transactional_ids):
         known = node.transactions.get(transactional_id)
         state = DescribeTransactionsResponse.TransactionState(transactional_id=transactional_id)
         states.append(state)
@@ -208,11 +208,13 @@ def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -
     topics = []
     for topic in request.message.topics:
         parts = []
-        for index in topic.partition_indexes:
+        missing: tuple[ErrorCode, str | None] | None = None
+        for index in dict.fromkeys(topic.partition_indexes):
             part = DescribeProducersResponse.PartitionResponse(partition_index=index)
             target = node.store.get(topic.name, index)
             if target is None:
-                part.error_code, part.error_message = _missing(node, topic.name)
+                missing = missing or _missing(node, topic.name)
+                part.error_code, part.error_message = missing
             else:
                 part.active_producers = [
                     DescribeProducersResponse.ProducerState(

@@ -49,7 +49,7 @@ def make_consumer_group(context: Context, group_id: str) -> bool:
     """Ensure a consumer group of this name; False if it is of another kind and must not be converted."""
     group = context.find(group_id)
     if group is None:
-        if len(context.ledger.groups) >= context.config.groups_max:
+        if context.ledger.is_full(context.config.groups_max):
             return False
         begin_consumer_group(context, group_id)
         return True

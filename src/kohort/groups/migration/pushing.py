@@ -20,7 +20,7 @@ def make_push_group(context: Context, group_id: str) -> PushGroup | ErrorCode:
         if membership.group_state() is not GroupState.EMPTY:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         conversion.release_protocol(context, group)
-    elif len(context.ledger.groups) >= context.config.groups_max:
+    elif context.ledger.is_full(context.config.groups_max):
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     context.emit(PushGroupSaved(group_id, context.now.wall_ms))
     return context.ledger.membership(group_id, PushGroup)
