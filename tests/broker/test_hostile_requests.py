@@ -83,6 +83,15 @@ def test_a_request_of_more_elements_than_a_broker_has_things_ends_its_connection
         )
 
 
+def test_an_offset_fetch_names_a_bounded_number_of_groups(client: RawClient) -> None:
+    make = OffsetFetchRequest.OffsetFetchRequestGroup
+    many = [make(group_id=f"g{number}", topics=[]) for number in range(10_001)]
+    assert {group.error_code for group in client.ask(OffsetFetchRequest(groups=many), 9).groups} == {
+        ErrorCode.INVALID_REQUEST
+    }
+    assert {group.error_code for group in client.ask(OffsetFetchRequest(groups=many[1:]), 9).groups} == {0}
+
+
 def test_long_names_of_groups_count_as_several(tmp_path: Path) -> None:
     config = {"group.coordinator.max.groups": 70, "offsets.topic.num.partitions": 1}
     with Broker(tmp_path / "data", config) as broker, RawClient(broker.bootstrap_servers) as client:
