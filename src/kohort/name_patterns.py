@@ -2,7 +2,7 @@
 
 A pattern comes from the network, or from a journal or group description that another client filled. Python's own engine
 never runs it: a hostile pattern such as `a*a*a*a*b` makes that engine hold the interpreter lock for hours. Names,
-prefixes (`orders.*`) and alternatives of these need no engine, so they have no limit except that of a string and work
+prefixes (`orders.*`) and alternatives of these need no engine. They have no limit except that of a string, and work
 where google-re2 has no wheel. All other patterns go to RE2, which releases the interpreter lock while it matches.
 
 | bound | of |

@@ -1,4 +1,4 @@
-"""What connections may hold together, and how long they may hold a place: hostile ones end, honest ones go on."""
+"""Common bounds of all connections: hostile ones end, and honest ones go on."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Holder:
     def close(self) -> None:
         self._closed.append(self.name)
         if self.budget is not None:
-            self.budget.hold(self, 0)
+            self.budget.hold_bytes(self, 0)
 
 
 def test_budget_closes_who_has_held_bytes_the_longest() -> None:
@@ -189,12 +189,12 @@ def test_budget_closes_who_has_held_bytes_the_longest() -> None:
     budget = ByteBudget("test", 100)
     first, second, third = (Holder(name, closed) for name in ("first", "second", "third"))
     first.budget = second.budget = budget
-    budget.hold(first, 10)
-    budget.hold(second, 80)
-    budget.hold(first, 0)
-    budget.hold(first, 20)
+    budget.hold_bytes(first, 10)
+    budget.hold_bytes(second, 80)
+    budget.hold_bytes(first, 0)
+    budget.hold_bytes(first, 20)
     assert not closed and budget.used == 100
-    budget.hold(first, 21)
+    budget.hold_bytes(first, 21)
     assert closed == ["second"] and budget.used == 21
-    budget.hold(third, 101)
+    budget.hold_bytes(third, 101)
     assert closed == ["second", "first", "third"] and budget.used == 0

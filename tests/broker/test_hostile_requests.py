@@ -123,12 +123,12 @@ def test_fetch_sessions_bound_the_partitions_of_one_and_of_all(monkeypatch: pyte
     assert sessions.open(False, wanted(0, 11)) is None
     first, second = sessions.open(False, wanted(0, 6)), sessions.open(False, wanted(0, 9))
     assert first is not None and second is not None
-    assert sessions.change(first, [("t", 0)], wanted(1, 9))
+    assert sessions.change_partitions(first, [("t", 0)], wanted(1, 9))
     assert len(first.partitions) == 9
     assert sessions.open(False, wanted(0, 8)) is None, "26 partitions in all"
     third = sessions.open(False, wanted(0, 7))
     assert third is not None
-    assert not sessions.change(second, [], wanted(100, 1)), "the tenth is the 26th of all"
+    assert not sessions.change_partitions(second, [], wanted(100, 1)), "the tenth is the 26th of all"
     assert sessions.get(second.id) is None and len(sessions) == 2
-    assert not sessions.change(first, [], wanted(100, 2)), "an eleventh"
+    assert not sessions.change_partitions(first, [], wanted(100, 2)), "an eleventh"
     assert sessions.open(False, wanted(0, 10)) is not None

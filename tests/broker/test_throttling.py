@@ -10,7 +10,7 @@ import pytest
 
 from kohort import Broker
 from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, entity_of
-from kohort.broker.throttling import CONNECTIONS, CONSUMER, PRODUCER, Rate, Throttling
+from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, ClientRate, Throttling
 from kohort.wire.cluster_admin import AlterClientQuotasRequest
 from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import ApiVersionsRequest, MetadataRequest
@@ -31,8 +31,8 @@ def set_quota(client: RawClient, entity: dict[str, str | None], **quotas: float 
 
 
 def test_rate_is_the_average_over_eleven_windows() -> None:
-    """The numbers are those of Kafka's `Rate` and `QuotaUtils.throttleTime` for the same calls."""
-    rate = Rate(11, 1000)
+    """The numbers are those of Kafka's `ClientRate` and `QuotaUtils.throttleTime` for the same calls."""
+    rate = ClientRate(11, 1000)
     rate.record(1000, 0)
     assert rate.excess_ms(100, 0) == 0.0, "1000 over the ten full windows that are reckoned with"
     rate.record(500, 0)

@@ -125,7 +125,7 @@ class FetchSessions:
         self._partitions += len(partitions)
         return session
 
-    def change(self, session: FetchSession, forgotten: Iterable[Key], wanted: Mapping[Key, Fetched]) -> bool:
+    def change_partitions(self, session: FetchSession, forgotten: Iterable[Key], wanted: Mapping[Key, Fetched]) -> bool:
         """Remove and add partitions of a session; return whether it goes on, or is closed because it is too large."""
         parts = session.partitions
         before = len(parts)

@@ -22,9 +22,9 @@ from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
 from kohort.broker.purgatory import Purgatory
 from kohort.broker.server.connection import ClientSession
+from kohort.broker.server.throttling import Throttling
 from kohort.broker.shards import GroupShards
 from kohort.broker.slices import SliceQueue
-from kohort.broker.throttling import Throttling
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import ProducerIds, TransactionHost, Transactions
 from kohort.errors import CorruptDataError, KafkaError

@@ -294,7 +294,7 @@ def _fetch_on(
         for topic in message.forgotten_topics_data
         for index in topic.partitions
     ]
-    if not node.sessions.change(session, forgotten, _wanted(message, by_id)):
+    if not node.sessions.change_partitions(session, forgotten, _wanted(message, by_id)):
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     session.next_epoch()
     return Fetch(node, request, session.partitions.values(), session).start()

@@ -1,4 +1,4 @@
-"""DescribeClientQuotas and AlterClientQuotas. `kohort.broker.throttling` enforces the quotas."""
+"""DescribeClientQuotas and AlterClientQuotas. `kohort.broker.server.throttling` enforces the quotas."""
 
 from __future__ import annotations
 

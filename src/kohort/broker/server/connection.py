@@ -576,7 +576,7 @@ class Connection:
     def _count_unfinished(self) -> None:
         """Report the bytes that are kept for later, which may close this connection."""
         self._begun = self._frames.begun + len(self._frames.kept)
-        self._handler.unfinished.hold(self, self._begun)
+        self._handler.unfinished.hold_bytes(self, self._begun)
 
     def _is_brimful(self) -> bool:
         """Send completed responses; return whether there is still no room for another request."""
@@ -686,7 +686,7 @@ class Connection:
             if outgoing.size:
                 self._send()
         elif ready:
-            self._handler.unsent.hold(self, outgoing.memory)
+            self._handler.unsent.hold_bytes(self, outgoing.memory)
         self._resume_if_room()
 
     def _send(self) -> None:
@@ -699,12 +699,12 @@ class Connection:
             if self._writing:
                 self._writing = False
                 self._loop.remove_writer(self.fd)
-                self._handler.unsent.hold(self, 0)
+                self._handler.unsent.hold_bytes(self, 0)
         else:
             if not self._writing:
                 self._writing = True
                 self._loop.add_writer(self.fd, self._on_writable)
-            self._handler.unsent.hold(self, self._outgoing.memory)
+            self._handler.unsent.hold_bytes(self, self._outgoing.memory)
 
     def _on_writable(self) -> None:
         if not self.closed:
@@ -724,7 +724,7 @@ class Connection:
         self._frames.clear()
         if self._unmuting is not None:
             self._unmuting.cancel()
-        self._handler.unfinished.hold(self, 0)
-        self._handler.unsent.hold(self, 0)
+        self._handler.unfinished.hold_bytes(self, 0)
+        self._handler.unsent.hold_bytes(self, 0)
         self._transport.close()
         self._handler.on_closed(self)

@@ -92,7 +92,7 @@ class ByteBudget:
         self._sizes: dict[ByteHolder, int] = {}
         self._since: dict[ByteHolder, float] = {}  # in the order in which they began
 
-    def hold(self, holder: ByteHolder, size: int) -> None:
+    def hold_bytes(self, holder: ByteHolder, size: int) -> None:
         """Set how many bytes a connection holds; 0: none. Closes the oldest holders while the limit is exceeded."""
         self.used += size - self._sizes.pop(holder, 0)
         if size == 0:
@@ -120,4 +120,4 @@ class ByteBudget:
         )
         holder.close()
         if holder in self._sizes:  # it was closed already
-            self.hold(holder, 0)
+            self.hold_bytes(holder, 0)

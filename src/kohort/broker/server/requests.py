@@ -121,7 +121,7 @@ M_co = TypeVar("M_co", bound=Message, covariant=True)
 
 
 class RequestMeter(Protocol):
-    """The measurement of one request for quotas; `kohort.broker.throttling` has the only kind."""
+    """The measurement of one request for quotas; `kohort.broker.server.throttling` has the only kind."""
 
     def fetched(self, size: int) -> bool:
         """Record the bytes of a fetch; return whether none may be sent."""
@@ -132,7 +132,7 @@ class RequestMeter(Protocol):
     def handled(self) -> None:
         """Stop the measurement of a request whose response comes later."""
 
-    def finish(self, request: Request[Message], message: Message | None) -> None:
+    def finish_request(self, request: Request[Message], message: Message | None) -> None:
         """Name the throttle time in the response, if there is one, and stop reading from the connection."""
 
 
@@ -212,7 +212,7 @@ class Request(Generic[M_co]):
         if self.connection.closed:
             return
         if self.meter is not None:
-            self.meter.finish(self, message)
+            self.meter.finish_request(self, message)
         parts: Parts
         try:
             if self.key == FETCH:
@@ -239,5 +239,5 @@ class Request(Generic[M_co]):
     def skip(self) -> None:
         """Send no response (acks=0)."""
         if self.meter is not None:
-            self.meter.finish(self, None)
+            self.meter.finish_request(self, None)
         self.send([])

@@ -45,7 +45,7 @@ Scope: TypeAlias = tuple[str, str | None, str | None]
 """What shares a rate: the quota's name, user and client id; None: all."""
 
 
-class Rate:
+class ClientRate:
     """The average of recorded values over the latest windows."""
 
     __slots__ = ("_count", "_samples", "_window_ms")
@@ -77,8 +77,8 @@ class Rate:
         return (rate - limit) / limit * over_ms if rate > limit else 0.0
 
 
-class Meter:
-    """What one request has used. The request's response names the throttle time.
+class QuotaMeter:
+    """The use of one request. Its response names the throttle time.
 
     Attributes:
         throttle_ms: the longest throttle time so far.
@@ -93,7 +93,7 @@ class Meter:
         self._used_s: float | None = None
         self.throttle_ms = 0.0
 
-    def count(self, quota: str, value: float, most_ms: float = THROTTLE_MS_MAX) -> float:
+    def count_value(self, quota: str, value: float, most_ms: float = THROTTLE_MS_MAX) -> float:
         """Record a value; return its throttle time, and keep it if it is the longest."""
         found = self._throttling.record(quota, self._user, self._client_id, value)
         self.throttle_ms = max(self.throttle_ms, min(found, most_ms))
@@ -120,11 +120,11 @@ class Meter:
         if self._used_s is None:
             self._used_s = time.perf_counter() - self._began
 
-    def finish(self, request: Request[Message], message: Message | None) -> None:
+    def finish_request(self, request: Request[Message], message: Message | None) -> None:
         """Name the throttle time in the response (None: there is none), and stop reading from the connection."""
         self.handled()
         assert self._used_s is not None
-        self.count(PERCENTAGE, 100 * self._used_s, self._throttling.window_ms)
+        self.count_value(PERCENTAGE, 100 * self._used_s, self._throttling.window_ms)
         throttle_ms = min(int(self.throttle_ms), THROTTLE_MS_MAX)
         if throttle_ms <= 0:
             return
@@ -150,7 +150,7 @@ class Throttling:
         self.window_ms = window_ms
         self._clock = clock
         self._limits: dict[tuple[str, str, str], tuple[Scope, float] | None] = {}
-        self._rates: OrderedDict[Scope, Rate] = OrderedDict()
+        self._rates: OrderedDict[Scope, ClientRate] = OrderedDict()
         self.active = False
         quotas.listeners.append(self._changed)
         self._changed()
@@ -159,11 +159,11 @@ class Throttling:
         self._limits.clear()
         self.active = bool(self._quotas.all())
 
-    def begin(self, request: Request[Message], size: int) -> Meter:
+    def begin(self, request: Request[Message], size: int) -> QuotaMeter:
         """Begin to measure a request of `size` bytes."""
-        meter = Meter(self, request.principal.name, request.client_id or "")
+        meter = QuotaMeter(self, request.principal.name, request.client_id or "")
         if request.key == PRODUCE:
-            meter.count(PRODUCER, size)
+            meter.count_value(PRODUCER, size)
         return meter
 
     def record(self, quota: str, user: str, client_id: str, value: float) -> float:
@@ -193,7 +193,7 @@ class Throttling:
     def _record(self, scope: Scope, limit: float, value: float) -> float:
         rate = self._rates.get(scope)
         if rate is None:
-            rate = self._rates[scope] = Rate(self._windows, self.window_ms)
+            rate = self._rates[scope] = ClientRate(self._windows, self.window_ms)
             if len(self._rates) > RATES_MAX:
                 self._rates.popitem(last=False)
         else:
