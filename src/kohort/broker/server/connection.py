@@ -161,7 +161,7 @@ TAKE_S = 0.005
 READS_PER_WAKE = 4
 """Reads of one connection in a row. After that, other connections get their turn."""
 PARKED_CHECK = 16
-"""After so many unanswered requests, completed responses behind a waiting one are counted, and again after so many."""
+"""Each time so many more requests are unanswered, count the completed responses that wait behind the first one."""
 
 
 # -- Transports: the bytes of a connection, whatever protocol carries them
@@ -550,12 +550,11 @@ class Connection:
             if self.closed:
                 return
             now = clock()
-            waiting = len(pending)
             if (
-                waiting >= brim
+                len(pending) >= brim
                 or outgoing.size + self._held >= bytes_max
                 or self.muted
-                or (waiting % PARKED_CHECK == PARKED_CHECK - 1 and self._parked_bytes() >= bytes_max)
+                or (len(pending) % PARKED_CHECK == 1 and pending[0].parts is None and self._parked_bytes() >= bytes_max)
             ) and self._is_brimful():
                 self._put_back(frames)
                 return
