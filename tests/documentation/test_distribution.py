@@ -159,5 +159,6 @@ def test_the_distributions_hold_what_they_should(sdist: Path, plain_wheel: Path)
         "postgres",
         "speed",
         "pkcs12",
+        "security",
         "zookeeper",
     }
