@@ -22,6 +22,7 @@ class RawClient:
     """One connection; answers are read in the order of the requests."""
 
     def __init__(self, address: str, client_id: str = "raw", *, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = address
         host, _, port = address.rpartition(":")
         self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

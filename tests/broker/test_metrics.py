@@ -8,13 +8,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kohort import Broker
 from kohort.broker.metrics import BOUNDS_S, GROUPS_MAX, Histogram, Metrics
 from kohort.errors import KafkaError
 from kohort.groups.effects import Rebalanced
-from kohort.io.metrics_http import SCRAPES_MAX
+from kohort.io import metrics_http
+from kohort.io.metrics_http import SCRAPES_MAX, MetricsServer
 from kohort.wire.groups import DeleteGroupsRequest, HeartbeatRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest
 from tests.broker.group_member import Member
@@ -139,19 +141,51 @@ def test_connections_that_ask_for_nothing_take_a_bounded_number_of_threads() -> 
     with Broker(config={"metrics.listen": "127.0.0.1:0"}) as broker, ExitStack() as stack:
         host, _, port = broker.metrics()["listen"].rpartition(":")
         silent = [stack.enter_context(socket.create_connection((host, int(port)), 20)) for _ in range(SCRAPES_MAX + 30)]
-        for refused in silent[SCRAPES_MAX:]:
-            assert refused.recv(1) == b""
+        for replaced in silent[:30]:
+            assert replaced.recv(1) == b""
         status = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
         threads = next(int(line.split()[1]) for line in status if line.startswith("Threads"))
         assert threads < SCRAPES_MAX + 8
-        silent[0].close()
+        assert "kohort_connections" in scraped(host, port), "silent connections keep no scrape out"
 
-        def answered() -> bool:
-            with suppress(OSError), urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
-                return bool(answer.status == 200)
-            return False
 
-        until(answered, "a scrape takes the place of a connection that has ended")
+def scraped(host: str, port: str) -> str:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+class _Nothing:
+    def collect(self) -> list[Metric]:
+        return []
+
+
+def test_a_scrape_that_trickles_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http, "SCRAPE_S", 1.0)
+    server = MetricsServer("127.0.0.1", 0, _Nothing())
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as slow, suppress(ConnectionError):
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+        slow.settimeout(0.05)
+        for number in range(2_000):  # no pause is as long as the deadline
+            slow.sendall(b"X-%d: 1\r\n" % number if number < 80 else b"x")
+            with suppress(TimeoutError):
+                assert slow.recv(1) == b""
+                break
+        else:
+            pytest.fail("it is still open")
+    server.close()
+
+
+@pytest.mark.parametrize("request_of", [b"GET /" + b"a" * 60_000, b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 60_000])
+def test_a_request_of_a_scrape_is_bounded(request_of: bytes) -> None:
+    server = MetricsServer("127.0.0.1", 0, _Nothing())
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as large:
+        with suppress(ConnectionError):
+            large.sendall(request_of)
+            assert large.recv(1000) == b""
+    assert scraped(host, port) == ""
+    server.close()
 
 
 def test_an_address_in_use_is_said() -> None:

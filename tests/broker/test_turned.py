@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.server.connection import UNANSWERED_MAX, ClientSession, Connection, Parts, ServerRequests
+from kohort.broker.server.connection import ClientSession, Connection, Parts
 from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.listener import Server, listening_socket
+from kohort.broker.server.server_requests import UNANSWERED_MAX, ServerRequests
 from kohort.errors import KafkaError
 from tests.broker.test_framing import framed
 

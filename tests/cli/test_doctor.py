@@ -30,7 +30,7 @@ def test_it_looks_at_what_users_need() -> None:
     assert code == int(any(row["state"] == "missing" for row in found.values()))
     for what in ("Python 3.11", "required packages", "compression", "port 127.0.0.1:0"):
         assert found[what]["state"] == "ok", found[what]
-    assert {"compiled kernel", "PySpark", "Java 17", "open files", "uvloop", "google-re2"} <= set(found)
+    assert {"compiled kernel", "PySpark", "Java 17", "open files", "uvloop"} <= set(found)
     assert not {"cc", "mvn", "node", "go", "kcat", "kazoo"} & set(found)
     assert all(row["get_it"] for row in found.values() if row["state"] != "ok")
 

@@ -159,6 +159,6 @@ def test_the_distributions_hold_what_they_should(sdist: Path, plain_wheel: Path)
         "postgres",
         "speed",
         "pkcs12",
-        "re2",
+        "security",
         "zookeeper",
     }

@@ -9,9 +9,9 @@ import pytest
 from tests.spark.queries import Place, Run, batch_reader, own_signals, place, values_of
 from tests.support.waiting import LAST_RESORT
 
-from kohort.broker.regex import matcher
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
+from kohort.name_patterns import matcher
 from kohort.spark.options import parse_options
 from kohort.spark.source.topic_pattern import NEVER, as_glob, topic_pattern
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from kohort.broker.regex import matcher
 from kohort.errors import InvalidInputError
 from kohort.groups.consumer import assignment
 from kohort.groups.effects import Computation, DividePartitions, ResolveRegexes
 from kohort.groups.events import AssignmentComputed, Event, PartitionsDivided
 from kohort.groups.push import rebalance
+from kohort.name_patterns import matching
 
 log = logging.getLogger("kohort.groups")
 
@@ -33,9 +33,12 @@ def run(work: Computation) -> Event:
 
 
 def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
-    """Return the topics that an expression matches in full. An invalid expression matches none."""
+    """Return the topics that an expression matches in full. An expression that is refused matches none.
+
+    A heartbeat's expression was accepted before. Refused ones come from a journal, or took too long with these topics.
+    """
     try:
-        matches = matcher(regex)
-    except InvalidInputError:
+        return matching(regex, topics)
+    except InvalidInputError as error:
+        log.error("members with this subscription get no topics: %s", error.message)
         return ()
-    return [name for name in topics if matches(name)]

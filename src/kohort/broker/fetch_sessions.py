@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 Key: TypeAlias = "tuple[str | uuid.UUID, int]"
@@ -25,7 +26,9 @@ EPOCH_MAX = 2**31 - 1
 STALE_S = 120.0
 """A session unused for this long may be replaced by a new one (Kafka's own value)."""
 PARTITIONS_MAX = 100_000
-"""The most partitions of a session, which bounds its memory."""
+"""The most partitions of a session, which bounds its memory. A session that grows beyond it is closed."""
+ALL_PARTITIONS_MAX = 1_000_000
+"""The most partitions of all sessions: about 250 MB. Ten clients that read every partition of a broker."""
 
 
 class Fetched:
@@ -91,6 +94,7 @@ class FetchSessions:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._sessions: dict[int, FetchSession] = {}
+        self._partitions = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -106,18 +110,41 @@ class FetchSessions:
         """Open a session, or return None if there is no room: the client then continues without one."""
         if not partitions or len(partitions) > PARTITIONS_MAX:
             return None
+        if self._partitions + len(partitions) > ALL_PARTITIONS_MAX:
+            return None
         if len(self._sessions) >= self._limit:
             oldest = next(iter(self._sessions.values()), None)
             if oldest is None or oldest.used > time.monotonic() - STALE_S:
                 return None
-            del self._sessions[oldest.id]
+            self.close(oldest.id)
         session_id = 0
         while session_id == 0 or session_id in self._sessions:
             session_id = random.randint(1, EPOCH_MAX)
         session = FetchSession(session_id, by_id, partitions)
         self._sessions[session_id] = session
+        self._partitions += len(partitions)
         return session
+
+    def change_partitions(self, session: FetchSession, forgotten: Iterable[Key], wanted: Mapping[Key, Fetched]) -> bool:
+        """Remove and add partitions of a session; return whether it goes on, or is closed because it is too large."""
+        parts = session.partitions
+        before = len(parts)
+        for key in forgotten:
+            parts.pop(key, None)
+        for key, part in wanted.items():
+            known = parts.get(key)
+            if known is None:
+                parts[key] = part
+            else:
+                known.update(part)
+        self._partitions += len(parts) - before
+        if len(parts) <= PARTITIONS_MAX and self._partitions <= ALL_PARTITIONS_MAX:
+            return True
+        self.close(session.id)
+        return False
 
     def close(self, session_id: int) -> None:
         """Close a session."""
-        self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._partitions -= len(session.partitions)

@@ -27,12 +27,14 @@ from kohort.broker.authorization import Right
 from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
-from kohort.broker.server.connection import ClientSession, Connection, OnAnswer, Parts, ServerRequests
+from kohort.broker.server.connection import ClientSession, Connection, Parts
+from kohort.broker.server.dispatch import RequestThrottling
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.framing import BadFrame, Frame
+from kohort.broker.server.server_requests import OnAnswer, ServerRequests
 from kohort.broker.shards import GroupShards
 from kohort.coordinator.shard import Shard
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import (
     BackgroundTask,
@@ -45,6 +47,7 @@ from kohort.groups.effects import (
     PingConsumer,
     Push,
     Rebalanced,
+    ResolveRegexes,
     StartConsumer,
     StopConsumer,
 )
@@ -60,6 +63,7 @@ from kohort.groups.events import (
 from kohort.ids import TopicPartition
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.journal.protocol import Journal
+from kohort.name_patterns import matching
 from kohort.wire.discovery import ApiVersionsResponse
 from kohort.wire.push import (
     ErrorResponse,
@@ -372,6 +376,7 @@ class GroupHost:
     Attributes:
         api_keys: the API versions in responses to ApiVersions.
         consumers: the connected push consumers.
+        throttling: measures requests for quotas; None: this host has no quotas.
         on_rebalanced: called when a group has rebalanced and the result is durable; None: no callback.
         features: feature names with their lowest and highest levels.
         described_partitions_max: the most partitions in one response (`max.request.partition.size.limit`).
@@ -412,6 +417,7 @@ class GroupHost:
         self.api_keys = api_keys
         self._open_journal = open_journal
         self.transactions: OffsetTransactions | None = None
+        self.throttling: RequestThrottling | None = None
         self.metrics = Metrics()
         self.on_rebalanced: Callable[[Rebalanced], None] | None = None
         self.faults = Faults(loop)
@@ -421,6 +427,7 @@ class GroupHost:
         self.consumers = PushedConsumers(self.groups, places, self.metrics, self.faults)
         self.groups.on_end = self.consumers.dismiss
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
+        self._matching = ThreadPoolExecutor(1, "kohort-match")
         self._dividers = AssignmentThreads(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
 
@@ -489,8 +496,7 @@ class GroupHost:
             return
         from kohort.broker.background_tasks import run  # loads the assignors: only when first needed
 
-        workers = self._dividers.of(work.group_id) if isinstance(work, DividePartitions) else self._workers
-        future = self.loop.run_in_executor(workers, run, work)
+        future = self.loop.run_in_executor(self._thread_of(work), run, work)
         self._work.add(future)
 
         def finish(finished: asyncio.Future[Event]) -> None:
@@ -499,6 +505,29 @@ class GroupHost:
                 done(finished.result())
 
         future.add_done_callback(finish)
+
+    def _thread_of(self, work: Computation) -> ThreadPoolExecutor:
+        """Return the executor of a task. Patterns have one of their own: slow ones delay no assignments."""
+        if isinstance(work, DividePartitions):
+            return self._dividers.of(work.group_id)
+        return self._matching if isinstance(work, ResolveRegexes) else self._workers
+
+    def match_names(
+        self, pattern: str, names: Sequence[str], done: Callable[[list[str] | InvalidInputError], None]
+    ) -> None:
+        """Match a client's pattern in a thread; `done` gets the names, or why the pattern is refused, on the loop."""
+
+        def match() -> list[str] | InvalidInputError:
+            try:
+                return matching(pattern, names)
+            except InvalidInputError as error:
+                return error.with_traceback(None)
+
+        def finish(finished: asyncio.Future[list[str] | InvalidInputError]) -> None:
+            if not finished.cancelled():
+                done(finished.result())
+
+        self.loop.run_in_executor(self._matching, match).add_done_callback(finish)
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Look up unknown topics, then call `then`. A host with `sure` topics has nothing to look up."""
@@ -534,4 +563,5 @@ class GroupHost:
         """Stop the threads."""
         self.faults.clear()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._matching.shutdown(wait=False, cancel_futures=True)
         self._dividers.close()

@@ -21,6 +21,7 @@ from kohort.broker.purgatory import Purgatory
 from kohort.broker.record_workers import RecordWorkers
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.server.connection import ClientSession
+from kohort.broker.server.throttling import Throttling
 from kohort.broker.shards import GroupShards
 from kohort.broker.slices import SliceQueue
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
@@ -78,6 +79,8 @@ class Node(GroupHost):
         )
         self.users = Users(data_dir)
         self.quotas = Quotas(data_dir)
+        window_ms = 1000 * self.config.quota_window_s
+        self.throttling: Throttling = Throttling(self.quotas, self.config.quota_windows, window_ms)
         self.transactions = Transactions(
             TransactionHost(
                 loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token

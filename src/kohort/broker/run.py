@@ -87,6 +87,7 @@ class RunningBroker:
             self.node.close()
             raise
         self.node.listeners = listeners
+        self.serving.server.throttle_ms_of = self.node.throttling.connection_ms
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
         self._beside = beside
         self.node.start()

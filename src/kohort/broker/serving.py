@@ -72,6 +72,7 @@ class Serving:
         self.host, self.port = listeners[0].host, listeners[0].port
         self.server = Server(self._loop, config, room, dispatch, groups.client_lost)
         self._lines = LogThrottle()
+        self._idle_check_due = self._loop.time()
         self._metrics: MetricsServer | None = None
         if config.metrics_listen is not None:
             self._serve_metrics(*parse_listen(config.metrics_listen))
@@ -112,6 +113,7 @@ class Serving:
     def listen(self) -> None:
         """Accept clients."""
         self._lines.begin()
+        self._idle_check_due = self._loop.time()
         for listener in self.listeners:
             self.server.listen(listener)
         if any(listener.tls is not None for listener in self.listeners):
@@ -120,8 +122,10 @@ class Serving:
         self._report_suppressed()
 
     def _check_idle(self) -> None:
-        self.server.close_idle()
-        self._loop.call_later(IDLE_CHECK_S, self._check_idle)
+        if self._loop.time() < self._idle_check_due + IDLE_CHECK_S:  # otherwise requests may wait that nobody read yet
+            self.server.close_idle()
+        self._idle_check_due = self._loop.time() + IDLE_CHECK_S
+        self._loop.call_at(self._idle_check_due, self._check_idle)
 
     def _check_certificates(self) -> None:
         """Reload certificates whose files have changed, off the loop."""

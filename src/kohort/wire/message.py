@@ -8,7 +8,6 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.codec import (
-    ELEMENTS_MAX,
     FIXED,
     SHORT_ARRAYS,
     TAGS_MAX,
@@ -16,6 +15,7 @@ from kohort.wire.codec import (
     VARINTS,
     Source,
     bad_length,
+    elements_max,
     make_uuid,
     min_size,
     put_records,
@@ -257,6 +257,7 @@ class Decoder(Source):
         self.uuids: list[str] = []
         self.views = False
         self.counted = owner.endswith("Request")
+        self.elements_max = 0
         self.names |= {
             "bad_length": bad_length,
             "too_many": too_many,
@@ -276,8 +277,9 @@ class Decoder(Source):
         else:
             self.put("if type(buf) is not bytes: buf = bytes(buf)")
         self.put("end = len(buf)")
+        self.elements_max = elements_max(cls.API_KEY)
         if self.counted:
-            self.put(f"left = {ELEMENTS_MAX}")
+            self.put(f"left = {self.elements_max}")
         self.put("p = 0")
         self.structure(cls, "o")
         self.flush()
@@ -433,7 +435,7 @@ class Decoder(Source):
         self.put(f"if {number} * {least} > end - p: raise bad_length({self.owner + '.' + field.name!r}, {number})")
         if self.counted:
             self.put(f"left -= {number}")
-            self.put(f"if left < 0: raise too_many({self.owner + '.' + field.name!r})")
+            self.put(f"if left < 0: raise too_many({self.owner + '.' + field.name!r}, {self.elements_max})")
         if element.kind in FIXED:
             code = FIXED[element.kind]
             table = self.constant(f"unpackers_{code}_", short_arrays(code, "unpack_from"))

@@ -58,7 +58,8 @@ def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> De
     """Describe the settings of topics, this broker, and groups."""
     message, version = request.message, request.version
     results = []
-    for resource in message.resources:
+    distinct = {(resource.resource_type, resource.resource_name): resource for resource in message.resources}
+    for resource in distinct.values():
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=""
         )

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from kohort.broker.api.groups import client_of
 from kohort.broker.api.permitted import ON_GROUP, permitted
 from kohort.broker.host import GroupHost
-from kohort.broker.regex import matcher
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError
@@ -26,6 +25,7 @@ from kohort.groups.effects import (
     NamedPartitions,
 )
 from kohort.groups.records import TopicPartitions
+from kohort.name_patterns import matcher
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -123,7 +123,9 @@ def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescr
     def answer(found: dict[str, DescribedConsumerGroup]) -> None:
         found[""] = DescribedConsumerGroup("", error=ErrorCode.INVALID_GROUP_ID)
         asked = request.message.include_authorized_operations
-        groups = [_described(found[group], request.version, asked) for group in request.message.group_ids]
+        groups = [
+            _described(found[group], request.version, asked) for group in dict.fromkeys(request.message.group_ids)
+        ]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
     named = [group for group in request.message.group_ids if group]

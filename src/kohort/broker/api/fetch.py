@@ -70,7 +70,7 @@ class Fetch:
         message = self._request.message
         found, size, urgent, logs = self._read()
         if urgent or size >= message.min_bytes or message.max_wait_ms <= 0 or not logs:
-            return self._answer(found)
+            return self._answer(found, size)
         missing = message.min_bytes - size
         if self._isolation is Isolation.READ_COMMITTED:
             missing = 1  # the bytes that became readable can't be derived from the appended bytes
@@ -85,7 +85,7 @@ class Fetch:
         if self._wait is not None:
             request.client.waits.discard(self._wait)
         if not request.connection.closed:
-            request.reply(self._answer(self._read()[0]))
+            request.reply(self._answer(*self._read()[:2]))
 
     def _read(self) -> tuple[list[Found], int, bool, list[PartitionLog]]:
         """Read all partitions.
@@ -95,6 +95,8 @@ class Fetch:
         """
         node, message = self._node, self._request.message
         left = min(message.max_bytes, node.config.fetch_bytes_max)
+        if self._request.meter is not None:
+            left = self._request.meter.fetch_bytes_max(left)
         total = 0
         urgent = full = False
         logs: list[PartitionLog] = []
@@ -160,8 +162,10 @@ class Fetch:
         )
         return answer, result.size
 
-    def _answer(self, found: list[Found]) -> FetchResponse:
-        session = self._session
+    def _answer(self, found: list[Found], size: int) -> FetchResponse:
+        session, meter = self._session, self._request.meter
+        if meter is not None and meter.fetched(size):
+            return self._throttled()
         if session is not None:
             incremental = session.epoch > 1
             found = [entry for entry in found if _news(entry) or not incremental]
@@ -181,6 +185,14 @@ class Fetch:
                 for topic, parts in topics.items()
             ],
         )
+
+    def _throttled(self) -> FetchResponse:
+        """Return a response without data for a client over its quota. A new session does not begin with it."""
+        session = self._session
+        if session is not None and session.epoch == 1:
+            self._node.sessions.close(session.id)
+            session = None
+        return FetchResponse(session_id=session.id if session is not None else 0)
 
 
 def _news(entry: Found) -> bool:
@@ -277,16 +289,13 @@ def _fetch_on(
     if session.by_id != by_id:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
     message = request.message
-    for topic in message.forgotten_topics_data:
-        name = topic.topic_id if by_id else topic.topic
-        for index in topic.partitions:
-            session.partitions.pop((name, index), None)
-    for key, part in _wanted(message, by_id).items():
-        known = session.partitions.get(key)
-        if known is None:
-            session.partitions[key] = part
-        else:
-            known.update(part)
+    forgotten = [
+        (topic.topic_id if by_id else topic.topic, index)
+        for topic in message.forgotten_topics_data
+        for index in topic.partitions
+    ]
+    if not node.sessions.change_partitions(session, forgotten, _wanted(message, by_id)):
+        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     session.next_epoch()
     return Fetch(node, request, session.partitions.values(), session).start()
 

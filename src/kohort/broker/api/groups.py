@@ -233,7 +233,7 @@ def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) ->
 
     def answer(found: dict[str, DescribedGroup]) -> None:
         asked = request.message.include_authorized_operations
-        described = [_described(found[group], version, asked) for group in request.message.groups]
+        described = [_described(found[group], version, asked) for group in dict.fromkeys(request.message.groups)]
         request.reply(DescribeGroupsResponse(groups=described))
 
     host.groups.ask_by_shard(request.message.groups, make_event, entries, answer)

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from kohort.broker.authorization import PUSH_NEEDS, Authorize, Right
 from kohort.broker.host import GroupHost
-from kohort.broker.regex import matcher
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.requests import PushRequest
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
 from kohort.groups.effects import RegisterConsumerReply
+from kohort.name_patterns import matcher
 from kohort.wire.push import (
     COORDINATOR_ID_MAX,
     ClusterMetadataRequest,

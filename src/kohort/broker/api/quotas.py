@@ -1,4 +1,4 @@
-"""DescribeClientQuotas and AlterClientQuotas: quotas are stored and described, but this broker throttles no client."""
+"""DescribeClientQuotas and AlterClientQuotas. `kohort.broker.server.throttling` enforces the quotas."""
 
 from __future__ import annotations
 

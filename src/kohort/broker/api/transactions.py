@@ -12,10 +12,9 @@ from typing import TypeAlias
 
 from kohort.broker.api.offset_transactions import for_version
 from kohort.broker.node import Node
-from kohort.broker.regex import matcher
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
-from kohort.broker.transactions.log import Status
+from kohort.broker.transactions.log import Status, Transaction
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
@@ -140,7 +139,7 @@ def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
 def describe_transactions(node: Node, request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:
     """Describe the state of transactional ids."""
     states = []
-    for transactional_id in request.message.transactional_ids:
+    for transactional_id in dict.fromkeys(request.message.transactional_ids):
         known = node.transactions.get(transactional_id)
         state = DescribeTransactionsResponse.TransactionState(transactional_id=transactional_id)
         states.append(state)
@@ -159,19 +158,37 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
     return DescribeTransactionsResponse(transaction_states=states)
 
 
-def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> ListTransactionsResponse:
-    """List transactional ids by state, producer, age and name."""
+def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> ListTransactionsResponse | None:
+    """List transactional ids by state, producer, age and name. A pattern is matched in a thread."""
     message = request.message
-    pattern = message.transactional_id_pattern if request.version >= 2 else None
-    try:
-        is_named = matcher(pattern) if pattern else None
-    except InvalidInputError as error:
-        return ListTransactionsResponse(error_code=error.code)
-    shown = {status.shown for status in Status}
     wanted = set(message.state_filters)
     producers = set(message.producer_id_filters)
     now_ms = time.time_ns() // 1_000_000
     age = message.duration_filter
+    found = [
+        transaction
+        for transaction in node.transactions.all()
+        if (not wanted or transaction.status.shown in wanted)
+        and (not producers or transaction.producer_id in producers)
+        and (age < 0 or now_ms - transaction.start_ms > age)
+    ]
+    pattern = message.transactional_id_pattern if request.version >= 2 else None
+    if not pattern:
+        return _listed(message, found)
+
+    def answer(names: list[str] | InvalidInputError) -> None:
+        if isinstance(names, InvalidInputError):
+            request.reply(ListTransactionsResponse(error_code=names.code))
+            return
+        named = set(names)
+        request.reply(_listed(message, [transaction for transaction in found if transaction.id in named]))
+
+    node.match_names(pattern, [transaction.id for transaction in found], answer)
+    return None
+
+
+def _listed(message: ListTransactionsRequest, found: list[Transaction]) -> ListTransactionsResponse:
+    shown = {status.shown for status in Status}
     make = ListTransactionsResponse.TransactionState
     return ListTransactionsResponse(
         unknown_state_filters=[state for state in message.state_filters if state not in shown],
@@ -181,11 +198,7 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
                 producer_id=transaction.producer_id,
                 transaction_state=transaction.status.shown,
             )
-            for transaction in node.transactions.all()
-            if (not wanted or transaction.status.shown in wanted)
-            and (not producers or transaction.producer_id in producers)
-            and (age < 0 or now_ms - transaction.start_ms > age)
-            and (is_named is None or is_named(transaction.id))
+            for transaction in found
         ],
     )
 
@@ -195,11 +208,13 @@ def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -
     topics = []
     for topic in request.message.topics:
         parts = []
-        for index in topic.partition_indexes:
+        missing: tuple[ErrorCode, str | None] | None = None
+        for index in dict.fromkeys(topic.partition_indexes):
             part = DescribeProducersResponse.PartitionResponse(partition_index=index)
             target = node.store.get(topic.name, index)
             if target is None:
-                part.error_code, part.error_message = _missing(node, topic.name)
+                missing = missing or _missing(node, topic.name)
+                part.error_code, part.error_message = missing
             else:
                 part.active_producers = [
                     DescribeProducersResponse.ProducerState(

@@ -1,10 +1,10 @@
-"""Quotas of users, client ids and IP addresses, stored in the data folder. They are not enforced. Source: KIP-546."""
+"""Quotas of users, client ids and IP addresses, in the data folder; `throttling` enforces them. Source: KIP-546."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +18,11 @@ USER, CLIENT, IP = "user", "client-id", "ip"
 _WHOLE = {"producer_byte_rate", "consumer_byte_rate"}
 _OF_USERS = {*_WHOLE, "request_percentage", "controller_mutation_rate"}
 _OF_IPS = {"connection_creation_rate"}
+
+
+def entity_key(*parts: tuple[str, str | None]) -> Entity:
+    """Return the entity of these types and names."""
+    return tuple(sorted(parts, key=lambda part: part[0]))
 
 
 def entity_of(names: list[tuple[str, str | None]]) -> Entity:
@@ -37,7 +42,7 @@ def entity_of(names: list[tuple[str, str | None]]) -> Entity:
             raise InvalidInputError(f"an empty {kind}", ErrorCode.INVALID_REQUEST)
     if IP in kinds and len(kinds) > 1:
         raise InvalidInputError("an ip has quotas by itself only", ErrorCode.INVALID_REQUEST)
-    return tuple(sorted(names))
+    return entity_key(*names)
 
 
 def check(entity: Entity, key: str, value: float) -> None:
@@ -60,10 +65,15 @@ def check(entity: Entity, key: str, value: float) -> None:
 
 
 class Quotas:
-    """The quotas by entity."""
+    """The quotas by entity.
+
+    Attributes:
+        listeners: callbacks after a change.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
+        self.listeners: list[Callable[[], None]] = []
         self._by_entity: dict[Entity, dict[str, float]] = {
             tuple((kind, name) for kind, name in json.loads(key)): values
             for key, values in read_json(self._path).items()
@@ -82,3 +92,5 @@ class Quotas:
             after[entity] = left
         write_json(self._path, {json.dumps(names): quotas for names, quotas in after.items()})
         self._by_entity = after
+        for listener in self.listeners:
+            listener()

@@ -73,7 +73,12 @@ class BrokerConfig:
         "max.connections", 20_000, low=1, unit="connections", why="bounds sockets and their buffers (Kafka: no limit)"
     )
     connections_max_per_ip: int = knob(
-        "max.connections.per.ip", 2**31 - 1, low=0, unit="connections", why="one host can't take all connections"
+        "max.connections.per.ip",
+        2**31 - 1,
+        low=0,
+        unit="connections",
+        why="one address can't take all: whatever is given, a tenth of max.connections and of the file descriptors for "
+        "connections is left to other addresses, unless the client is on loopback (Kafka: no such share)",
     )
     connection_idle_ms: int = knob(
         "connections.max.idle.ms", 600_000, low=1_000, unit="ms", why="a connection that says nothing is closed"
@@ -115,7 +120,17 @@ class BrokerConfig:
         64 * MIB,
         low=MIB,
         unit="bytes",
-        why="answers of one connection that its client has not taken; reading stops beyond it",
+        why="answers of one connection that its client has not taken; reading stops beyond it. All connections may "
+        "have 16 times as much in memory; beyond it, the one that has taken nothing for longest is closed",
+    )
+    queued_request_bytes_max: int = knob(
+        "queued.max.request.bytes",
+        512 * MIB,
+        low=-1,
+        unit="bytes",
+        why="unfinished requests of all connections, five of the largest, never less than socket.request.max.bytes; "
+        "beyond it, the connection whose request is unfinished for longest is closed, because honest ones finish in "
+        "milliseconds. -1: no limit, which is Kafka's default",
     )
     fetch_sessions_max: int = knob(
         "max.incremental.fetch.session.cache.slots",
@@ -123,6 +138,17 @@ class BrokerConfig:
         low=0,
         unit="sessions",
         why="bounds the memory of incremental fetch sessions; clients beyond it send whole requests",
+    )
+
+    quota_windows: int = knob(
+        "quota.window.num", 11, low=1, unit="windows", why="rates of quotas are averages over these windows"
+    )
+    quota_window_s: int = knob(
+        "quota.window.size.seconds",
+        1,
+        low=1,
+        unit="seconds",
+        why="length of such a window, and the longest throttle time of a request percentage",
     )
 
     offsets_partitions: int = knob(
@@ -247,6 +273,12 @@ class BrokerConfig:
     verify_transactions: bool = knob(
         "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
     )
+
+    @property
+    def unfinished_bytes_max(self) -> int:
+        """The most bytes of unfinished requests of all connections."""
+        most = self.queued_request_bytes_max
+        return sys.maxsize if most < 0 else max(most, self.request_bytes_max)
 
     @property
     def older_values(self) -> bool:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from kohort.broker.purgatory import WaitingFetch
+from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
 from kohort.broker.server.framing import BadFrame, ForeignProtocol, Frame, Frames
-from kohort.errors import ErrorCode, KafkaError
+from kohort.broker.server.server_requests import ServerRequests
 from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
 from kohort.log import FileRange
@@ -146,6 +147,7 @@ class LogSlice:
 
 
 Part: TypeAlias = Buffer | LogSlice
+Parts: TypeAlias = Sequence[Part]
 
 
 def gathered(parts: Sequence[Part]) -> list[Part]:
@@ -165,46 +167,14 @@ def gathered(parts: Sequence[Part]) -> list[Part]:
     return joined
 
 
-# -- Flow control: how much is read from a client that does not read its responses
+# -- Turns: how long one connection is served in a row
 
-ANSWERS_HELD = 256
-"""Responses collected before they are sent, while a read is processed."""
 TAKE_S = 0.005
 """Longest processing of one read. After that, other connections get their turn."""
 READS_PER_WAKE = 4
 """Reads of one connection in a row. After that, other connections get their turn."""
-
-
-class Limits(Protocol):
-    """The limits of one connection, from the broker's settings."""
-
-    @property
-    def request_bytes_max(self) -> int: ...
-    @property
-    def queued_requests_max(self) -> int: ...
-    @property
-    def queued_bytes_max(self) -> int: ...
-
-
-class FlowControl:
-    """The flow control of one connection: reading stops while the connection is full.
-
-    Attributes:
-        requests_max: the most unanswered requests.
-        bytes_max: the most bytes of unsent responses.
-        brim: high-water mark: with this many unanswered requests, send completed responses before the next request.
-    """
-
-    __slots__ = ("brim", "bytes_max", "requests_max")
-
-    def __init__(self, limits: Limits) -> None:
-        self.requests_max = limits.queued_requests_max
-        self.bytes_max = limits.queued_bytes_max
-        self.brim = min(ANSWERS_HELD, self.requests_max)
-
-    def is_full(self, requests: int, size: int) -> bool:
-        """Return whether reading must stop with this many unanswered requests and unsent bytes."""
-        return requests >= self.requests_max or size >= self.bytes_max
+PARKED_CHECK = 16
+"""Each time so many more requests are unanswered, count the completed responses that wait behind the first one."""
 
 
 # -- Transports: the bytes of a connection, whatever protocol carries them
@@ -295,8 +265,6 @@ GATHER_PARTS = 256
 SENDFILE_BYTES = 1 << 20
 """Log bytes per system call, so that other connections get their turn in between."""
 
-Parts: TypeAlias = Sequence[Part]
-
 
 class Outgoing:
     """The bytes that the transport has not accepted yet.
@@ -335,6 +303,11 @@ class Outgoing:
         except (BlockingIOError, InterruptedError):
             return False
         return True
+
+    @property
+    def memory(self) -> int:
+        """The number of bytes that are in memory, unlike those of log files."""
+        return sum([len(part) for part in self._parts if not isinstance(part, LogSlice)])
 
     def clear(self) -> None:
         """Discard the unsent bytes."""
@@ -385,61 +358,6 @@ class Outgoing:
             parts.popleft()
 
 
-# -- Reversed connections of the push protocol
-#
-# The broker sends requests on them, and the client responds. These frames have no correlation ids: each incoming frame
-# answers the oldest unanswered request. The registration of a push consumer reverses its connection. Earlier requests
-# are still answered first.
-
-UNANSWERED_MAX = 64
-"""The most unanswered requests to a client, which bounds memory. The coordinator should have evicted such a client."""
-
-OnAnswer: TypeAlias = Callable[[Frame], None]
-"""Callback that takes a response. The frame's memory is reused afterwards. Raises `BadFrame` to close the connection.
-"""
-
-
-class ServerRequests:
-    """The requests sent to the client of a reversed connection, in order."""
-
-    __slots__ = ("_asked", "_queue")
-
-    def __init__(self, queue: Callable[[Parts], None]) -> None:
-        """Create an empty queue. `queue` sends a frame after all pending responses."""
-        self._queue = queue
-        self._asked: deque[OnAnswer] = deque()
-
-    @property
-    def unanswered(self) -> int:
-        """The number of responses that the client has not sent yet."""
-        return len(self._asked)
-
-    def ask(self, parts: Parts, on_answer: OnAnswer) -> None:
-        """Send a request. `on_answer` gets the response, or is never called if the connection closes before.
-
-        Raises:
-            KafkaError: the client has too many unanswered requests.
-
-        """
-        if len(self._asked) >= UNANSWERED_MAX:
-            raise KafkaError(
-                f"{UNANSWERED_MAX} frames to a client are not answered", ErrorCode.THROTTLING_QUOTA_EXCEEDED
-            )
-        self._asked.append(on_answer)
-        self._queue(parts)
-
-    def take(self, frame: Frame) -> None:
-        """Handle a frame from the client.
-
-        Raises:
-            BadFrame: no request is unanswered.
-
-        """
-        if not self._asked:
-            raise BadFrame(f"an answer of {len(frame)} bytes to nothing that was asked")
-        self._asked.popleft()(frame)
-
-
 log = logging.getLogger("kohort.broker")
 
 READ_BUFFER_BYTES = 1 << 18
@@ -482,6 +400,14 @@ class Handler(Protocol):
     def is_new_problem(self, connection: Connection, why: str) -> bool:
         """Return whether a client's mistake, which it repeats with each connection, is to be logged now."""
 
+    @property
+    def unfinished(self) -> ByteBudget:
+        """The received bytes of requests that are not complete yet."""
+
+    @property
+    def unsent(self) -> ByteBudget:
+        """The bytes in memory of responses that clients do not take."""
+
 
 class Connection:
     """One connection. All methods run on the loop.
@@ -491,9 +417,13 @@ class Connection:
         pending: the unsent responses, in order.
         corked: whether a read is being processed, so that completed responses are sent afterwards.
         dirty: whether a `flush` is scheduled.
+        muted: whether nothing is read for a time, because the client exceeded a quota.
+        has_asked: whether a complete request has arrived.
+        opened, last_active: when the connection was accepted, and when bytes last moved (monotonic clock).
     """
 
     __slots__ = (
+        "_begun",
         "_flow",
         "_frames",
         "_handler",
@@ -505,14 +435,18 @@ class Connection:
         "_reading",
         "_scratch",
         "_transport",
+        "_unmuting",
         "_writing",
         "client",
         "closed",
         "corked",
         "dirty",
         "fd",
+        "has_asked",
         "last_active",
         "local",
+        "muted",
+        "opened",
         "peer",
         "pending",
     )
@@ -538,7 +472,7 @@ class Connection:
         self._flow = FlowControl(limits)
         self._frames = Frames(REQUEST_BYTES_MIN, limits.request_bytes_max)
         self._outgoing = Outgoing(transport)
-        self._held = 0
+        self._held = self._begun = 0
         self._scratch = scratch
         self._writing = False
         self._reading = True
@@ -546,7 +480,9 @@ class Connection:
         self.closed = False
         self.dirty = False
         self.corked = False
-        self.last_active = time.monotonic()
+        self.has_asked = self.muted = False
+        self._unmuting: asyncio.TimerHandle | None = None
+        self.opened = self.last_active = time.monotonic()
         loop.add_reader(self.fd, self._on_readable)
 
     @property
@@ -558,6 +494,11 @@ class Connection:
     def idle(self) -> bool:
         """Whether nothing is in progress in either direction."""
         return not self.pending and not self._outgoing.size
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the client's next bytes would be read now."""
+        return self._reading
 
     # -- requests
 
@@ -613,13 +554,27 @@ class Connection:
         until = now + TAKE_S
         pending, outgoing, flow = self.pending, self._outgoing, self._flow
         brim, bytes_max = flow.brim, flow.bytes_max
-        frames = iter(self._frames.cut(data))
+        found = self._frames.cut(data)
+        if self._frames.begun != self._begun:
+            self._count_unfinished()
+            if self.closed:
+                return
+        if not found:
+            self.last_active = now
+            return
+        self.has_asked = True
+        frames = iter(found)
         for frame in frames:
             self._on_frame(self, frame)
             if self.closed:
                 return
             now = clock()
-            if (len(pending) >= brim or outgoing.size + self._held >= bytes_max) and self._is_brimful():
+            if (
+                len(pending) >= brim
+                or outgoing.size + self._held >= bytes_max
+                or self.muted
+                or (len(pending) % PARKED_CHECK == 1 and pending[0].parts is None and self._parked_bytes() >= bytes_max)
+            ) and self._is_brimful():
                 self._put_back(frames)
                 return
             if now > until:
@@ -633,17 +588,27 @@ class Connection:
     def _put_back(self, frames: Iterator[Frame]) -> None:
         """Keep the remaining frames for later, and stop reading."""
         self._frames.put_back(frames)
+        self._count_unfinished()
         self._pause()
+
+    def _count_unfinished(self) -> None:
+        """Report the bytes that are kept for later, which may close this connection."""
+        self._begun = self._frames.begun + len(self._frames.kept)
+        self._handler.unfinished.hold_bytes(self, self._begun)
 
     def _is_brimful(self) -> bool:
         """Send completed responses; return whether there is still no room for another request."""
         if self.pending and self.pending[0].parts is not None:
             self.flush()
-        return self._is_full and not self.closed
+        return (self._is_full or self.muted) and not self.closed
 
     @property
     def _is_full(self) -> bool:
-        return self._flow.is_full(len(self.pending), self._outgoing.size + self._held)
+        return self._flow.is_full(len(self.pending), self._outgoing.size + self._held + self._parked_bytes())
+
+    def _parked_bytes(self) -> int:
+        """Return the bytes of completed responses that wait for an earlier one, such as a fetch that waits for data."""
+        return sum([len(part) for answer in self.pending if answer.parts for part in answer.parts])
 
     def hold(self, size: int) -> None:
         """Count bytes of retained requests toward flow control. A negative size releases them."""
@@ -668,13 +633,28 @@ class Connection:
         self._on_frame = on_frame
         self._frames.size_max = self._limits.request_bytes_max if size_max is None else size_max
 
+    def mute(self, seconds: float) -> None:
+        """Read nothing for a time. Requests that were read before are still answered."""
+        until = self._loop.time() + seconds
+        if self.closed or (self._unmuting is not None and self._unmuting.when() >= until):
+            return
+        if self._unmuting is not None:
+            self._unmuting.cancel()
+        self.muted = True
+        self._pause()
+        self._unmuting = self._loop.call_at(until, self._unmute)
+
+    def _unmute(self) -> None:
+        self.muted, self._unmuting = False, None
+        self._resume_if_room()
+
     def _pause(self) -> None:
         if self._reading and not self.closed:
             self._reading = False
             self._loop.remove_reader(self.fd)
 
     def _resume_if_room(self) -> None:
-        if self._reading or self.closed or self._is_full:
+        if self._reading or self.closed or self.muted or self._is_full:
             return
         self._reading = True
         if self._frames.kept:
@@ -738,8 +718,11 @@ class Connection:
         outgoing = self._outgoing
         if ready:
             outgoing.add(ready)
-        if not self._writing and outgoing.size:
-            self._send()
+        if not self._writing:
+            if outgoing.size:
+                self._send()
+        elif ready:
+            self._handler.unsent.hold_bytes(self, outgoing.memory)
         self._resume_if_room()
 
     def _send(self) -> None:
@@ -752,9 +735,12 @@ class Connection:
             if self._writing:
                 self._writing = False
                 self._loop.remove_writer(self.fd)
-        elif not self._writing:
-            self._writing = True
-            self._loop.add_writer(self.fd, self._on_writable)
+                self._handler.unsent.hold_bytes(self, 0)
+        else:
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(self.fd, self._on_writable)
+            self._handler.unsent.hold_bytes(self, self._outgoing.memory)
 
     def _on_writable(self) -> None:
         if not self.closed:
@@ -772,5 +758,9 @@ class Connection:
             self._loop.remove_writer(self.fd)
         self._outgoing.clear()
         self._frames.clear()
+        if self._unmuting is not None:
+            self._unmuting.cancel()
+        self._handler.unfinished.hold_bytes(self, 0)
+        self._handler.unsent.hold_bytes(self, 0)
         self._transport.close()
         self._handler.on_closed(self)

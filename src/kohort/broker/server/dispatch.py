@@ -19,7 +19,7 @@ from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.refusals import refusal
-from kohort.broker.server.requests import Request
+from kohort.broker.server.requests import Request, RequestMeter
 from kohort.errors import ErrorCode, KafkaError
 from kohort.wire.discovery import ApiVersionsResponse
 from kohort.wire.framing import APIS, decode_request_header
@@ -35,8 +35,22 @@ PUSH_FIRST, NEGATIVE_FIRST = PUSH_TYPES >> 8, 0x80
 """The first byte of a push frame, and the first byte of a negative number."""
 
 
+class RequestThrottling(Protocol):
+    """The quotas of a host."""
+
+    active: bool
+    """Whether there are any."""
+
+    def begin(self, request: Request[Message], size: int) -> RequestMeter:
+        """Begin to measure a request of `size` bytes."""
+
+
 class DispatchHost(Protocol):
     """The properties that every host has."""
+
+    @property
+    def throttling(self) -> RequestThrottling | None:
+        """Measures requests for quotas; None: this host has no quotas."""
 
     @property
     def metrics(self) -> Metrics: ...
@@ -191,6 +205,9 @@ class Dispatcher(Generic[D]):
         figures.requests += 1
         request.latency = figures.latency
         request.began = perf_counter()
+        throttling = self._host.throttling
+        if throttling is not None and throttling.active:
+            request.meter = throttling.begin(request, len(frame))
         if self._authorize is not None and (refused := self._authorize(request, route.needs)):
             request.reply(refusal(request, refused))
             return
@@ -212,3 +229,5 @@ class Dispatcher(Generic[D]):
             raise
         if answer is not None:
             request.reply(answer)
+        elif request.meter is not None:
+            request.meter.handled()

@@ -35,14 +35,16 @@ class Frames:
         size_min: the smallest valid frame size. A change applies to all later frames, also of the same read.
         size_max: the largest valid frame size.
         kept: received bytes that are still to be split.
+        begun: the number of received bytes of an incomplete frame.
     """
 
-    __slots__ = ("_begun", "_wanted", "kept", "size_max", "size_min")
+    __slots__ = ("_begun", "_wanted", "begun", "kept", "size_max", "size_min")
 
     def __init__(self, size_min: int, size_max: int) -> None:
         self.size_min = size_min
         self.size_max = size_max
         self.kept = b""
+        self.begun = 0
         self._begun: bytearray | None = None  # the received part of an incomplete frame (or of its size)
         self._wanted = 0  # the size of the incomplete frame, 0: not known yet
 
@@ -63,10 +65,11 @@ class Frames:
             else:
                 begun += data[:missing]
                 if end < missing:
+                    self.begun = len(begun)
                     return found
                 start = missing
                 found.append(begun)
-            self._begun = None
+            self._begun, self.begun = None, 0
         size_min, size_max, unpack = self.size_min, self.size_max, _unpack_size
         last = end - SIZE_BYTES
         while start <= last:
@@ -91,7 +94,7 @@ class Frames:
         pieces = [piece for frame in frames for piece in (_SIZE.pack(len(frame)), frame)]
         if self._begun is not None:
             pieces += [_SIZE.pack(self._wanted), self._begun] if self._wanted else [self._begun]
-            self._begun = None
+            self._begun, self.begun = None, 0
         self.kept = b"".join([*pieces, self.kept])
 
     def take_kept(self) -> memoryview:
@@ -101,14 +104,15 @@ class Frames:
 
     def clear(self) -> None:
         """Discard the bytes of incomplete frames."""
-        self._begun, self.kept = None, b""
+        self._begun, self.begun, self.kept = None, 0, b""
 
     def _begin(self, rest: memoryview) -> None:
         if len(rest) < SIZE_BYTES:
-            self._begun, self._wanted = bytearray(rest), 0
+            self._begun, self._wanted, self.begun = bytearray(rest), 0, len(rest)
             return
         (size,) = _unpack_size(rest)
         self._begun, self._wanted = bytearray(rest[SIZE_BYTES:]), size
+        self.begun = len(rest)
 
     def _refuse(self, size: int) -> None:
         if size >> 16 == TLS_HANDSHAKE and self.size_max < size:

@@ -26,6 +26,7 @@ from kohort.broker.server.connection import (
     Transport,
     unmapped,
 )
+from kohort.broker.server.flow_control import ByteBudget
 from kohort.broker.server.framing import Frame
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 
@@ -84,8 +85,26 @@ ACCEPTS_PER_WAKE = 256
 served.
 """
 DRAIN_CHECK_S = 0.01
+OTHER_ADDRESSES = 10
+"""One address gets no more than all but a tenth of the connections, so that others still get in. Loopback is exempt: a
+listener there has no other addresses.
+"""
+UNSENT_QUEUES = 16
+"""Responses in memory of all connections together, in multiples of `queued.max.response.bytes` (1 GiB by default)."""
+THROTTLED_MAX = 32
+"""The most refused connections that stay open for their throttle time."""
+FIRST_REQUEST_S = 30.0
+"""A new connection has this long for its first request. Kafka's clients send one at once, and give up connecting after
+30 s (`socket.connection.setup.timeout.max.ms`).
+"""
+UNFINISHED_S = 60.0
+"""A connection that stopped within a request is closed after this long, and not only when it counts as idle."""
 FULL_PAUSE_S = 0.2
 """Pause of accepting when no descriptor is left, not even to refuse a connection."""
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -121,7 +140,13 @@ def _bind_text(host: str, port: int, error: OSError) -> str:
 
 
 class Server:
-    """A server that accepts connections, passes their frames on, and limits their number."""
+    """A server that accepts connections, passes their frames on, and limits their number.
+
+    Attributes:
+        unfinished, unsent: the bytes that all connections hold together.
+        throttle_ms_of: counts a connection from an address, and returns for how long to throttle it (0: not at all);
+            None: there are no quotas.
+    """
 
     def __init__(
         self,
@@ -146,6 +171,10 @@ class Server:
         self._dirty: list[Connection] = []
         self._refused = 0
         self._next_number = 0
+        self._throttled: dict[socket.socket, asyncio.TimerHandle] = {}
+        self.throttle_ms_of: Callable[[str], float] | None = None
+        self.unfinished = ByteBudget("unfinished requests", config.unfinished_bytes_max)
+        self.unsent = ByteBudget("responses that are not taken", UNSENT_QUEUES * config.queued_bytes_max)
         self.reconfigure(config)
 
     def __len__(self) -> int:
@@ -159,6 +188,7 @@ class Server:
         """Apply changed settings. Open connections keep theirs, and stay open if fewer are allowed."""
         self._config = config
         self._limit = min(config.connections_max, self._room)
+        self._address_limit = min(config.connections_max_per_ip, self._limit - self._limit // OTHER_ADDRESSES)
 
     def listen(self, listener: ListenerSocket | socket.socket) -> tuple[str, int]:
         """Start accepting connections of one more listener; return its address.
@@ -232,7 +262,9 @@ class Server:
 
     def _admit(self, sock: socket.socket, peer: tuple[str, int], listener: ListenerSocket) -> None:
         of_host = self._by_host.get(peer[0], 0)
-        if len(self._connections) + self._shaking >= self._limit or of_host >= self._config.connections_max_per_ip:
+        most = self._config.connections_max_per_ip if _is_loopback(peer[0]) else self._address_limit
+        open_or_pending = len(self._connections) + self._shaking + len(self._throttled)
+        if open_or_pending >= self._limit or of_host >= most:
             self._refused += 1
             if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th … : a storm must not fill the log
                 log.warning(
@@ -243,6 +275,9 @@ class Server:
                     self._refused,
                 )
             sock.close()
+            return
+        if self.throttle_ms_of is not None and (throttle_ms := self.throttle_ms_of(peer[0])) > 0:
+            self._close_later(sock, throttle_ms / 1000)
             return
         try:
             sock.setblocking(False)
@@ -315,6 +350,19 @@ class Server:
         """Return whether a client's mistake, which it repeats with each connection, is to be logged now."""
         return self.logins.notices.is_new(connection.client.host, why)
 
+    def _close_later(self, sock: socket.socket, seconds: float) -> None:
+        """Close a connection after its throttle time, as Kafka does: a client gains nothing by reconnecting at once.
+
+        Beyond `THROTTLED_MAX` of them, close the oldest at once.
+        """
+        self._throttled[sock] = self._loop.call_later(seconds, self._close_throttled, sock)
+        if len(self._throttled) > THROTTLED_MAX:
+            self._close_throttled(next(iter(self._throttled)))
+
+    def _close_throttled(self, sock: socket.socket) -> None:
+        self._throttled.pop(sock).cancel()
+        sock.close()
+
     def on_closed(self, connection: Connection) -> None:
         """Remove a connection that has closed."""
         self._connections.pop(connection.client.number, None)
@@ -343,12 +391,21 @@ class Server:
                 connection.flush()
 
     def close_idle(self) -> None:
-        """Close connections that were silent for longer than `connections.max.idle.ms`."""
-        before = time.monotonic() - self._config.connection_idle_ms / 1000
+        """Close connections that were silent for longer than `connections.max.idle.ms`, or stopped within a request."""
+        now = time.monotonic()
+        before, began = now - self._config.connection_idle_ms / 1000, now - FIRST_REQUEST_S
         for connection in list(self._connections.values()):
-            if connection.last_active < before and connection.idle:
+            if connection.last_active < before and connection.idle and not connection.muted:
                 log.info("closing the idle connection from %s", connection.name)
                 connection.close()
+            elif not connection.has_asked and connection.opened < began:
+                log.info("closing the connection from %s: no request within %.0f s", connection.name, FIRST_REQUEST_S)
+                connection.close()
+        stopped = now - UNFINISHED_S
+        for holder, since in list(self.unfinished.since()):
+            if since < stopped and holder.last_active < stopped and holder.is_reading:
+                log.info("closing the connection from %s: stopped within a request", holder.name)
+                holder.close()
 
     def stop_listening(self) -> None:
         """Stop accepting connections."""
@@ -380,5 +437,7 @@ class Server:
         """Stop listening, and close all connections."""
         self.stop_listening()
         self.logins.close()
+        for sock in list(self._throttled):
+            self._close_throttled(sock)
         for connection in list(self._connections.values()):
             connection.close()

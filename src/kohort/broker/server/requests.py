@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from kohort.broker.metrics import ApiMetrics, Histogram
 from kohort.broker.server.connection import Connection, Parts
@@ -120,6 +120,22 @@ FETCH = 1
 M_co = TypeVar("M_co", bound=Message, covariant=True)
 
 
+class RequestMeter(Protocol):
+    """The measurement of one request for quotas; `kohort.broker.server.throttling` has the only kind."""
+
+    def fetched(self, size: int) -> bool:
+        """Record the bytes of a fetch; return whether none may be sent."""
+
+    def fetch_bytes_max(self, asked: int) -> int:
+        """Return the most bytes of one fetch."""
+
+    def handled(self) -> None:
+        """Stop the measurement of a request whose response comes later."""
+
+    def finish_request(self, request: Request[Message], message: Message | None) -> None:
+        """Name the throttle time in the response, if there is one, and stop reading from the connection."""
+
+
 class Request(Generic[M_co]):
     """A request until its response is sent, and the place of the response in the connection's order.
 
@@ -127,6 +143,7 @@ class Request(Generic[M_co]):
         client: the client that sent the request.
         principal: the client's principal when the request arrived.
         message: the decoded request; set before its handler runs.
+        meter: measures the request for quotas; None: there are none.
     """
 
     __slots__ = (
@@ -138,6 +155,7 @@ class Request(Generic[M_co]):
         "key",
         "latency",
         "message",
+        "meter",
         "on_reply",
         "parts",
         "principal",
@@ -161,6 +179,7 @@ class Request(Generic[M_co]):
         self.on_reply: Callable[[Parts], bool] | None = None
         self.began = 0.0
         self.latency: Histogram | None = None
+        self.meter: RequestMeter | None = None
 
     @property
     def done(self) -> bool:
@@ -192,6 +211,8 @@ class Request(Generic[M_co]):
         """Send a response message, encoded in the request's version."""
         if self.connection.closed:
             return
+        if self.meter is not None:
+            self.meter.finish_request(self, message)
         parts: Parts
         try:
             if self.key == FETCH:
@@ -217,4 +238,6 @@ class Request(Generic[M_co]):
 
     def skip(self) -> None:
         """Send no response (acks=0)."""
+        if self.meter is not None:
+            self.meter.finish_request(self, None)
         self.send([])

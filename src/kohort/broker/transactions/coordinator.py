@@ -150,6 +150,8 @@ COORDINATOR_EPOCH = 0
 RETRY_S = 0.5
 IDS_MAX = 100_000
 """The most transactional ids known at once, which bounds memory."""
+ID_CHARS_MAX = 100 * IDS_MAX
+"""The most characters of all known ids. A single id may have 32,767."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class Transactions:
         self._host = host
         self._log = TransactionLog(host.store, older_values=host.config.older_values)
         self._known: dict[str, Transaction] = {}
+        self._id_chars = 0
         self._unmarked: dict[str, set[TopicPartition]] = {}
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._waits = MarkerWaits()
@@ -186,6 +189,7 @@ class Transactions:
                     self._known.pop(transactional_id, None)
                 else:
                     self._known[transactional_id] = transaction
+        self._id_chars = sum(map(len, self._known))
         for transaction in list(self._known.values()):
             if transaction.status.preparing:
                 self._begin_markers(transaction)
@@ -221,6 +225,8 @@ class Transactions:
         now_ms = _wall_ms()
         transaction = replace(transaction, update_ms=now_ms)
         self._log.write(transaction, now_ms)
+        if transaction.id not in self._known:
+            self._id_chars += len(transaction.id)
         self._known[transaction.id] = transaction
         return transaction
 
@@ -243,7 +249,7 @@ class Transactions:
             return
         known = self._known.get(transactional_id)
         if known is None:
-            if len(self._known) >= IDS_MAX:
+            if len(self._known) >= IDS_MAX or self._id_chars + len(transactional_id) > ID_CHARS_MAX:
                 done(ErrorCode.POLICY_VIOLATION, -1, -1)
                 return
             made = Transaction(transactional_id, self._host.fresh_producer_id(), 0, timeout_ms)
@@ -582,6 +588,7 @@ class Transactions:
                     log.error("transactional id %s could not be forgotten: %s", transaction.id, error)
                     break
                 del self._known[transaction.id]
+                self._id_chars -= len(transaction.id)
         self._host.loop.call_later(self._host.config.transactional_id_check_ms / 1000, self._expire)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offse
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicId, TopicPartition
+from kohort.name_patterns import matching
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Committed, Stamp
 from kohort.spark.source.offset_coordinator import Held
@@ -150,10 +150,10 @@ def _alike(me: MemberDescription, other: MemberDescription, pattern: str | None)
 
 
 def _may_find(regex: str, topics: tuple[str, ...]) -> bool:
-    """Return whether another member's pattern may match all topics; True if it is not a Python pattern."""
+    """Return whether another member's pattern may match all topics; True if it is none that can be matched here."""
     try:
-        return all(re.fullmatch(regex, topic) for topic in topics)
-    except re.error:
+        return len(matching(regex, topics)) == len(topics)
+    except InvalidInputError:
         return True
 
 

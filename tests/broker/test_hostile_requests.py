@@ -1,0 +1,134 @@
+"""Small requests that ask for much, and names that take much: each has a bound, and others are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort import Broker
+from kohort.broker import fetch_sessions
+from kohort.broker.fetch_sessions import Fetched, FetchSessions
+from kohort.errors import ErrorCode
+from kohort.wire.discovery import DescribeConfigsRequest, MetadataRequest
+from kohort.wire.framing import encode_request
+from kohort.wire.groups import ConsumerGroupDescribeRequest, DescribeGroupsRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
+from kohort.wire.transactions import DescribeProducersRequest, DescribeTransactionsRequest, InitProducerIdRequest
+from tests.broker.raw import RawClient, create_topic
+
+LONG = 32_767
+REPEATED = 1_000
+
+
+def commit(client: RawClient, group: str, topic: str, partitions: int = 1) -> int:
+    make = OffsetCommitRequest.OffsetCommitRequestTopic
+    parts = [
+        make.OffsetCommitRequestPartition(partition_index=index, committed_offset=1) for index in range(partitions)
+    ]
+    asked = OffsetCommitRequest(
+        group_id=group, generation_id_or_member_epoch=-1, topics=[make(name=topic, partitions=parts)]
+    )
+    return int(client.ask(asked, 8).topics[0].partitions[0].error_code)
+
+
+GROUP = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="name", topics=None)
+REQUESTS: list[tuple[Any, int]] = [
+    (OffsetFetchRequest(groups=[GROUP] * REPEATED), 9),
+    (DescribeGroupsRequest(groups=["name"] * REPEATED), 6),
+    (ConsumerGroupDescribeRequest(group_ids=["name"] * REPEATED), 1),
+    (DescribeTransactionsRequest(transactional_ids=["name"] * REPEATED), 0),
+    (
+        DescribeConfigsRequest(
+            resources=[DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name="name")] * REPEATED
+        ),
+        4,
+    ),
+    (MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="name")] * REPEATED), 9),
+    (
+        DescribeProducersRequest(
+            topics=[DescribeProducersRequest.TopicRequest(name="name", partition_indexes=[0] * REPEATED)]
+        ),
+        0,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def wide(broker: Broker) -> str:
+    """A topic and a group of 400 partitions, of one name."""
+    with RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "name", 400)
+        assert commit(client, "name", "name", 400) == 0
+    return "name"
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(("request_of", "version"), REQUESTS, ids=[type(asked).__name__ for asked, _ in REQUESTS])
+def test_a_name_that_a_request_repeats_is_answered_once(client: RawClient, request_of: Any, version: int) -> None:
+    """A group's name in 2.7 KB, again and again, asked for 180 MB and kept others waiting for 42 s."""
+    client.sock.sendall(encode_request(request_of, version, 1, "hostile"))
+    assert len(client.frame()) < 60_000
+
+
+def test_a_request_of_more_elements_than_a_broker_has_things_ends_its_connection(broker: Broker) -> None:
+    with RawClient(broker.bootstrap_servers) as hostile, RawClient(broker.bootstrap_servers) as client:
+        hostile.send(DescribeGroupsRequest(groups=["g"] * 30_001), 5)
+        assert hostile.closed()
+        assert client.ask(MetadataRequest(topics=[])).brokers
+        assert (
+            len(client.ask(DescribeGroupsRequest(groups=[f"g{number}" for number in range(10_000)]), 5).groups)
+            == 10_000
+        )
+
+
+def test_an_offset_fetch_names_a_bounded_number_of_groups(client: RawClient) -> None:
+    make = OffsetFetchRequest.OffsetFetchRequestGroup
+    many = [make(group_id=f"g{number}", topics=[]) for number in range(10_001)]
+    assert {group.error_code for group in client.ask(OffsetFetchRequest(groups=many), 9).groups} == {
+        ErrorCode.INVALID_REQUEST
+    }
+    assert {group.error_code for group in client.ask(OffsetFetchRequest(groups=many[1:]), 9).groups} == {0}
+
+
+def test_long_names_of_groups_count_as_several(tmp_path: Path) -> None:
+    config = {"group.coordinator.max.groups": 70, "offsets.topic.num.partitions": 1}
+    with Broker(tmp_path / "data", config) as broker, RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "t")
+        assert [commit(client, letter * LONG, "t") for letter in "abc"] == [0, 0, 0]
+        assert commit(client, "d" * LONG, "t") != 0
+        assert commit(client, "a" * LONG, "t") == 0, "a group that is there goes on"
+
+
+def test_long_transactional_ids_have_a_common_bound(client: RawClient) -> None:
+    def begin(name: str) -> int:
+        return int(client.ask(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=1_000), 5).error_code)
+
+    errors = [begin(f"{number:05}" * (LONG // 5)) for number in range(320)]
+    assert errors[300] == 0
+    assert errors[-1] == ErrorCode.POLICY_VIOLATION
+    assert begin("00007" * (LONG // 5)) == 0
+
+
+def wanted(first: int, count: int) -> dict[fetch_sessions.Key, Fetched]:
+    keys = [("t", number) for number in range(first, first + count)]
+    return {key: Fetched(key, 0, 1, -1) for key in keys}
+
+
+def test_fetch_sessions_bound_the_partitions_of_one_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", 10)
+    monkeypatch.setattr(fetch_sessions, "ALL_PARTITIONS_MAX", 25)
+    sessions = FetchSessions(100)
+    assert sessions.open(False, wanted(0, 11)) is None
+    first, second = sessions.open(False, wanted(0, 6)), sessions.open(False, wanted(0, 9))
+    assert first is not None and second is not None
+    assert sessions.change_partitions(first, [("t", 0)], wanted(1, 9))
+    assert len(first.partitions) == 9
+    assert sessions.open(False, wanted(0, 8)) is None, "26 partitions in all"
+    third = sessions.open(False, wanted(0, 7))
+    assert third is not None
+    assert not sessions.change_partitions(second, [], wanted(100, 1)), "the tenth is the 26th of all"
+    assert sessions.get(second.id) is None and len(sessions) == 2
+    assert not sessions.change_partitions(first, [], wanted(100, 2)), "an eleventh"
+    assert sessions.open(False, wanted(0, 10)) is not None

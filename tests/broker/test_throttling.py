@@ -1,0 +1,212 @@
+"""Quotas: rates as Kafka computes them, who shares one, and what a client that exceeds one sees."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort import Broker
+from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, entity_of
+from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, ClientRate, Throttling
+from kohort.wire.cluster_admin import AlterClientQuotasRequest
+from kohort.wire.data import FetchRequest
+from kohort.wire.discovery import ApiVersionsRequest, MetadataRequest
+from tests.broker.raw import RawClient, batch_of, create_topic, produce, produce_request
+
+ANYONE = "ANONYMOUS"
+
+
+def set_quota(client: RawClient, entity: dict[str, str | None], **quotas: float | None) -> None:
+    make = AlterClientQuotasRequest.EntryData
+    ops = [
+        make.OpData(key=key, value=0.0 if value is None else value, remove=value is None)
+        for key, value in quotas.items()
+    ]
+    names = [make.EntityData(entity_type=kind.replace("_", "-"), entity_name=name) for kind, name in entity.items()]
+    answer = client.ask(AlterClientQuotasRequest(entries=[make(entity=names, ops=ops)]))
+    assert answer.entries[0].error_code == 0, answer
+
+
+def test_rate_is_the_average_over_eleven_windows() -> None:
+    """The numbers are those of Kafka's `ClientRate` and `QuotaUtils.throttleTime` for the same calls."""
+    rate = ClientRate(11, 1000)
+    rate.record(1000, 0)
+    assert rate.excess_ms(100, 0) == 0.0, "1000 over the ten full windows that are reckoned with"
+    rate.record(500, 0)
+    assert rate.excess_ms(100, 0) == pytest.approx(5_000), "(150 - 100) / 100 * 10 s"
+    assert rate.excess_ms(100, 2_500) == pytest.approx((1500 / 10.5 - 100) / 100 * 10_500)
+    assert rate.excess_ms(100, 10_999) == pytest.approx((1500 / 10.999 - 100) / 100 * 10_999)
+    assert rate.excess_ms(100, 11_000) == 0.0, "the window is forgotten"
+    rate.record(10, 11_000)
+    rate.record(-10, 11_000)
+    assert rate.excess_ms(0.001, 11_000) == 0.0
+
+
+ENTITIES: list[tuple[list[tuple[str, str | None]], tuple[str | None, str | None]]] = [
+    ([(CLIENT, None)], (None, "app")),
+    ([(CLIENT, "app")], (None, "app")),
+    ([(USER, None)], ("alice", None)),
+    ([(USER, None), (CLIENT, None)], ("alice", "app")),
+    ([(USER, None), (CLIENT, "app")], ("alice", "app")),
+    ([(USER, "alice")], ("alice", None)),
+    ([(USER, "alice"), (CLIENT, None)], ("alice", "app")),
+    ([(USER, "alice"), (CLIENT, "app")], ("alice", "app")),
+]
+"""From the least specific to the most specific, each with what shares its rate."""
+
+
+def test_the_most_specific_quota_counts_alone(tmp_path: Path) -> None:
+    quotas = Quotas(tmp_path)
+    throttling = Throttling(quotas, 11, 1000)
+    assert not throttling.active
+    for number, (entity, shared) in enumerate(ENTITIES, 1):
+        quotas.change(entity_of(entity), {PRODUCER: float(number)})
+        assert throttling.active
+        assert throttling._limit(PRODUCER, "alice", "app") == ((PRODUCER, *shared), float(number)), entity
+        assert throttling._limit(CONSUMER, "alice", "app") is None
+    assert throttling._limit(PRODUCER, "bob", "other") == ((PRODUCER, "bob", "other"), 4.0)
+    quotas.change(entity_of(ENTITIES[-1][0]), {PRODUCER: None})
+    assert throttling._limit(PRODUCER, "alice", "app") == ((PRODUCER, "alice", "app"), 7.0)
+    again = Throttling(Quotas(tmp_path), 11, 1000)
+    assert again.active, "quotas count after a restart"
+    assert again._limit(PRODUCER, "alice", "x") == ((PRODUCER, "alice", "x"), 7.0)
+
+
+def test_connections_of_an_address_have_a_rate(tmp_path: Path) -> None:
+    quotas, now = Quotas(tmp_path), 0.0
+    throttling = Throttling(quotas, 11, 1000, lambda: now)
+    quotas.change(entity_of([(IP, None)]), {CONNECTIONS: 1.0})
+    quotas.change(entity_of([(IP, "192.0.2.1")]), {CONNECTIONS: 2.0})
+    assert [throttling.connection_ms("192.0.2.1") > 0 for _ in range(22)] == [False] * 20 + [True] * 2
+    assert [throttling.connection_ms("192.0.2.2") > 0 for _ in range(12)] == [False] * 10 + [True] * 2
+    assert throttling.connection_ms("192.0.2.2") == pytest.approx(1000)
+    now += 11
+    assert throttling.connection_ms("192.0.2.2") == 0.0
+
+
+def silent_for(client: RawClient, asked: Any) -> float:
+    """How long a request waits for its answer."""
+    began = time.monotonic()
+    client.ask(asked)
+    return time.monotonic() - began
+
+
+def test_a_producer_over_its_quota_is_told_and_not_read(client: RawClient, topic: str, name: str) -> None:
+    set_quota(client, {"client-id": name}, producer_byte_rate=20_000)
+    with RawClient(client.address, client_id=name) as limited:
+        for _ in range(2):
+            limited.send(produce_request(topic, 0, batch_of(bytes(99_000))), 9)
+            assert limited.receive().throttle_time_ms == 0, "10 s of the quota at once are below the average"
+        limited.send(produce_request(topic, 0, batch_of(bytes(11_000))), 9)
+        answer = limited.receive()
+        throttle_ms = answer.throttle_time_ms
+        assert 300 < throttle_ms < 700
+        assert answer.responses[0].partition_responses[0].error_code == 0, "the records are written"
+        waited = silent_for(limited, MetadataRequest(topics=[]))
+        assert waited > throttle_ms / 1000 - 0.2
+        with RawClient(client.address, client_id="another") as other:
+            other.send(produce_request(topic, 0, batch_of(bytes(300_000))), 9)
+            assert other.receive().throttle_time_ms == 0
+    set_quota(client, {"client-id": name}, producer_byte_rate=None)
+
+
+def test_a_producer_without_acks_is_not_read_either(client: RawClient, topic: str, name: str) -> None:
+    set_quota(client, {"client-id": name}, producer_byte_rate=20_000)
+    with RawClient(client.address, client_id=name) as limited:
+        limited.send(produce_request(topic, 0, batch_of(bytes(220_000)), acks=0), 9)
+        limited._owed.clear()
+        assert silent_for(limited, MetadataRequest(topics=[])) > 0.5
+    set_quota(client, {"client-id": name}, producer_byte_rate=None)
+
+
+def fetch_request(topic: str, offset: int = 0, session: tuple[int, int] = (0, 0)) -> FetchRequest:
+    part = FetchRequest.FetchTopic.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 30)
+    topics = [FetchRequest.FetchTopic(topic=topic, partitions=[part])]
+    return FetchRequest(
+        max_wait_ms=0, min_bytes=0, max_bytes=1 << 30, session_id=session[0], session_epoch=session[1], topics=topics
+    )
+
+
+def test_a_fetch_over_the_quota_is_empty_and_served_later(client: RawClient, topic: str, name: str) -> None:
+    for _ in range(12):
+        assert produce(client, topic, 0, batch_of(bytes(20_000))).error_code == 0
+    set_quota(client, {"user": ANYONE, "client-id": name}, consumer_byte_rate=10_000)
+    with RawClient(client.address, client_id=name) as limited:
+        limited.send(fetch_request(topic), 12)
+        first = limited.receive()
+        records = first.responses[0].partitions[0].records
+        assert 60_000 < len(records) <= 100_000, "no fetch is larger than ten windows allow"
+        assert first.throttle_time_ms == 0
+        assert first.session_id != 0
+        limited.send(fetch_request(topic, 4, (first.session_id, 1)), 12)
+        refused = limited.receive()
+        assert not refused.responses
+        assert refused.throttle_time_ms > 1_000
+        assert refused.session_id == first.session_id
+        set_quota(client, {"user": ANYONE, "client-id": name}, consumer_byte_rate=100_000_000)
+        limited.send(fetch_request(topic, 4, (first.session_id, 2)), 12)
+        later = limited.receive()
+        assert len(later.responses[0].partitions[0].records) > 100_000, "the session goes on, and nothing is missing"
+        set_quota(client, {"user": ANYONE, "client-id": name}, consumer_byte_rate=1_000)
+        limited.send(fetch_request(topic), 12)
+        anew = limited.receive()
+        assert (anew.session_id, anew.responses) == (0, []), "no session begins with a refusal"
+    set_quota(client, {"user": ANYONE, "client-id": name}, consumer_byte_rate=None)
+
+
+def test_a_request_percentage_bounds_the_time_of_the_loop(client: RawClient, name: str) -> None:
+    create_topic(client, name, 4_000)
+    set_quota(client, {"client-id": name}, request_percentage=0.01)
+    with RawClient(client.address, client_id=name) as limited:
+        throttled = 0
+        for _ in range(30):
+            throttled = limited.ask(MetadataRequest(topics=None), 9).throttle_time_ms
+            if throttled:
+                break
+        assert 0 < throttled <= 1_000, "never longer than a window"
+        assert silent_for(limited, ApiVersionsRequest(client_software_name="a", client_software_version="1")) > 0
+    set_quota(client, {"client-id": name}, request_percentage=None)
+
+
+def test_connections_over_the_rate_are_closed(tmp_path: Path) -> None:
+    config = {"quota.window.num": 2}
+    with Broker(tmp_path / "data", config) as broker, RawClient(broker.bootstrap_servers) as client:
+        set_quota(client, {"ip": "127.0.0.1"}, connection_creation_rate=3)
+        ends = [RawClient(broker.bootstrap_servers) for _ in range(6)]
+        closed = [end.closed() for end in ends[3:]]
+        assert closed == [True] * 3
+        for end in ends[:3]:
+            assert end.ask(MetadataRequest(topics=[])).brokers
+        set_quota(client, {"ip": "127.0.0.1"}, connection_creation_rate=None)
+        with RawClient(broker.bootstrap_servers) as free:
+            assert free.ask(MetadataRequest(topics=[])).brokers
+        for end in ends:
+            end.close()
+
+
+def test_librdkafka_slows_down_and_says_so(client: RawClient, topic: str, name: str) -> None:
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    throttled: list[float] = []
+    set_quota(client, {"client-id": name}, producer_byte_rate=100_000)
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": client.address,
+            "client.id": name,
+            "linger.ms": 0,
+            "throttle_cb": lambda event: throttled.append(event.throttle_time),
+        }
+    )
+    failed: list[object] = []
+    for _ in range(14):
+        producer.produce(topic, bytes(100_000), on_delivery=lambda error, _: error and failed.append(error))
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    until_s = time.monotonic() + 30
+    while not any(throttled) and time.monotonic() < until_s:
+        producer.poll(0.1)
+    assert not failed
+    assert max(throttled) > 0
+    set_quota(client, {"client-id": name}, producer_byte_rate=None)
