@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from kohort.broker.authorization import StandardAuthorizer
+from kohort.broker.config.acl_store import AclStore
 from kohort.broker.config.group_settings import GroupSettingsFile
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.quotas import Quotas
-from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.config.settings import BrokerConfig, super_users
 from kohort.broker.config.users import Users
 from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
@@ -164,6 +166,11 @@ class Node(GroupHost):
         )
         self.users = Users(data_dir)
         self.quotas = Quotas(data_dir)
+        self.acls: AclStore | None = None
+        if self.config.authorizer_class:
+            self.acls = AclStore(data_dir)
+            users = super_users(self.config.super_users)
+            self.authorizer = StandardAuthorizer(self.acls.index, users, self.config.allow_if_no_acl)
         self.transactions = Transactions(
             TransactionHost(
                 loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token

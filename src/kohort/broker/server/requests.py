@@ -81,6 +81,11 @@ class PushRequest:
         return self.kind.api
 
     @property
+    def host(self) -> str:
+        """The client's address."""
+        return self.client.host
+
+    @property
     def name(self) -> str:
         """The request's name for log lines, such as `RegisterConsumer from 127.0.0.1:4711`."""
         return f"{self.kind.api} from {self.connection.name}"
@@ -176,6 +181,11 @@ class Request(Generic[M_co]):
     def api(self) -> str:
         """Kafka's name of the API."""
         return APIS[self.key].name
+
+    @property
+    def host(self) -> str:
+        """The client's address."""
+        return self.client.host
 
     def unreadable(self) -> Parts:
         """Return a response that no client can decode: it is too short for any."""
