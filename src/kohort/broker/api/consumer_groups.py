@@ -27,7 +27,7 @@ from kohort.groups.effects import (
     NamedPartitions,
 )
 from kohort.groups.records import TopicPartitions
-from kohort.ids import AclOperation as _O
+from kohort.ids import AclOperation
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -55,7 +55,7 @@ def consumer_group_heartbeat(
             matcher(message.subscribed_topic_regex)
         except InvalidInputError as error:
             return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
-    refused = refused_names(host, request, _O.DESCRIBE, Resource.TOPIC, message.subscribed_topic_names or ())
+    refused = refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, message.subscribed_topic_names or ())
     if refused:
         return _response(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if host.authorizer is not None:
@@ -137,7 +137,7 @@ def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescr
         groups = [_described(host, request, found[group]) for group in request.message.group_ids]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
-    hidden = refused_names(host, request, _O.DESCRIBE, Resource.GROUP, request.message.group_ids)
+    hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.group_ids)
     named = [group for group in request.message.group_ids if group and group not in hidden]
     host.groups.ask_by_shard(named, events.ConsumerGroupDescribe, entries, answer)
 
@@ -147,7 +147,7 @@ def _described(
 ) -> _Describe.DescribedGroup:
     """Describe a group, unless the client may not describe a topic of its members."""
     topics = {part.topic for member in group.members for part in (*member.assignment, *member.target)}
-    if refused_names(host, request, _O.DESCRIBE, Resource.TOPIC, topics):
+    if refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, topics):
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return _Describe.DescribedGroup(group_id=group.group_id, error_code=code, error_message=TOPICS_HIDDEN)
     operations_asked, version = request.message.include_authorized_operations, request.version

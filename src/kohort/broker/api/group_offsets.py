@@ -106,7 +106,7 @@ class CommitPlan(Generic[T]):
 def commit_targets(
     host: GroupHost, request: Request[Any], topics: Sequence[T], by_id: bool
 ) -> list[tuple[T, KnownTopic | ErrorCode | None]]:
-    """Return the topics of a commit, each with the existing topic, None, or the error of a client that may not read it."""
+    """Return the topics of a commit, each with the existing topic, None, or the error of a client without the right."""
     found: list[KnownTopic | None] = (
         [host.topics.by_id.get(topic.topic_id) for topic in topics]
         if by_id
@@ -214,7 +214,8 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     message, version = request.message, request.version
     topics = message.topics
     everything = topics is None and version >= 2
-    refused = _refused_topics(host, request, topics or ())
+    may_fetch = allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, message.group_id)
+    refused = _refused_topics(host, request, topics or ()) if may_fetch else frozenset()
     partitions = (
         None
         if everything
@@ -263,7 +264,7 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
             )
         )
 
-    if not allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, message.group_id):
+    if not may_fetch:
         answer(ErrorCode.GROUP_AUTHORIZATION_FAILED)
         return
     host.groups.ask(request.client, event, answer)

@@ -27,7 +27,7 @@ from kohort.groups.effects import (
     SyncGroupReply,
 )
 from kohort.groups.records import ClassicProtocol
-from kohort.ids import AclOperation as _O
+from kohort.ids import AclOperation
 from kohort.wire.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -239,7 +239,7 @@ def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) ->
         described = [_described(host, request, found[group]) for group in request.message.groups]
         request.reply(DescribeGroupsResponse(groups=described))
 
-    hidden = refused_names(host, request, _O.DESCRIBE, Resource.GROUP, request.message.groups)
+    hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.groups)
     named = [group for group in request.message.groups if group not in hidden]
     host.groups.ask_by_shard(named, make_event, entries, answer)
 
@@ -283,7 +283,7 @@ def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
     message, version = request.message, request.version
     states = tuple(message.states_filter) if version >= 4 else ()
     types = tuple(message.types_filter) if version >= 5 else ()
-    sees_all = may_see(host, request, _O.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME)
+    sees_all = may_see(host, request, AclOperation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME)
 
     def answer(values: list[ListGroupsReply | ErrorCode]) -> None:
         error = next((value for value in values if isinstance(value, ErrorCode)), ErrorCode.NONE)
@@ -291,7 +291,7 @@ def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
         groups = []
         for value in values:
             for group in () if isinstance(value, ErrorCode) else value.groups:
-                if not (sees_all or may_see(host, request, _O.DESCRIBE, Resource.GROUP, group.group_id)):
+                if not (sees_all or may_see(host, request, AclOperation.DESCRIBE, Resource.GROUP, group.group_id)):
                     continue
                 listed = make(group_id=group.group_id, protocol_type=group.protocol_type)
                 if version >= 4:
@@ -307,7 +307,7 @@ def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
 def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> None:
     """Delete empty groups with their offsets."""
     names = request.message.groups_names
-    refused = refused_names(host, request, _O.DELETE, Resource.GROUP, names)
+    refused = refused_names(host, request, AclOperation.DELETE, Resource.GROUP, names)
 
     def entries(
         groups: tuple[str, ...], value: DeleteGroupsReply | ErrorCode

@@ -10,16 +10,13 @@ from kohort.ids import AclOperation
 
 UNKNOWN_OPERATIONS = -(2**31)
 """The field's value if the client did not request it."""
-_O = AclOperation
-OPERATIONS = {
-    Resource.CLUSTER: (
-        _O.CREATE, _O.ALTER, _O.DESCRIBE, _O.CLUSTER_ACTION, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS, _O.IDEMPOTENT_WRITE,
-    ),
-    Resource.TOPIC: (
-        _O.READ, _O.WRITE, _O.CREATE, _O.DELETE, _O.ALTER, _O.DESCRIBE, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS,
-    ),
-    Resource.GROUP: (_O.READ, _O.DELETE, _O.DESCRIBE, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS),
-}  # fmt: skip
+
+_NAMES = {
+    Resource.CLUSTER: "CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE",
+    Resource.TOPIC: "READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS",
+    Resource.GROUP: "READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS",
+}
+OPERATIONS = {kind: [AclOperation[name] for name in names.split()] for kind, names in _NAMES.items()}
 """The operations that exist for a kind of resource."""
 _ALL = {kind: sum(1 << operation for operation in operations) for kind, operations in OPERATIONS.items()}
 
@@ -36,6 +33,6 @@ def permitted(asked: bool, host: Guarded, caller: Caller, resource: Resource, na
 
 def permitted_on_cluster(asked: bool, host: Guarded, caller: Caller) -> int:
     """Return the operations that the caller may do with the cluster: none if it may not describe it."""
-    if asked and not allowed(host, caller, _O.DESCRIBE, Resource.CLUSTER):
+    if asked and not allowed(host, caller, AclOperation.DESCRIBE, Resource.CLUSTER):
         return 0
     return permitted(asked, host, caller, Resource.CLUSTER, CLUSTER_NAME)

@@ -17,7 +17,7 @@ from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
-from kohort.ids import AclOperation as _O
+from kohort.ids import AclOperation
 from kohort.log import Steps, Topic, TopicPlan
 from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 from kohort.wire.discovery import (
@@ -41,8 +41,8 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
     times = Counter(topic.name for topic in message.topics)
     planned: dict[str, TopicPlan | KafkaError] = {}
     names = [topic.name for topic in message.topics if times[topic.name] == 1]
-    creates_all = may_see(node, request, _O.CREATE, Resource.CLUSTER, CLUSTER_NAME)
-    refused = NONE_REFUSED if creates_all else refused_names(node, request, _O.CREATE, Resource.TOPIC, names)
+    creates_all = may_see(node, request, AclOperation.CREATE, Resource.CLUSTER, CLUSTER_NAME)
+    refused = NONE_REFUSED if creates_all else refused_names(node, request, AclOperation.CREATE, Resource.TOPIC, names)
     for topic in message.topics:
         if topic.name in planned:
             continue
@@ -64,7 +64,7 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
     results = []
     for name, entry in planned.items():
         result = _result(node, name, entry if isinstance(entry, KafkaError) else made[name])
-        if not result.error_code and not may_see(node, request, _O.DESCRIBE_CONFIGS, Resource.TOPIC, name):
+        if not result.error_code and not may_see(node, request, AclOperation.DESCRIBE_CONFIGS, Resource.TOPIC, name):
             _hide_configs(result)
         results.append(result)
         yield
@@ -136,7 +136,7 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
     results = []
     doomed: dict[str, DeleteTopicsResponse.DeletableTopicResult] = {}
     counts = Counter(asked)
-    deletes_all = may_see(node, request, _O.DELETE, Resource.CLUSTER, CLUSTER_NAME)
+    deletes_all = may_see(node, request, AclOperation.DELETE, Resource.CLUSTER, CLUSTER_NAME)
     for name, topic_id in counts:
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         results.append(result)
@@ -187,10 +187,10 @@ def _check_deletable(
     name = topic.name if topic is not None else result.name
     if name is None or not node.config.delete_topics:
         return
-    described = not refused_names(node, request, _O.DESCRIBE, Resource.TOPIC, [name])
+    described = not refused_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, [name])
     if described and topic is None and name not in node.store.topics:
         return
-    if described and not refused_names(node, request, _O.DELETE, Resource.TOPIC, [name]):
+    if described and not refused_names(node, request, AclOperation.DELETE, Resource.TOPIC, [name]):
         return
     result.name = name if described or topic is None else None
     code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -228,7 +228,7 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
     errors: dict[str, KafkaError | None] = {}
     counts: dict[str, int] = {}
     names = [topic.name for topic in message.topics if times[topic.name] == 1]
-    refused = refused_names(node, request, _O.ALTER, Resource.TOPIC, names)
+    refused = refused_names(node, request, AclOperation.ALTER, Resource.TOPIC, names)
     for topic in message.topics:
         try:
             if times[topic.name] > 1:
@@ -277,7 +277,7 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
     make = DeleteRecordsResponse.DeleteRecordsPartitionResult
     topics = []
     names = [topic.name for topic in request.message.topics]
-    refused = refused_names(node, request, _O.DELETE, Resource.TOPIC, names)
+    refused = refused_names(node, request, AclOperation.DELETE, Resource.TOPIC, names)
     for topic in request.message.topics:
         parts = []
         for part in topic.partitions:

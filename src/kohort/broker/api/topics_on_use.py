@@ -11,7 +11,7 @@ from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError
-from kohort.ids import AclOperation as _O
+from kohort.ids import AclOperation
 from kohort.log import Steps, TopicPlan
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
 
@@ -44,19 +44,19 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
     topic. A client that checks whether its deletion succeeded then sees that it did.
     """
     asked = once(request.message.topics or [])
-    creates_all = may_see(node, request, _O.CREATE, Resource.CLUSTER, CLUSTER_NAME)
+    creates_all = may_see(node, request, AclOperation.CREATE, Resource.CLUSTER, CLUSTER_NAME)
     plans: dict[str, TopicPlan] = {}
     refused: dict[str, KafkaError] = {}
     for topic in asked:
         name = topic.name or ""
         if is_by_id(topic, request.version) or name in node.store.topics:
             continue
-        if not may_see(node, request, _O.DESCRIBE, Resource.TOPIC, name):
+        if not may_see(node, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
             continue  # refused below, whether it exists or not
         error = node.topics.refusal(name)
         if node.topics.is_internal(name):
             error = InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        if not (creates_all or allowed(node, request, _O.CREATE, Resource.TOPIC, name)):
+        if not (creates_all or allowed(node, request, AclOperation.CREATE, Resource.TOPIC, name)):
             error = NotAuthorizedError(f"no right to create {name}", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if error is None:
             plans[name] = node.topics.plan_on_use(name)

@@ -19,8 +19,7 @@ from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.transactions.log import Status
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.ids import AclOperation as _O
-from kohort.ids import TopicPartition, by_topic
+from kohort.ids import AclOperation, TopicPartition, by_topic
 from kohort.wire.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -74,11 +73,11 @@ def _refused_producer(node: Node, request: Request[InitProducerIdRequest]) -> Er
     if guard is None:
         return ErrorCode.NONE
     if transactional_id is not None:
-        may = guard.allows(request, _O.WRITE, Resource.TRANSACTIONAL_ID, transactional_id)
+        may = guard.allows(request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id)
         return ErrorCode.NONE if may else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    if guard.allows_some(request, _O.WRITE, Resource.TOPIC):
+    if guard.allows_some(request, AclOperation.WRITE, Resource.TOPIC):
         return ErrorCode.NONE
-    may = allowed(node, request, _O.IDEMPOTENT_WRITE, Resource.CLUSTER)
+    may = allowed(node, request, AclOperation.IDEMPOTENT_WRITE, Resource.CLUSTER)
     return ErrorCode.NONE if may else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
@@ -86,7 +85,7 @@ def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest
     """Add partitions to transactions."""
     message, version = request.message, request.version
     if version >= 4:
-        if not allowed(node, request, _O.CLUSTER_ACTION, Resource.CLUSTER):
+        if not allowed(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER):
             return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         results = []
         for transaction in message.transactions:
@@ -102,11 +101,11 @@ def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest
         return AddPartitionsToTxnResponse(results_by_transaction=results)
     producer = (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
     transactional_id, asked = message.v3_and_below_transactional_id, message.v3_and_below_topics
-    if not allowed(node, request, _O.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
+    if not allowed(node, request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         topics = _results(asked, lambda _: code)
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
-    hidden = refused_names(node, request, _O.WRITE, Resource.TOPIC, [topic.name for topic in asked])
+    hidden = refused_names(node, request, AclOperation.WRITE, Resource.TOPIC, [topic.name for topic in asked])
     topics = _added(node, transactional_id, producer, asked, (False, version), hidden)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
 
@@ -186,7 +185,7 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
         known = node.transactions.get(transactional_id)
         state = DescribeTransactionsResponse.TransactionState(transactional_id=transactional_id)
         states.append(state)
-        if not allowed(node, request, _O.DESCRIBE, Resource.TRANSACTIONAL_ID, transactional_id):
+        if not allowed(node, request, AclOperation.DESCRIBE, Resource.TRANSACTIONAL_ID, transactional_id):
             state.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             continue
         if known is None:
@@ -203,7 +202,7 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
         state.topics = [
             make(topic=topic, partitions=parts)
             for topic, parts in by_topic(known.partitions).items()
-            if allowed(node, request, _O.DESCRIBE, Resource.TOPIC, topic)
+            if allowed(node, request, AclOperation.DESCRIBE, Resource.TOPIC, topic)
         ]
     return DescribeTransactionsResponse(transaction_states=states)
 
@@ -235,7 +234,7 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
             and (not producers or transaction.producer_id in producers)
             and (age < 0 or now_ms - transaction.start_ms > age)
             and (is_named is None or is_named(transaction.id))
-            and may_see(node, request, _O.DESCRIBE, Resource.TRANSACTIONAL_ID, transaction.id)
+            and may_see(node, request, AclOperation.DESCRIBE, Resource.TRANSACTIONAL_ID, transaction.id)
         ],
     )
 
@@ -243,7 +242,8 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
 def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
     """Describe the producers that partitions remember."""
     topics = []
-    hidden = refused_names(node, request, _O.READ, Resource.TOPIC, [topic.name for topic in request.message.topics])
+    names = [topic.name for topic in request.message.topics]
+    hidden = refused_names(node, request, AclOperation.READ, Resource.TOPIC, names)
     for topic in request.message.topics:
         parts = []
         for index in topic.partition_indexes:

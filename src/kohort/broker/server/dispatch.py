@@ -200,7 +200,7 @@ class Dispatcher(Generic[D]):
         request.began = perf_counter()
         guard = self._host.authorizer
         if guard is not None and (refused := request_refusal(guard, request, route.needs)):
-            request.reply(refusal(request, refused))
+            request.reply(refusal(request, refused, refused.text))
             return
         if faults.active and faults.on_request(request, lambda: self._run(route, request)):
             return
