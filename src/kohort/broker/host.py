@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 from zlib import crc32
 
+from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Authorizer, Caller, PastCaller, Resource, Right, may_see
 from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
@@ -380,6 +381,7 @@ class GroupHost:
     Attributes:
         api_keys: the API versions in responses to ApiVersions.
         authorizer: decides what clients may do; None: everything is allowed.
+        audit: the audit log; None: nothing is recorded.
         consumers: the connected push consumers.
         on_rebalanced: called when a group has rebalanced and the result is durable; None: no callback.
         features: feature names with their lowest and highest levels.
@@ -420,6 +422,7 @@ class GroupHost:
         self.places = places
         self.api_keys = api_keys
         self.authorizer: Authorizer | None = None
+        self.audit: AuditLog | None = None
         self._open_journal = open_journal
         self.transactions: OffsetTransactions | None = None
         self.metrics = Metrics()
@@ -579,5 +582,7 @@ class GroupHost:
     def close(self) -> None:
         """Stop the threads."""
         self.faults.clear()
+        if self.audit is not None:
+            self.audit.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._dividers.close()

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from kohort.broker.audit import FILE as AUDIT_FILE
+from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import StandardAuthorizer
 from kohort.broker.config.acl_store import AclStore
 from kohort.broker.config.group_settings import GroupSettingsFile
@@ -171,6 +173,10 @@ class Node(GroupHost):
             self.acls = AclStore(data_dir)
             users = super_users(self.config.super_users)
             self.authorizer = StandardAuthorizer(self.acls.index, users, self.config.allow_if_no_acl)
+        if self.config.is_audited:
+            self.audit = AuditLog(data_dir / AUDIT_FILE, self.config.audit_file_bytes, self.config.audit_files)
+            if isinstance(self.authorizer, StandardAuthorizer):
+                self.authorizer.on_refused = self.audit.refused
         self.transactions = Transactions(
             TransactionHost(
                 loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token

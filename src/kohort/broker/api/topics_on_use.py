@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metadata, metadata_of, once
+from kohort.broker.audit import Change
 from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
@@ -66,6 +67,10 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}
     found = yield from node.topics.making([*plans.values()], request, on_use=True)
+    if node.audit is not None:
+        for name, result in zip(plans, found, strict=True):
+            if not isinstance(result, KafkaError):
+                node.audit.changed(request, Change("CREATE", "TOPIC", name, details="because it was used"))
     refused |= {name: result for name, result in zip(plans, found, strict=True) if isinstance(result, KafkaError)}
     unknown = deleted - refused.keys()
     topics = []

@@ -89,6 +89,20 @@ class BrokerConfig:
         why="with an authorizer: a resource that no ACL names is open to everyone",
     )
 
+    audit: str = knob(
+        "audit.log",
+        "auto",
+        choices=("auto", "on", "off"),
+        why="a file audit.log in the data folder: logins, refusals and changes, a line of JSON each; auto: with an "
+        "authorizer, because without one all clients are the same",
+    )
+    audit_file_bytes: int = knob(
+        "audit.log.file.bytes", 16 * MIB, low=4096, unit="bytes", why="a full file of the audit log is renamed"
+    )
+    audit_files: int = knob(
+        "audit.log.files", 10, low=1, high=1000, unit="files", why="older files of the audit log are deleted"
+    )
+
     request_bytes_max: int = knob(
         "socket.request.max.bytes", 100 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="bounds one request's memory"
     )
@@ -273,6 +287,11 @@ class BrokerConfig:
     verify_transactions: bool = knob(
         "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
     )
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether the broker writes an audit log."""
+        return self.audit == "on" or (self.audit == "auto" and bool(self.authorizer_class))
 
     @property
     def older_values(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from kohort.broker.audit import CHANGES, AuditLog
 from kohort.broker.authorization import NEEDS, Authorizer, Need, request_refusal
 from kohort.broker.metrics import Metrics
 from kohort.broker.server.connection import ClientSession, Connection
@@ -40,9 +41,11 @@ class DispatchHost(Protocol):
 
     Attributes:
         authorizer: decides about each request; None: everything is allowed.
+        audit: records what changes; None: nothing is recorded.
     """
 
     authorizer: Authorizer | None
+    audit: AuditLog | None
 
     @property
     def metrics(self) -> Metrics: ...
@@ -87,6 +90,7 @@ class Route(Generic[H_contra]):
     advertised_low: int
     decode: Callable[[memoryview, int], tuple[Message, int]]
     needs: tuple[Need, ...]
+    changes: bool
 
 
 def route_table(
@@ -114,6 +118,7 @@ def route_table(
             advertise_from.get(key, low),
             message.decode_prefix,
             NEEDS[name],
+            name in CHANGES,
         )
     return routes
 
@@ -198,6 +203,8 @@ class Dispatcher(Generic[D]):
         figures.requests += 1
         request.latency = figures.latency
         request.began = perf_counter()
+        if route.changes and (audit := self._host.audit) is not None:
+            request.on_answer = audit.answered
         guard = self._host.authorizer
         if guard is not None and (refused := request_refusal(guard, request, route.needs)):
             request.reply(refusal(request, refused, refused.text))

@@ -132,6 +132,7 @@ class Request(Generic[M_co]):
         client: the client that sent the request.
         principal: the client's principal when the request arrived.
         message: the decoded request; set before its handler runs.
+        on_answer: called with the response message before it is sent, also if the client has gone.
     """
 
     __slots__ = (
@@ -143,6 +144,7 @@ class Request(Generic[M_co]):
         "key",
         "latency",
         "message",
+        "on_answer",
         "on_reply",
         "parts",
         "principal",
@@ -164,6 +166,7 @@ class Request(Generic[M_co]):
         self.client_id = client_id
         self.parts: Parts | None = None
         self.on_reply: Callable[[Parts], bool] | None = None
+        self.on_answer: Callable[[Request[Message], Message], None] | None = None
         self.began = 0.0
         self.latency: Histogram | None = None
 
@@ -200,6 +203,8 @@ class Request(Generic[M_co]):
 
     def reply(self, message: Message) -> None:
         """Send a response message, encoded in the request's version."""
+        if self.on_answer is not None:
+            self.on_answer(self, message)
         if self.connection.closed:
             return
         parts: Parts
