@@ -7,6 +7,7 @@ resource type USER.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from kohort.broker.acls import AclRule, AclRuleFilter
@@ -30,8 +31,9 @@ from kohort.wire.security import (
 log = logging.getLogger("kohort.broker")
 
 NO_AUTHORIZER = "No Authorizer is configured."
-_RESOURCES = range(1, max(Resource) + 1)
-_PATTERNS, _OPERATIONS, _PERMISSIONS = {*AclPattern}, {*AclOperation}, {*AclPermission}
+UNKNOWN, ANY = 0, 1
+"""Numbers that every field of a rule shares."""
+_RESOURCES = {ANY, *Resource}
 
 
 def describe_acls(node: Node, request: Request[DescribeAclsRequest]) -> DescribeAclsResponse:
@@ -50,7 +52,7 @@ def describe_acls(node: Node, request: Request[DescribeAclsRequest]) -> Describe
                 principal=rule.principal, host=rule.host, operation=rule.operation, permission_type=rule.permission
             )
         )
-    return DescribeAclsResponse(error_message=None, resources=[*resources.values()])
+    return DescribeAclsResponse(error_message="", resources=[*resources.values()])
 
 
 def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsResponse:
@@ -61,7 +63,11 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
         refused = make(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
         return CreateAclsResponse(results=[refused for _ in creations])
     for asked in creations:
-        _check_known(request, asked.resource_type, asked.resource_pattern_type, asked.operation, asked.permission_type)
+        numbers = (asked.resource_type, asked.resource_pattern_type, asked.operation, asked.permission_type)
+        _check_numbers(request, numbers)
+        if ANY in numbers or asked.resource_pattern_type == AclPattern.MATCH:
+            refused = make(error_code=ErrorCode.UNKNOWN_SERVER_ERROR, error_message=None)
+            return CreateAclsResponse(results=[refused for _ in creations])
     results, rules = [], []
     for asked in creations:
         rule = AclRule(
@@ -78,7 +84,7 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
         except KafkaError as error:
             results.append(make(error_code=error.code, error_message=error.message))
         else:
-            results.append(make(error_message=None))
+            results.append(make(error_message=""))
             rules.append(rule)
     added = _changed(node.acls, rules, [], results)
     for rule in added:
@@ -110,18 +116,20 @@ def check_rule(rule: AclRule) -> None:
     if not rule.name:
         raise _invalid("Invalid empty resource name")
     if rule.resource_type not in {*Resource}:
-        raise _invalid("Invalid resourceType ANY")
-    if rule.pattern not in (AclPattern.LITERAL, AclPattern.PREFIXED):
-        raise _invalid(f"Invalid patternType {AclPattern(rule.pattern).name}")
-    if rule.operation == AclOperation.ANY:
-        raise _invalid("Invalid operation ANY")
-    if rule.permission == AclPermission.ANY:
-        raise _invalid("Invalid permissionType ANY")
+        raise _invalid("Invalid resourceType UNKNOWN")
+    if rule.pattern not in {*AclPattern}:
+        raise _invalid("Invalid patternType UNKNOWN")
+    if rule.operation not in {*AclOperation}:
+        raise _invalid("Invalid operation UNKNOWN")
+    if rule.permission not in {*AclPermission}:
+        raise _invalid("Invalid permissionType UNKNOWN")
     if ":" not in rule.principal:
         raise _invalid(
             f"Could not parse principal from `{rule.principal}` (no colon is present separating the principal type "
             "from the principal name)"
         )
+    if not rule.host:
+        raise _invalid("Host pattern cannot be null or empty")
 
 
 def _invalid(text: str) -> InvalidInputError:
@@ -135,13 +143,30 @@ def delete_acls(node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsRe
     if node.acls is None:
         refused = make(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
         return DeleteAclsResponse(filter_results=[refused for _ in filters])
-    found = [node.acls.index.found(wanted) for wanted in [_filter(request, asked) for asked in filters]]
-    node.acls.change([], [rule for rules in found for rule in rules])
-    for rule in dict.fromkeys(rule for rules in found for rule in rules):
+    results = []
+    gone: dict[AclRule, None] = {}
+    for acl_filter in [_filter(request, asked) for asked in filters]:
+        result = make(error_message=None)
+        results.append(result)
+        if (problem := _unknown(acl_filter)) is not None:
+            result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, problem
+            continue
+        rules = node.acls.index.found(acl_filter)
+        result.matching_acls = [_deleted(rule) for rule in rules]
+        gone.update(dict.fromkeys(rules))
+    node.acls.change([], gone)
+    for rule in gone:
         log.info("ACL deleted: %s: %s", shown(rule), request.name)
-    return DeleteAclsResponse(
-        filter_results=[make(error_message=None, matching_acls=[_deleted(rule) for rule in rules]) for rules in found]
-    )
+    return DeleteAclsResponse(filter_results=results)
+
+
+def _unknown(wanted: AclRuleFilter) -> str | None:
+    """Return the error text of a filter with a number that this version does not know."""
+    if wanted.resource_type not in _RESOURCES or wanted.pattern not in {*AclPattern}:
+        return "Unknown patternFilter."
+    if wanted.operation not in {*AclOperation} or wanted.permission not in {*AclPermission}:
+        return "Unknown entryFilter."
+    return None
 
 
 def _deleted(rule: AclRule) -> DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl:
@@ -169,7 +194,8 @@ def _filter(
     request: Request[DescribeAclsRequest] | Request[DeleteAclsRequest],
     asked: DescribeAclsRequest | DeleteAclsRequest.DeleteAclsFilter,
 ) -> AclRuleFilter:
-    _check_known(request, asked.resource_type_filter, asked.pattern_type_filter, asked.operation, asked.permission_type)
+    numbers = (asked.resource_type_filter, asked.pattern_type_filter, asked.operation, asked.permission_type)
+    _check_numbers(request, numbers)
     return AclRuleFilter(
         asked.resource_type_filter,
         asked.resource_name_filter,
@@ -181,14 +207,13 @@ def _filter(
     )
 
 
-def _check_known(request: Request[Any], resource: int, pattern: int, operation: int, permission: int) -> None:
-    """Reject numbers that no version of the protocol has: Kafka takes the request for damaged then.
+def _check_numbers(request: Request[Any], numbers: Iterable[int]) -> None:
+    """Reject the number 0, which means "unknown": Kafka takes the request for damaged then.
 
     Raises:
         BadFrame: the connection must be closed.
     """
-    known = resource in _RESOURCES and pattern in _PATTERNS and operation in _OPERATIONS and permission in _PERMISSIONS
-    if not known:
+    if UNKNOWN in numbers:
         raise BadFrame(f"{request.name}: an unknown type, pattern, operation or permission of a rule")
 
 
