@@ -32,6 +32,7 @@ COMMANDS = {
     "produce": ("kohort.cli.produce:produce", "Write lines to a topic."),
     "consume": ("kohort.cli.consume:consume", "Read records of a topic."),
     "groups": ("kohort.cli.groups:app", "List and describe groups, their lag, and change their offsets."),
+    "acls": ("kohort.cli.acls:app", "List, add and remove access control lists: who may do what."),
     "region": ("kohort.cli.region:app", "Consistent regions: how they are, and what a person can have them do."),
     "spark": ("kohort.cli.spark:app", "Checkpoints of Spark queries: show them, move them between two sources."),
     "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
@@ -225,8 +226,13 @@ def _command_page(called: str, app: App, commands: Mapping[str, str] = NO_COMMAN
         argument for argument in app.assemble_argument_collection(parse_docstring=True) if argument.name != "*"
     ]
     positional = [argument for argument in arguments if argument.index is not None]
-    own = [argument for argument in arguments if argument.index is None and not argument.keys]
-    common = [argument for argument in arguments if argument.keys]
+    from dataclasses import fields
+
+    from kohort.cli.common import Common
+
+    of_every = {field.name for field in fields(Common)}
+    common = [argument for argument in arguments if of_every & {*argument.keys}]
+    own = [argument for argument in arguments if argument.index is None and argument not in common]
     usage = " ".join([called, *map(_in_usage, positional), "[OPTIONS]"])
     sections = [
         ("Commands", list(commands.items())),
