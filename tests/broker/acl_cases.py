@@ -95,7 +95,7 @@ ZERO = uuid.UUID(int=0)
 
 
 class Names(NamedTuple):
-    """The resources of one case: two topics with a record each, a group that has committed in both, and others."""
+    """The resources of one case: two topics with a record entry, a group that has committed in both, and others."""
 
     t: str
     u: str
@@ -176,9 +176,9 @@ def grant(admin: RawClient, names: Names, rights: Iterable[str], host: str = CLI
 
     def in_force() -> bool:
         found = {
-            (acl.operation, each.resource_type, each.resource_name)
-            for each in admin.ask(asked).resources
-            for acl in each.acls
+            (acl.operation, entry.resource_type, entry.resource_name)
+            for entry in admin.ask(asked).resources
+            for acl in entry.acls
         }
         return found == wanted
 
@@ -217,8 +217,8 @@ def error_codes(value: Any) -> set[ErrorCode]:
 
 def _codes(value: Any) -> Iterator[int]:
     if isinstance(value, list):
-        for each in value:
-            yield from _codes(each)
+        for entry in value:
+            yield from _codes(entry)
     if isinstance(value, Struct):
         for field in value.FIELDS:
             inner = getattr(value, field.name)

@@ -279,7 +279,7 @@ def test_librdkafka_makes_finds_and_deletes_rules(guarded: str, admin: RawClient
     wanted = AclBindingFilter(
         topic.TOPIC, f"{names.new}-more", pattern.MATCH, None, None, operation.ANY, permission.ANY
     )
-    found = [each for each in librdkafka.describe_acls(wanted).result(30) if each.principal == "User:zoe"]
+    found = [entry for entry in librdkafka.describe_acls(wanted).result(30) if entry.principal == "User:zoe"]
     assert found == [rule]
     exact = AclBindingFilter(topic.TOPIC, names.new, pattern.PREFIXED, "User:zoe", None, operation.ANY, permission.ANY)
     (deleted,) = librdkafka.delete_acls([exact]).values()

@@ -65,9 +65,9 @@ def test_deny_comes_before_allow_whatever_rule_is_more_precise() -> None:
 def test_deny_counts_in_every_combination_of_patterns(denied: AclRule, allowing: AclRule) -> None:
     index = AclIndex([allowing])
     assert may(index, READ)
-    index.add([denied])
+    index.add_rules([denied])
     assert not may(index, READ)
-    index.remove([denied])
+    index.remove_rules([denied])
     assert may(index, READ)
 
 
@@ -137,7 +137,7 @@ def test_default_counts_only_for_resources_that_no_rule_names(default: bool) -> 
     for name, decision in {"foo": False, "prefix": False, "other": default}.items():
         assert index.decide(ALICE, HERE, READ, (Resource.TOPIC, name), default) is decision
     assert index.decide(ALICE, HERE, READ, (Resource.GROUP, "foo"), default) is default
-    index.add([rule(READ, "User:bob", name="*")])
+    index.add_rules([rule(READ, "User:bob", name="*")])
     assert not index.decide(ALICE, HERE, READ, (Resource.TOPIC, "other"), default)
 
 
@@ -179,7 +179,7 @@ def test_changed_rule_counts_at_the_next_decision_and_refusals_are_reported() ->
     authorizer = StandardAuthorizer(index, on_refused=lambda *refusal: reported.append(refusal))
     caller = PastCaller(Principal("User", "alice"), HERE, "c", "Fetch")
     versions = []
-    for change, decision in ((index.add, True), (index.remove, False), (index.add, True)):
+    for change, decision in ((index.add_rules, True), (index.remove_rules, False), (index.add_rules, True)):
         change([rule(READ)])
         versions.append(authorizer.version)
         assert authorizer.allows(caller, READ, Resource.TOPIC, "foo") is decision
@@ -300,8 +300,8 @@ def test_decisions_in_threads_stand_while_rules_change(tmp_path: Path) -> None:
     thread.start()
     for number in range(2_000):
         changing = [rule(READ, name=f"k{number % 7}", prefix=True), rule(READ, name="keep-2")]
-        index.add(changing)
-        index.remove(changing)
+        index.add_rules(changing)
+        index.remove_rules(changing)
     ended.set()
     thread.join()
     assert not wrong

@@ -11,7 +11,7 @@ import pytest
 
 from kohort import Admin, Broker
 from kohort.broker import audit
-from kohort.broker.audit import CHANGES, FILE, AuditLog, Change
+from kohort.broker.audit import CHANGES, FILE, AuditedChange, AuditLog
 from kohort.broker.authorization import PastCaller, Resource
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.server.connection import Principal
@@ -51,8 +51,8 @@ def test_entries_have_kafkas_words_and_only_the_owner_can_read_them(tmp_path: Pa
     log.login("alice", "10.0.0.1", "SCRAM-SHA-512", False, "app")
     log.login(ALICE.principal, "10.0.0.1", "SCRAM-SHA-512", True)
     refuse(log)
-    log.changed(ALICE, Change("DELETE", "TOPIC", "t"))
-    log.close()
+    log.changed(ALICE, AuditedChange("DELETE", "TOPIC", "t"))
+    log.close_log()
     found = lines(tmp_path / FILE)
     assert all(entry.pop("time").endswith("Z") for entry in found)
     client = {"principal": "User:alice", "host": "10.0.0.1", "client_id": "app", "api": "Fetch"}
@@ -71,7 +71,7 @@ def test_full_files_are_renamed_and_their_number_is_bounded(tmp_path: Path) -> N
     log = AuditLog(tmp_path / FILE, 4096, 3)
     for number in range(200):
         refuse(log, f"topic-{number}")
-    log.close()
+    log.close_log()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [FILE, f"{FILE}.1", f"{FILE}.2"]
     assert all((tmp_path / name).stat().st_size <= 4096 for name in names)
@@ -86,7 +86,7 @@ def test_repeated_refusal_is_written_once_with_its_number(tmp_path: Path) -> Non
         refuse(log)
     for _ in range(2):
         log.login("mallory", "10.0.0.9", "PLAIN", False)
-    log.close()
+    log.close_log()
     found = [(entry["principal"], entry.get("count")) for entry in lines(tmp_path / FILE)]
     assert found == [("User:alice", None), ("mallory", None), ("User:alice", 999), ("mallory", 1)]
 
@@ -94,8 +94,8 @@ def test_repeated_refusal_is_written_once_with_its_number(tmp_path: Path) -> Non
 def test_changes_are_all_written(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
     for _ in range(5):
-        log.changed(ALICE, Change("CREATE", "TOPIC", "t"))
-    log.close()
+        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    log.close_log()
     assert len(lines(tmp_path / FILE)) == 5
 
 
@@ -108,21 +108,21 @@ def test_recording_never_waits_and_lost_entries_are_counted(tmp_path: Path, monk
     log = AuditLog(pipe, 1 << 40, 3)
     try:
         for number in range(5_000):
-            log.changed(ALICE, Change("CREATE", "TOPIC", f"{number:0900}"))
-        assert log.lost > 3_000
+            log.changed(ALICE, AuditedChange("CREATE", "TOPIC", f"{number:0900}"))
+        assert log.lost_entries > 3_000
         said = b""
 
         def counted() -> bool:
             nonlocal said
             said += os.read(reader, 1 << 20)
             if said.count(b"\n") > 5:
-                log.changed(ALICE, Change("CREATE", "TOPIC", "late"))
+                log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "late"))
             return b'"event": "lost"' in said
 
         until(counted, "the number of lost entries")
     finally:
         os.close(reader)
-        log.close()
+        log.close_log()
 
 
 def test_disk_that_can_not_be_written_loses_entries_and_says_so_once(
@@ -131,11 +131,11 @@ def test_disk_that_can_not_be_written_loses_entries_and_says_so_once(
     (tmp_path / FILE).mkdir()
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
     for number in range(3):
-        log.changed(ALICE, Change("CREATE", "TOPIC", str(number)))
-    until(lambda: log.lost == 3, "all are lost")
+        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", str(number)))
+    until(lambda: log.lost_entries == 3, "all are lost")
     (tmp_path / FILE).rmdir()
-    log.changed(ALICE, Change("CREATE", "TOPIC", "t"))
-    log.close()
+    log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    log.close_log()
     first, second = lines(tmp_path / FILE)
     assert (first["event"], first["count"]) == ("lost", 3)
     assert second["resource"] == "t"
@@ -146,24 +146,24 @@ def test_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("kept")
     (tmp_path / FILE).symlink_to(tmp_path / "other")
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
-    log.changed(ALICE, Change("CREATE", "TOPIC", "t"))
-    until(lambda: log.lost == 1, "it is lost")
-    log.close()
+    log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    until(lambda: log.lost_entries == 1, "it is lost")
+    log.close_log()
     assert (tmp_path / "other").read_text() == "kept"
 
 
 def test_broken_line_of_a_crash_does_not_break_the_next(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"event": "chan')
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
-    log.changed(ALICE, Change("CREATE", "TOPIC", "t"))
-    log.close()
+    log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    log.close_log()
     assert json.loads((tmp_path / FILE).read_text().splitlines()[1])["resource"] == "t"
 
 
 def test_hostile_names_stay_one_short_line(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
     refuse(log, '\n{"event": "login"}\r\u2028\x00' + "x" * 30_000)
-    log.close()
+    log.close_log()
     data = (tmp_path / FILE).read_bytes()
     assert data.count(b"\n") == 1
     assert len(data) < 3_000
@@ -185,7 +185,7 @@ PASSWORD, VALUE = "correct-horse", "86400123"
 
 
 def run(client: RawClient, admin: Admin) -> None:
-    """Change one thing of each kind, and be refused once."""
+    """AuditedChange one thing of each kind, and be refused once."""
     admin.create_topics([NewTopic("t", 1, configs={"retention.ms": VALUE})]).all()
     admin.create_partitions({"t": 2}).all()
     admin.incremental_alter_configs({ConfigResource(ResourceType.TOPIC, "t"): {"retention.ms": VALUE}}).all()

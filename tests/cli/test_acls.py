@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from tests.cli.running import Kohort, Said
 
 from kohort import Broker
-from kohort.cli.app import run
+from kohort.cli.app import COMMON_OPTIONS, run
+from kohort.cli.common import Common
 from kohort.cli.output import NAMES
 
 _names = itertools.count(1)
@@ -111,6 +113,10 @@ def test_broker_without_an_authorizer_says_so(tmp_path: Path, capsys: pytest.Cap
     with Broker(tmp_path / "data") as broker:
         assert run(["acls", "list", "--bootstrap-server", broker.bootstrap_servers]) == 1
     assert "SECURITY_DISABLED" in capsys.readouterr().err
+
+
+def test_options_of_every_command_are_those_of_common() -> None:
+    assert {field.name for field in fields(Common)} == COMMON_OPTIONS
 
 
 def test_rows_have_names_that_are_written_down(kohort: Kohort, topic: str) -> None:

@@ -65,7 +65,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
 
 
 def answers(address: str, case: Case, names: Names) -> list[tuple[str, Any, str]]:
-    """What one side answers with each selection of the case's rights."""
+    """The answers of one side, with each selection of the case's rights."""
     names = Names.of(names.t.removesuffix("-t"))
     side = Side(address, "acls", CLIENT_HOST)
     told = []
@@ -100,9 +100,9 @@ def plain(value: Any) -> None:
             setattr(value, field.name, b"some" if inner else b"")
         if field.name in CHOSEN:
             setattr(value, field.name, field.fresh_default())
-        for each in inner if isinstance(inner, list) else ():
-            if isinstance(each, Struct):
-                plain(each)
+        for entry in inner if isinstance(inner, list) else ():
+            if isinstance(entry, Struct):
+                plain(entry)
 
 
 def only_of(answer: Any, names: Names) -> Any:
@@ -114,7 +114,7 @@ def only_of(answer: Any, names: Names) -> Any:
     for field, key in lists.items():
         if isinstance(answer.get(field), list):
             answer[field] = [
-                each for each in answer[field] if not each.get(key) or str(each[key]).startswith(f"{prefix}-")
+                entry for entry in answer[field] if not entry.get(key) or str(entry[key]).startswith(f"{prefix}-")
             ]
     return answer
 
@@ -168,7 +168,7 @@ def test_both_take_and_reject_the_same_rules(name: str, version: int, sides: tup
     for address in sides:
         with RawClient(address, host=ADMIN_HOST) as admin:
             asked = CreateAclsRequest(creations=[made(**CREATIONS[name]), made(principal="User:beside")])
-            results = [(each.error_code, each.error_message) for each in admin.ask(asked, version).results]
+            results = [(entry.error_code, entry.error_message) for entry in admin.ask(asked, version).results]
             found = of_host(admin, "127.0.0.9", version)
             told.append((results, found))
     assert told[0] == told[1]
@@ -215,15 +215,15 @@ def of_host(admin: RawClient, host: str, version: int) -> set[tuple[Any, ...]]:
     assert result.error_code == 0
     return {
         (
-            each.resource_type,
-            each.resource_name,
-            each.error_message,
-            each.pattern_type,
-            each.principal,
-            each.operation,
-            each.permission_type,
+            entry.resource_type,
+            entry.resource_name,
+            entry.error_message,
+            entry.pattern_type,
+            entry.principal,
+            entry.operation,
+            entry.permission_type,
         )
-        for each in result.matching_acls
+        for entry in result.matching_acls
     }
 
 

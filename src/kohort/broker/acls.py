@@ -107,10 +107,10 @@ class _OfType:
         self.prefixed: dict[str, _Entries] = {}
         self.lengths: tuple[int, ...] = ()
 
-    def of(self, rule: AclRule) -> dict[str, _Entries]:
+    def entries_of(self, rule: AclRule) -> dict[str, _Entries]:
         return self.prefixed if rule.pattern == AclPattern.PREFIXED else self.literal
 
-    def settle(self) -> None:
+    def update_lengths(self) -> None:
         """Update the lengths of prefixes."""
         self.lengths = tuple(sorted({len(name) for name in self.prefixed}))
 
@@ -135,7 +135,7 @@ class AclIndex:
         self.version = 0
         self._rules: dict[AclRule, None] = {}
         self._types: dict[int, _OfType] = {}
-        self.add(rules)
+        self.add_rules(rules)
 
     def __len__(self) -> int:
         return len(self._rules)
@@ -150,26 +150,26 @@ class AclIndex:
         """Return the rules that a filter selects."""
         return [rule for rule in self._rules if wanted.matches(rule)]
 
-    def add(self, rules: Iterable[AclRule]) -> None:
+    def add_rules(self, rules: Iterable[AclRule]) -> None:
         """Add rules; those that exist are ignored."""
         touched = set()
         for rule in rules:
             if rule in self._rules:
                 continue
             self._rules[rule] = None
-            entries = self._types.setdefault(rule.resource_type, _OfType()).of(rule)
+            entries = self._types.setdefault(rule.resource_type, _OfType()).entries_of(rule)
             entries[rule.name] = (*entries.get(rule.name, _NONE), _entry(rule))
             touched.add(rule.resource_type)
         self._settle(touched)
 
-    def remove(self, rules: Iterable[AclRule]) -> None:
+    def remove_rules(self, rules: Iterable[AclRule]) -> None:
         """Remove rules; those that do not exist are ignored."""
         touched = set()
         for rule in rules:
             if rule not in self._rules:
                 continue
             del self._rules[rule]
-            entries, gone = self._types[rule.resource_type].of(rule), _entry(rule)
+            entries, gone = self._types[rule.resource_type].entries_of(rule), _entry(rule)
             left = list(entries[rule.name])
             left.remove(gone)
             if left:
@@ -181,7 +181,7 @@ class AclIndex:
 
     def _settle(self, touched: Iterable[int]) -> None:
         for kind in touched:
-            self._types[kind].settle()
+            self._types[kind].update_lengths()
             self.version += 1
 
     def decide(self, principal: str, host: str, operation: int, resource: tuple[int, str], default: bool) -> bool:

@@ -1,8 +1,8 @@
 """The audit log: logins, refusals, and changes of topics, groups, ACLs, users, quotas and configurations.
 
 Each line of the file is a JSON object. Recording never blocks: a bounded queue leads to a thread that writes. A full
-queue or disk loses entries, and a line with `"event": "lost"` counts them. Refusals and failed logins that repeat are
-written once in ten seconds with their number, so that a client can't push older entries out of the file.
+queue or disk loses entries, and a line with `"event": "lost"` counts them. Repeated refusals and failed logins are one
+line in ten seconds, with their number. So no client can push older entries out of the file.
 
 | field | content |
 |---|---|
@@ -96,7 +96,7 @@ class AuditLog:
         self._failing = False
 
     @property
-    def lost(self) -> int:
+    def lost_entries(self) -> int:
         """The number of entries that were lost since the broker's start."""
         return self._lost_in_queue + self._lost_on_disk
 
@@ -123,17 +123,17 @@ class AuditLog:
             "details": _cut(mechanism),
             "result": "succeeded" if ok else "failed",
         }
-        self._put(entry)
+        self._enqueue(entry)
 
     def refused(self, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> None:
         """Record that a client may not do an operation on a resource."""
-        self._put({"event": "refusal", **_of(caller, operation.name, resource.name, name), "result": "refused"})
+        self._enqueue({"event": "refusal", **_of(caller, operation.name, resource.name, name), "result": "refused"})
 
-    def changed(self, caller: Caller, change: Change) -> None:
+    def changed(self, caller: Caller, change: AuditedChange) -> None:
         """Record a change that was made."""
         entry = _of(caller, change.operation, change.resource_type, change.name)
         details = {"details": _cut(change.details)} if change.details else {}
-        self._put({"event": "change", **entry, **details, "result": "allowed"})
+        self._enqueue({"event": "change", **entry, **details, "result": "allowed"})
 
     def answered(self, request: Request[Any], response: Message) -> None:
         """Record the changes that a request made, by its response."""
@@ -143,7 +143,7 @@ class AuditLog:
             if not change.error:
                 self.changed(request, change)
 
-    def _put(self, entry: Entry) -> None:
+    def _enqueue(self, entry: Entry) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="kohort-audit", daemon=True)
             self._thread.start()
@@ -153,7 +153,7 @@ class AuditLog:
         except queue.Full:
             self._lost_in_queue += 1
 
-    def close(self) -> None:
+    def close_log(self) -> None:
         """Write the waiting entries and close the file."""
         thread = self._thread
         if thread is None:
@@ -179,7 +179,7 @@ class AuditLog:
                 self._write(entry)
             self._write_repeats(entry["time"] - REPEAT_S)
         self._write_repeats(float("inf"))
-        self._file.close()
+        self._file.close_file()
 
     def _write_repeatable(self, entry: Entry) -> None:
         key = tuple(value for name, value in entry.items() if name != "time")
@@ -208,12 +208,12 @@ class AuditLog:
 
     def _write(self, entry: Entry) -> None:
         lines = []
-        lost = self.lost
+        lost = self.lost_entries
         if lost > self._lost_told:
             lines.append(_line({"event": "lost", "count": lost - self._lost_told, "time": time.time()}))
         lines.append(_line(entry))
         try:
-            self._file.write(b"".join(lines))
+            self._file.write_lines(b"".join(lines))
         except OSError as error:
             self._lost_on_disk += 1
             if not self._failing:
@@ -250,7 +250,7 @@ class _RotatedFile:
         self._size = 0
         self._whole = True
 
-    def write(self, data: bytes) -> None:
+    def write_lines(self, data: bytes) -> None:
         """Append lines.
 
         Raises:
@@ -275,7 +275,7 @@ class _RotatedFile:
         self._whole = not self._size or os.pread(self._fd, 1, self._size - 1) == b"\n"
 
     def _rotate(self) -> None:
-        self.close()
+        self.close_file()
         for number in range(self._files - 1, 0, -1):
             source = self._numbered(number - 1)
             if source.exists():
@@ -286,7 +286,7 @@ class _RotatedFile:
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
 
-    def close(self) -> None:
+    def close_file(self) -> None:
         """Close the file; a later line opens it again."""
         if self._fd >= 0:
             os.close(self._fd)
@@ -319,7 +319,7 @@ def _cut(text: str | None) -> str | None:
 # -- changes, by the responses of the APIs that make them
 
 
-class Change(NamedTuple):
+class AuditedChange(NamedTuple):
     """A change that a request asked for, and its error code."""
 
     operation: str
@@ -329,34 +329,34 @@ class Change(NamedTuple):
     details: str = ""
 
 
-def _created(request: CreateTopicsRequest, response: CreateTopicsResponse) -> Iterator[Change]:
+def _created(request: CreateTopicsRequest, response: CreateTopicsResponse) -> Iterator[AuditedChange]:
     configs = {topic.name: ", ".join(config.name for config in topic.configs) for topic in request.topics}
     for topic in response.topics:
-        yield Change("CREATE", "TOPIC", topic.name, topic.error_code, configs.get(topic.name, ""))
+        yield AuditedChange("CREATE", "TOPIC", topic.name, topic.error_code, configs.get(topic.name, ""))
 
 
-def _deleted(_request: Message, response: DeleteTopicsResponse) -> Iterator[Change]:
+def _deleted(_request: Message, response: DeleteTopicsResponse) -> Iterator[AuditedChange]:
     for topic in response.responses:
-        yield Change("DELETE", "TOPIC", topic.name or str(topic.topic_id), topic.error_code)
+        yield AuditedChange("DELETE", "TOPIC", topic.name or str(topic.topic_id), topic.error_code)
 
 
-def _grown(request: CreatePartitionsRequest, response: CreatePartitionsResponse) -> Iterator[Change]:
+def _grown(request: CreatePartitionsRequest, response: CreatePartitionsResponse) -> Iterator[AuditedChange]:
     counts = {topic.name: f"{topic.count} partitions" for topic in request.topics}
     for topic in response.results:
-        yield Change("ALTER", "TOPIC", topic.name, topic.error_code, counts.get(topic.name, ""))
+        yield AuditedChange("ALTER", "TOPIC", topic.name, topic.error_code, counts.get(topic.name, ""))
 
 
-def _records_deleted(_request: DeleteRecordsRequest, response: DeleteRecordsResponse) -> Iterator[Change]:
+def _records_deleted(_request: DeleteRecordsRequest, response: DeleteRecordsResponse) -> Iterator[AuditedChange]:
     for topic in response.topics:
         for part in topic.partitions:
             details = f"partition {part.partition_index}, records before {part.low_watermark}"
-            yield Change("DELETE", "TOPIC", topic.name, part.error_code, details)
+            yield AuditedChange("DELETE", "TOPIC", topic.name, part.error_code, details)
 
 
 def _configured(
     request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
     response: AlterConfigsResponse | IncrementalAlterConfigsResponse,
-) -> Iterator[Change]:
+) -> Iterator[AuditedChange]:
     names = {
         (resource.resource_type, resource.resource_name): ", ".join(config.name for config in resource.configs)
         for resource in request.resources
@@ -365,36 +365,36 @@ def _configured(
     for result in response.responses:
         kind = kinds.get(result.resource_type, str(result.resource_type))
         details = names.get((result.resource_type, result.resource_name), "")
-        yield Change("ALTER_CONFIGS", kind, result.resource_name, result.error_code, details)
+        yield AuditedChange("ALTER_CONFIGS", kind, result.resource_name, result.error_code, details)
 
 
-def _groups_deleted(_request: Message, response: DeleteGroupsResponse) -> Iterator[Change]:
+def _groups_deleted(_request: Message, response: DeleteGroupsResponse) -> Iterator[AuditedChange]:
     for group in response.results:
-        yield Change("DELETE", "GROUP", group.group_id, group.error_code)
+        yield AuditedChange("DELETE", "GROUP", group.group_id, group.error_code)
 
 
-def _offsets_deleted(request: OffsetDeleteRequest, response: OffsetDeleteResponse) -> Iterator[Change]:
+def _offsets_deleted(request: OffsetDeleteRequest, response: OffsetDeleteResponse) -> Iterator[AuditedChange]:
     for topic in response.topics:
         for part in topic.partitions:
             details = f"offset of {topic.name}-{part.partition_index}"
-            yield Change("DELETE", "GROUP", request.group_id, response.error_code or part.error_code, details)
+            yield AuditedChange("DELETE", "GROUP", request.group_id, response.error_code or part.error_code, details)
 
 
-def _acls_created(request: CreateAclsRequest, response: CreateAclsResponse) -> Iterator[Change]:
+def _acls_created(request: CreateAclsRequest, response: CreateAclsResponse) -> Iterator[AuditedChange]:
     for acl, result in zip(request.creations, response.results, strict=True):
         if result.error_code:
             continue
         pattern, words = acl.resource_pattern_type, _rule(acl)
-        yield Change(
+        yield AuditedChange(
             "ALTER", "CLUSTER", CLUSTER_NAME, 0, f"added: {words} {AclPattern(pattern).name} {acl.resource_name}"
         )
 
 
-def _acls_deleted(_request: Message, response: DeleteAclsResponse) -> Iterator[Change]:
+def _acls_deleted(_request: Message, response: DeleteAclsResponse) -> Iterator[AuditedChange]:
     for result in response.filter_results:
         for acl in result.matching_acls:
             words, pattern = _rule(acl), AclPattern(acl.pattern_type).name
-            yield Change(
+            yield AuditedChange(
                 "ALTER", "CLUSTER", CLUSTER_NAME, result.error_code, f"deleted: {words} {pattern} {acl.resource_name}"
             )
 
@@ -408,22 +408,22 @@ def _rule(
 
 def _users_changed(
     request: AlterUserScramCredentialsRequest, response: AlterUserScramCredentialsResponse
-) -> Iterator[Change]:
+) -> Iterator[AuditedChange]:
     details = {deletion.name: f"credential {deletion.mechanism} deleted" for deletion in request.deletions}
     for upsertion in request.upsertions:
         details[upsertion.name] = f"credential {upsertion.mechanism} set, {upsertion.iterations} iterations"
     for result in response.results:
-        yield Change("ALTER", "USER", result.user, result.error_code, details.get(result.user, ""))
+        yield AuditedChange("ALTER", "USER", result.user, result.error_code, details.get(result.user, ""))
 
 
-def _quotas_changed(request: AlterClientQuotasRequest, response: AlterClientQuotasResponse) -> Iterator[Change]:
+def _quotas_changed(request: AlterClientQuotasRequest, response: AlterClientQuotasResponse) -> Iterator[AuditedChange]:
     for entry, result in zip(request.entries, response.entries, strict=False):
         name = ", ".join(f"{part.entity_type}={part.entity_name or '<default>'}" for part in entry.entity)
         details = ", ".join(op.key for op in entry.ops)
-        yield Change("ALTER_CONFIGS", "QUOTA", name, result.error_code, details)
+        yield AuditedChange("ALTER_CONFIGS", "QUOTA", name, result.error_code, details)
 
 
-CHANGES: dict[str, Callable[[Any, Any], Iterator[Change]]] = {
+CHANGES: dict[str, Callable[[Any, Any], Iterator[AuditedChange]]] = {
     "AlterClientQuotas": _quotas_changed,
     "AlterConfigs": _configured,
     "AlterUserScramCredentials": _users_changed,

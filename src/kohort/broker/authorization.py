@@ -234,13 +234,13 @@ def request_refusal(guard: Authorizer, request: Request[Message], needs: Iterabl
     """Return the error code that rejects the whole request, or NONE."""
     for need in needs:
         if need.scope is Scope.REQUEST and not guard.allows(
-            request, need.operation, need.resource, _named(request.message, need.resource)
+            request, need.operation, need.resource, _resource_name(request.message, need.resource)
         ):
             return need.resource.refusal
     return ErrorCode.NONE
 
 
-def _named(message: Message, resource: Resource) -> str:
+def _resource_name(message: Message, resource: Resource) -> str:
     """Return the name of the resource that a request as a whole is for."""
     if resource is Resource.CLUSTER:
         return CLUSTER_NAME

@@ -583,6 +583,6 @@ class GroupHost:
         """Stop the threads."""
         self.faults.clear()
         if self.audit is not None:
-            self.audit.close()
+            self.audit.close_log()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._dividers.close()

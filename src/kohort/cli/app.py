@@ -166,6 +166,8 @@ _KINDS = {"int": "NUMBER", "float": "NUMBER", "Path": "FILE"}
 """Placeholders by the name of an argument's type: `pathlib` would take longer to import than the top page."""
 NO_COMMANDS: Mapping[str, str] = {}
 _OF_HELP = ("-h, --help", "print this page")
+COMMON_OPTIONS = frozenset({"bootstrap_server", "command_config", "json", "timeout"})
+"""The options of every command, which are the fields of `Common`."""
 
 
 def help_page(tokens: Sequence[str]) -> str:
@@ -226,12 +228,7 @@ def _command_page(called: str, app: App, commands: Mapping[str, str] = NO_COMMAN
         argument for argument in app.assemble_argument_collection(parse_docstring=True) if argument.name != "*"
     ]
     positional = [argument for argument in arguments if argument.index is not None]
-    from dataclasses import fields
-
-    from kohort.cli.common import Common
-
-    of_every = {field.name for field in fields(Common)}
-    common = [argument for argument in arguments if of_every & {*argument.keys}]
+    common = [argument for argument in arguments if COMMON_OPTIONS & {*argument.keys}]
     own = [argument for argument in arguments if argument.index is None and argument not in common]
     usage = " ".join([called, *map(_in_usage, positional), "[OPTIONS]"])
     sections = [

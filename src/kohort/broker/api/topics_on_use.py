@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metadata, metadata_of, once
-from kohort.broker.audit import Change
+from kohort.broker.audit import AuditedChange
 from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
@@ -70,7 +70,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
     if node.audit is not None:
         for name, result in zip(plans, found, strict=True):
             if not isinstance(result, KafkaError):
-                node.audit.changed(request, Change("CREATE", "TOPIC", name, details="because it was used"))
+                node.audit.changed(request, AuditedChange("CREATE", "TOPIC", name, details="because it was used"))
     refused |= {name: result for name, result in zip(plans, found, strict=True) if isinstance(result, KafkaError)}
     unknown = deleted - refused.keys()
     topics = []

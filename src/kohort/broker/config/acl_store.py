@@ -60,8 +60,8 @@ class AclStore:
             raise KafkaError(text, ErrorCode.POLICY_VIOLATION)
         lines = ",\n".join(json.dumps(rule) for rule in after)
         replace_file(self._path, f'{{"acls": [\n{lines}\n]}}\n', mode=0o600)
-        self.index.remove(gone)
-        self.index.add(new)
+        self.index.remove_rules(gone)
+        self.index.add_rules(new)
         return new
 
 
