@@ -248,31 +248,31 @@ def test_filter_selects_rules(changed: dict[str, Any], found: list[AclRule]) -> 
 
 def test_store_keeps_rules_over_a_restart_and_only_its_owner_can_read_them(tmp_path: Path) -> None:
     store = AclStore(tmp_path)
-    assert store.change([LITERAL_FOO, OTHER, LITERAL_FOO], []) == [LITERAL_FOO, OTHER]
-    assert store.change([OTHER], [LITERAL_FOO]) == []
+    assert store.change_rules([LITERAL_FOO, OTHER, LITERAL_FOO], []) == [LITERAL_FOO, OTHER]
+    assert store.change_rules([OTHER], [LITERAL_FOO]) == []
     assert list(AclStore(tmp_path).index) == [OTHER]
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_store_that_can_not_write_changes_nothing(tmp_path: Path) -> None:
     store = AclStore(tmp_path)
-    store.change([OTHER], [])
+    store.change_rules([OTHER], [])
     (tmp_path / f"{FILE}.tmp").mkdir()
     with pytest.raises(IsADirectoryError):
-        store.change([LITERAL_FOO], [OTHER])
+        store.change_rules([LITERAL_FOO], [OTHER])
     assert list(store.index) == list(AclStore(tmp_path).index) == [OTHER]
 
 
 def test_store_has_a_bound_and_says_so(tmp_path: Path) -> None:
     store = AclStore(tmp_path)
-    store.change([rule(READ, name=f"t{number}") for number in range(RULES_MAX)], [])
+    store.change_rules([rule(READ, name=f"t{number}") for number in range(RULES_MAX)], [])
     with pytest.raises(KafkaError, match="at most 10000") as full:
-        store.change([OTHER], [])
+        store.change_rules([OTHER], [])
     assert full.value.code is ErrorCode.POLICY_VIOLATION
     assert len(store.index) == RULES_MAX
-    store.change([OTHER], [rule(READ, name="t0")])
+    store.change_rules([OTHER], [rule(READ, name="t0")])
     with pytest.raises(KafkaError, match="at most 1000 characters"):
-        store.change([rule(READ, name="x" * 1001)], [OTHER])
+        store.change_rules([rule(READ, name="x" * 1001)], [OTHER])
     assert OTHER in store.index
 
 
@@ -308,7 +308,7 @@ def test_decisions_in_threads_stand_while_rules_change(tmp_path: Path) -> None:
 
 
 def test_file_is_json_with_a_rule_a_line(tmp_path: Path) -> None:
-    AclStore(tmp_path).change([LITERAL_FOO, OTHER], [])
+    AclStore(tmp_path).change_rules([LITERAL_FOO, OTHER], [])
     text = (tmp_path / FILE).read_text()
     assert json.loads(text)["acls"] == [list(LITERAL_FOO), list(OTHER)]
     assert len(text.splitlines()) == 4

@@ -93,7 +93,7 @@ class PastCaller(NamedTuple):
     api: str
 
     @classmethod
-    def of(cls, caller: Caller) -> PastCaller:
+    def copy_of(cls, caller: Caller) -> PastCaller:
         """Copy a caller."""
         return cls(caller.principal, caller.host, caller.client_id, caller.api)
 
@@ -368,7 +368,7 @@ class Right:
 
     def __init__(self, authorizer: Authorizer, request: PushRequest) -> None:
         self._authorizer = authorizer
-        self.caller = PastCaller.of(request)
+        self.caller = PastCaller.copy_of(request)
         self._kind = request.kind
         message = request.message
         self._groups: tuple[str, ...] = () if message.group_id is None else (message.group_id,)

@@ -527,7 +527,7 @@ class GroupHost:
 
         A pattern that no client of this process stands for waits for the group's next heartbeat.
         """
-        self._regex_callers[group_id] = PastCaller.of(caller)
+        self._regex_callers[group_id] = PastCaller.copy_of(caller)
         self._regex_callers.move_to_end(group_id)
         if len(self._regex_callers) > REGEX_CALLERS_MAX:
             self._regex_callers.popitem(last=False)

@@ -97,7 +97,7 @@ def _changed(
 ) -> list[AclRule]:
     """Store new rules, and return those that did not exist. If there is no room for them, reject all that are valid."""
     try:
-        return acls.change(added, removed)
+        return acls.change_rules(added, removed)
     except KafkaError as error:
         for result in results:
             if not result.error_code:
@@ -154,7 +154,7 @@ def delete_acls(node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsRe
         rules = node.acls.index.found(acl_filter)
         result.matching_acls = [_deleted(rule) for rule in rules]
         gone.update(dict.fromkeys(rules))
-    node.acls.change([], gone)
+    node.acls.change_rules([], gone)
     for rule in gone:
         log.info("ACL deleted: %s: %s", shown(rule), request.name)
     return DeleteAclsResponse(filter_results=results)

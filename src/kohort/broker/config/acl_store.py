@@ -38,7 +38,7 @@ class AclStore:
             raise CorruptDataError(f"{self._path} has no list of rules; mend it, or remove it with its rules")
         self.index = AclIndex(AclRule(*fields) for fields in rules)
 
-    def change(self, added: Iterable[AclRule], removed: Iterable[AclRule]) -> list[AclRule]:
+    def change_rules(self, added: Iterable[AclRule], removed: Iterable[AclRule]) -> list[AclRule]:
         """Add and remove rules; durable and in effect when this returns.
 
         Returns:
