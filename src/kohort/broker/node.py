@@ -25,6 +25,7 @@ from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
 from kohort.broker.purgatory import Purgatory
+from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.server.connection import ClientSession
 from kohort.broker.shards import GroupShards
 from kohort.broker.slices import SliceQueue
@@ -155,6 +156,7 @@ class Node(GroupHost):
         self.live = live
         live.listeners.append(self._settings_changed)
         self.host, self.port = address
+        self.listeners: Sequence[ListenerSocket] = ()
         self.waits = Purgatory(loop)
         places = SingleBrokerEndpoints(live, store, self.port)
         super().__init__(loop, live.groups, self._make_topics, places, self._open_journal, api_keys)

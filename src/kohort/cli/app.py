@@ -228,14 +228,20 @@ def _command_page(called: str, app: App, commands: Mapping[str, str] = NO_COMMAN
         argument for argument in app.assemble_argument_collection(parse_docstring=True) if argument.name != "*"
     ]
     positional = [argument for argument in arguments if argument.index is not None]
-    common = [argument for argument in arguments if COMMON_OPTIONS & {*argument.keys}]
+    common = [argument for argument in arguments if argument.keys]  # fields of a class of options
+    every = any(argument.name == "--json" for argument in common)
+    if every:
+        common = [argument for argument in common if COMMON_OPTIONS & {*argument.keys}]
     own = [argument for argument in arguments if argument.index is None and argument not in common]
     usage = " ".join([called, *map(_in_usage, positional), "[OPTIONS]"])
     sections = [
         ("Commands", list(commands.items())),
         ("Arguments", [(_label(argument), _about(argument)) for argument in positional]),
         ("Options", [*((_label(argument), _about(argument)) for argument in own), _OF_HELP]),
-        ("Options of every command", [(_label(argument), _about(argument)) for argument in common]),
+        (
+            "Options of every command" if every else "Options about security",
+            [(_label(argument), _about(argument)) for argument in common],
+        ),
     ]
     return _page(usage, _description(getattr(app.default_command, "__doc__", None)), sections)
 

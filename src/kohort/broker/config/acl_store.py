@@ -13,7 +13,7 @@ from kohort.log.checkpoints import replace_file
 
 FILE = "acls.json"
 RULES_MAX = 10_000
-"""The most rules. Each change writes all of them to the disk on the event loop: 10,000 rules take tens of milliseconds."""
+"""The most rules. Each change writes all of them on the event loop: 10,000 rules take tens of milliseconds."""
 TEXT_MAX = 1_000
 """The longest resource name, principal or host of a rule. Kafka's own names of topics have at most 249 characters."""
 
