@@ -259,7 +259,7 @@ class _RotatedFile:
         if self._fd >= 0 and self._size and self._size + len(data) > self._file_bytes:
             self._rotate()
         if self._fd < 0:
-            self._open()
+            self._open_file()
         if not self._whole:
             data = b"\n" + data
         written = os.write(self._fd, data)
@@ -268,7 +268,7 @@ class _RotatedFile:
         if not self._whole:
             raise OSError(f"only {written} of {len(data)} bytes could be written")
 
-    def _open(self) -> None:
+    def _open_file(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)
         self._size = os.fstat(self._fd).st_size
