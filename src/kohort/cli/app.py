@@ -32,6 +32,7 @@ COMMANDS = {
     "produce": ("kohort.cli.produce:produce", "Write lines to a topic."),
     "consume": ("kohort.cli.consume:consume", "Read records of a topic."),
     "groups": ("kohort.cli.groups:app", "List and describe groups, their lag, and change their offsets."),
+    "acls": ("kohort.cli.acls:app", "List, add and remove access control lists: who may do what."),
     "region": ("kohort.cli.region:app", "Consistent regions: how they are, and what a person can have them do."),
     "spark": ("kohort.cli.spark:app", "Checkpoints of Spark queries: show them, move them between two sources."),
     "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
@@ -173,6 +174,8 @@ _KINDS = {"int": "NUMBER", "float": "NUMBER", "Path": "FILE"}
 """Placeholders by the name of an argument's type: `pathlib` would take longer to import than the top page."""
 NO_COMMANDS: Mapping[str, str] = {}
 _OF_HELP = ("-h, --help", "print this page")
+COMMON_OPTIONS = frozenset({"bootstrap_server", "command_config", "json", "timeout"})
+"""The options of every command, which are the fields of `Common`."""
 
 
 def help_page(tokens: Sequence[str]) -> str:
@@ -233,9 +236,11 @@ def _command_page(called: str, app: App, commands: Mapping[str, str] = NO_COMMAN
         argument for argument in app.assemble_argument_collection(parse_docstring=True) if argument.name != "*"
     ]
     positional = [argument for argument in arguments if argument.index is not None]
-    own = [argument for argument in arguments if argument.index is None and not argument.keys]
     common = [argument for argument in arguments if argument.keys]  # fields of a class of options
     every = any(argument.name == "--json" for argument in common)
+    if every:
+        common = [argument for argument in common if COMMON_OPTIONS & {*argument.keys}]
+    own = [argument for argument in arguments if argument.index is None and argument not in common]
     usage = " ".join([called, *map(_in_usage, positional), "[OPTIONS]"])
     sections = [
         ("Commands", list(commands.items())),
