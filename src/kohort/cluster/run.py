@@ -41,6 +41,7 @@ from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
+from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
 from kohort.cluster.retry import patiently
 from kohort.cluster.settings import Configured, advertised, coordinator_id
 from kohort.cluster.status import own_shards
@@ -177,7 +178,8 @@ class RunningCoordinator:
                 api_keys(COORDINATOR_ROUTES),
             )
             dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.take)
-            self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatcher.dispatch)
+            dispatch = OwnClientsDispatcher(dispatcher.dispatch, Refusals(self.host)).dispatch
+            self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatch)
         except BaseException:
             sock.close()
             raise

@@ -2,70 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
+from kohort.wire.cluster_admin import AlterReplicaLogDirsRequest
 from kohort.wire.framing import APIS
 from kohort.wire.message import Message
-from kohort.wire.schema import Struct
+from kohort.wire.schema import Field, Struct
 
 _ITEMS = {
-    "topics": "topics",
-    "topic_data": "responses",
-    "groups": "groups",
-    "groups_names": "results",
-    "group_ids": "groups",
-    "resources": "results",
-    "partitions": "partitions",
-    "partition_data": "partition_responses",
-    "partition_indexes": "partitions",
-    "coordinator_keys": "coordinators",
-    "topic_names": "responses",
-    "v3_and_below_topics": "results_by_topic_v3_and_below",
+    "topics": ("topics", "responses", "results", "topic_results"),
+    "topic_data": ("responses",),
+    "groups": ("groups", "responses", "results"),
+    "groups_names": ("results",),
+    "group_ids": ("groups",),
+    "resources": ("results", "responses"),
+    "partitions": ("partitions", "results_by_partition", "partition_result"),
+    "partition_data": ("partition_responses",),
+    "partition_indexes": ("partitions",),
+    "coordinator_keys": ("coordinators",),
+    "topic_names": ("responses",),
+    "topic_partitions": ("replica_election_results",),
+    "filters": ("filter_results",),
+    "transactional_ids": ("transaction_states",),
+    "transactions": ("results_by_transaction",),
+    "v3_and_below_topics": ("results_by_topic_v3_and_below",),
 }
-"""Request field to the response field that lists its results. Other fields have the same name in both."""
-_INDEX = {"partition", "index", "partition_index"}
+"""Request field to the response fields that may list its results, the first that exists. Other fields have the same
+name in both, or `results` or `responses` in the response.
+"""
+_NAMES = ("group_id", "key", "name", "topic", "topic_name", "transactional_id")
+_INDEX = ("partition_index", "partition", "index", "partition_id")
 
 
 def refusal(request: Request[Message], error: ErrorCode, text: str | None = None) -> Message:
     """Build the response to `request` with `error` in every error field, at the top and for each requested item."""
     response = APIS[request.key].response()
-    _fill(request.message, response, error, text)
+    asked: Struct = request.message
+    if isinstance(asked, AlterReplicaLogDirsRequest):  # the one API whose results are not ordered as the request is
+        asked = asked.AlterReplicaLogDir(topics=[topic for folder in asked.dirs for topic in folder.topics])
+    _Refusal(request.version, error, text).fill(asked, response)
     return response
 
 
-def _fill(asked: Struct, answer: Struct, error: ErrorCode, text: str | None) -> None:
-    fields = {field.name: field for field in answer.FIELDS}
-    for name in ("error_code", "partition_error_code"):
-        if name in fields:
-            setattr(answer, name, int(error))
-    if (message := fields.get("error_message")) is not None:
-        setattr(answer, message.name, text)
-    for field in asked.FIELDS:
-        value = getattr(asked, field.name)
-        target = fields.get(field.name)
-        if isinstance(value, list):
-            listed = fields.get(_ITEMS.get(field.name, field.name)) or fields.get("results") or fields.get("responses")
-            if listed is not None and listed.element is not None and listed.element.struct is not None:
-                setattr(answer, listed.name, [_item(item, listed.element.struct, error, text) for item in value])
-        elif target is not None and target.struct is None and field.name != "throttle_time_ms":
-            setattr(answer, field.name, value)
-        elif field.name in _INDEX:
-            for name in _INDEX & fields.keys():
-                setattr(answer, name, value)
+class _Refusal:
+    """The error of one refused request, written into the fields that its version has."""
 
+    def __init__(self, version: int, error: ErrorCode, text: str | None) -> None:
+        self._version = version
+        self._values = {"error_code": int(error), "partition_error_code": int(error), "error_message": text}
 
-def _item(asked: Struct | str | int, kind: type[Struct], error: ErrorCode, text: str | None) -> Struct:
-    answer = kind()
-    if isinstance(asked, Struct):
-        _fill(asked, answer, error, text)
+    def _with_error(self, answer: Struct) -> dict[str, Field]:
+        """Write the error, and return the fields that the version has."""
+        fields = {field.name: field for field in answer.FIELDS if field.present(self._version)}
+        for name in self._values.keys() & fields.keys():
+            setattr(answer, name, self._values[name])
+        return fields
+
+    def fill(self, asked: Struct, answer: Struct) -> None:
+        """Write the error into `answer`, and into an item for each item that was `asked` for."""
+        fields = self._with_error(answer)
+        for field in asked.FIELDS:
+            value = getattr(asked, field.name)
+            if isinstance(value, list):
+                self._list(field.name, value, answer, fields)
+            elif field.name in fields and fields[field.name].struct is None and field.name != "throttle_time_ms":
+                setattr(answer, field.name, value)
+            elif field.name in _INDEX:
+                for name in fields.keys() & set(_INDEX):
+                    setattr(answer, name, value)
+            elif field.name in _NAMES and (names := [name for name in _NAMES if name in fields]):
+                setattr(answer, names[0], value)
+
+    def _list(self, name: str, items: list[Any], answer: Struct, fields: Mapping[str, Field]) -> None:
+        """Write an item for each of `items` into the response's list, unless another list of the request did."""
+        for target in (*_ITEMS.get(name, (name,)), "results", "responses"):
+            element = fields[target].element if target in fields else None
+            if element is not None and element.struct is not None:
+                if items and not getattr(answer, target):
+                    setattr(answer, target, [self._item(item, element.struct) for item in items])
+                return
+
+    def _item(self, asked: Struct | str | int, kind: type[Struct]) -> Struct:
+        answer = kind()
+        if isinstance(asked, Struct):
+            self.fill(asked, answer)
+            return answer
+        fields = self._with_error(answer)
+        for name in _INDEX if isinstance(asked, int) else _NAMES:
+            if name in fields:
+                setattr(answer, name, asked)
+                break
         return answer
-    fields = [field.name for field in answer.FIELDS]
-    for name in ("error_code", "partition_error_code"):
-        if name in fields:
-            setattr(answer, name, int(error))
-    names = ("partition_index", "partition") if isinstance(asked, int) else ("group_id", "key", "name", "topic")
-    for name in names:
-        if name in fields:
-            setattr(answer, name, asked)
-            break
-    return answer
