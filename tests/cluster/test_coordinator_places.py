@@ -105,7 +105,10 @@ def test_kafka_is_reached_with_a_login_over_tls(secured: SecuredKafka, tmp_path:
         "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\nsasl.username=alice\nsasl.password=secret\n"
         f"ssl.ca.location={secured.certificates / 'ca.pem'}\n"
     )
-    own = ("--set", f"journal.topic=__groups-{name}", "--set", f"placement.group=__coordinators-{name}")
+    own = (
+        *("--set", f"journal.topic=__groups-{name}", "--set", f"placement.group=__coordinators-{name}"),
+        "--trust-everyone",
+    )
     with Admin(secured.bootstrap_servers) as admin:
         admin.create_topics([NewTopic(f"flights-{name}", 1)]).all()
     with CoordinatorProcess(address, *own, "--set", "journal.partitions=2", "--command-config", str(properties)) as one:

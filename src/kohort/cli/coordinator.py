@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import REACH_MS, Common, assignments
+from kohort.cli.common import REACH_MS, Common, assignments, properties_of
 from kohort.cli.output import show, show_json
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from kohort.client.admin.coordinators import ShardStatus
+    from kohort.cluster.zookeeper.security import ZooKeeperAddress
 
 app = App(name="coordinator", help="Serve consumer groups over an existing Apache Kafka cluster.")
 
@@ -26,15 +27,63 @@ OF_SHARD = (
 )  # fmt: skip
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """The options about rights: the coordinator's at Kafka, and those of its clients."""
+
+    command_config: Path | None = None
+    """A file of Kafka client properties, for secure connections to Kafka."""
+
+    insecure: Annotated[bool, Parameter(negative="")] = False
+    """Serve everyone without a login, also at an address that other machines can reach."""
+
+    trust_everyone: Annotated[bool, Parameter(negative="")] = False
+    """Start in front of a secured Kafka too, where every client then has the coordinator's own rights."""
+
+
+_NOT_EVERYONE = AccessOptions()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ZooKeeperOptions:
+    """The options about ZooKeeper."""
+
+    zookeeper: str | None = None
+    """HOST:PORT[,…]/chroot through which coordinators find each other; else they use a group on Kafka."""
+
+    zookeeper_config: Path | None = None
+    """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
+
+    def address(self) -> ZooKeeperAddress | None:
+        """Return where ZooKeeper is and how to log in there; None: coordinators do not use it.
+
+        Raises:
+            UsageError: a line of the file is no property, or there is a file and no address.
+            InvalidInputError: a property is unknown or invalid.
+        """
+        from kohort.cluster.zookeeper.security import zookeeper_address
+
+        if self.zookeeper is None:
+            if self.zookeeper_config is not None:
+                raise UsageError("--zookeeper-config needs --zookeeper HOST:PORT[,…]/chroot")
+            return None
+        return zookeeper_address(self.zookeeper, properties_of(self.zookeeper_config) if self.zookeeper_config else {})
+
+
+_WITHOUT_ZOOKEEPER = ZooKeeperOptions()
+
+
 @app.default
 def coordinator(
     *,
     kafka: str,
     listen: str = LISTEN_DEFAULT,
-    zookeeper: str | None = None,
     id_: Annotated[int | None, Parameter(name="--id")] = None,
-    command_config: Path | None = None,
+    zookeeper: ZooKeeperOptions = _WITHOUT_ZOOKEEPER,
     metrics_listen: str | None = None,
+    access: AccessOptions = _NOT_EVERYONE,
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
 ) -> int:
     """Serve consumer groups over an existing Apache Kafka cluster. Ends cleanly with SIGTERM or Ctrl-C.
@@ -46,9 +95,7 @@ def coordinator(
     Args:
         kafka: HOST:PORT of the cluster's brokers, several with commas between.
         listen: HOST:PORT; port 0 picks a free one.
-        zookeeper: HOST:PORT[,…]/chroot through which coordinators find each other; else they use a group on Kafka.
         id_: the node id that clients see, different from those of Kafka's brokers; else derived from the address.
-        command_config: a file of Kafka client properties, for secure connections to Kafka.
         metrics_listen: HOST:PORT where Prometheus reads its figures; the property metrics.listen.
         set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
     """
@@ -61,10 +108,17 @@ def coordinator(
     properties: dict[str, Any] = {**assignments(set_)}
     if metrics_listen is not None:
         properties["metrics.listen"] = metrics_listen
-    servers, given = Common(bootstrap_server=kafka, command_config=command_config).client_settings(ConnectionConfig)
+    common = Common(bootstrap_server=kafka, command_config=access.command_config)
+    servers, given = common.client_settings(ConnectionConfig)
     try:
         options = Options(
-            client_config(ConnectionConfig, servers, given), listen, configured(properties), zookeeper, id_
+            client_config(ConnectionConfig, servers, given),
+            listen,
+            configured(properties),
+            zookeeper.address(),
+            id_,
+            access.insecure,
+            access.trust_everyone,
         )
         parse_listen(listen)
     except InvalidInputError as error:

@@ -13,8 +13,10 @@ A temporary failure is retried for as long as the process lives. A failure that 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
@@ -41,11 +43,13 @@ from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
+from kohort.cluster.kafka_security import refuse_secured_kafka, watch_security
 from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
 from kohort.cluster.retry import patiently
 from kohort.cluster.settings import Configured, advertised, coordinator_id
 from kohort.cluster.status import own_shards
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
+from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
 from kohort.errors import InvalidInputError, KafkaError
@@ -125,15 +129,19 @@ class Options:
         kafka: connection settings of the Kafka cluster.
         listen: HOST:PORT.
         configured: the settings, from `settings.configured`.
-        zookeeper: HOST:PORT[,…]/chroot; None: the coordinators use a group on Kafka.
+        zookeeper: where ZooKeeper is; None: the coordinators use a group on Kafka.
         id: the node id that clients see; None: it is derived from the address.
+        insecure: whether other machines may reach the address, although no client authenticates.
+        trust_everyone: whether the coordinator's clients may do what the coordinator itself may do at a secured Kafka.
     """
 
     kafka: ConnectionConfig
     listen: str
     configured: Configured
-    zookeeper: str | None = None
+    zookeeper: ZooKeeperAddress | None = None
     id: int | None = None
+    insecure: bool = False
+    trust_everyone: bool = False
 
 
 class CoordinatorServing(Serving):
@@ -165,6 +173,8 @@ class RunningCoordinator:
         config = options.configured
         sock = listening_socket(*parse_listen(options.listen))
         try:
+            if not options.insecure:
+                _refuse_beyond_loopback(sock)
             self._host, self._port = advertised(config.socket, *sock.getsockname()[:2])
             room = shares(open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
@@ -202,6 +212,9 @@ class RunningCoordinator:
         await patiently("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
         if cluster.links.apart:
             raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
+        if not self._options.trust_everyone:
+            await refuse_secured_kafka(self._client, self._options.kafka)
+            self._beside(watch_security(self._client, self._options.kafka), "security of Kafka")
         topics = self.host.topics
         await patiently("Kafka's topics", topics.poll)
         me = self._candidate({place.node_id for place in topics.brokers})
@@ -302,6 +315,20 @@ def _door(options: Options) -> CoordinationService:
     if options.zookeeper is not None:
         return ZooKeeperCoordination(options.zookeeper, own.placement_session_ms)
     return GroupCoordination(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
+
+
+def _refuse_beyond_loopback(sock: socket.socket) -> None:
+    """Check that only this machine can reach a socket, because no client authenticates.
+
+    Raises:
+        InvalidInputError: other machines can.
+    """
+    host = sock.getsockname()[0]
+    if not ipaddress.ip_address(host).is_loopback:
+        raise InvalidInputError(
+            f"other machines can reach --listen {host}, and this coordinator's clients do not authenticate: listen on "
+            "127.0.0.1; or, in a network where everyone may use all groups, start with --insecure"
+        )
 
 
 def run_coordinator(options: Options) -> int:
