@@ -129,5 +129,6 @@ def tls_context(config: ZooKeeperConfig) -> ssl.SSLContext:
             context.load_cert_chain(config.keystore, password=lambda: config.keystore_password)
     except (ssl.SSLError, OSError) as error:
         reason = getattr(error, "reason", None) or error
-        raise InvalidInputError(f"zookeeper.ssl.…: PEM files are needed (authorities; key and certificate): {reason}")
+        text = f"zookeeper.ssl.…: PEM files are needed (authorities; key and certificate): {reason}"
+        raise InvalidInputError(text) from None
     return context

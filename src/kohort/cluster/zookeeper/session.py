@@ -149,6 +149,7 @@ class ZooKeeperSession:
         self._hung = False
         self._ended = threading.Event()
         self._reviving: asyncio.Task[None] | None = None
+        self._login_refused = False
         self._warned: set[str] = set()
         self._asked: set[asyncio.Future[Any]] = set()
 
@@ -206,10 +207,6 @@ class ZooKeeperSession:
         elif self._login_refused and self.connections:
             log.error("ZooKeeper at %s refused the login of %s; retrying", self.address, self._config.user)
             self._reviving = self._loop.create_task(self._revive(_LOGIN_AGAIN_S))
-
-    @property
-    def _login_refused(self) -> bool:
-        return self._client is not None and self._client.client_state == KeeperState.AUTH_FAILED
 
     async def close(self) -> None:
         """End the session, and with it its ephemeral nodes. A second call does nothing."""
@@ -289,6 +286,7 @@ class ZooKeeperSession:
     # -- kazoo's threads
 
     async def _connect(self) -> None:
+        self._login_refused = False
         client = self._client = KazooClient(
             hosts=self._hosts,
             timeout=self._session_ms / 1000,
@@ -299,7 +297,8 @@ class ZooKeeperSession:
         )
 
         def on_state(state: str) -> None:
-            self._on_loop(lambda: self._set_state(client, SessionState(state.lower())))
+            refused = client.client_state == KeeperState.AUTH_FAILED  # for this moment only: CLOSED follows
+            self._on_loop(lambda: self._set_state(client, SessionState(state.lower()), refused))
 
         client.add_listener(on_state)
         await asyncio.to_thread(client.start_async)
@@ -327,8 +326,11 @@ class ZooKeeperSession:
                 self._hung = True
                 _stop(self._client)
 
-    def _set_state(self, client: object, state: SessionState) -> None:
-        if client is self._client and state is not self.state and not self._ended.is_set():
+    def _set_state(self, client: object, state: SessionState, refused: bool) -> None:
+        if client is not self._client or self._ended.is_set():
+            return
+        self._login_refused = self._login_refused or refused
+        if state is not self.state:
             self.state = state
             self.connections += state is SessionState.CONNECTED
             self._on_state(state)
