@@ -300,6 +300,20 @@ def test_settings_that_do_not_fit_are_refused(properties: dict[str, str], said: 
     assert said in refused.value.message
 
 
+def test_a_server_that_requires_a_login_says_so(zookeeper: ZooKeeper) -> None:
+    """`zookeeper` only shows that a server can run here."""
+
+    async def story(address: str) -> None:
+        door = ZooKeeperCoordination(zookeeper_address(address, DIGEST))
+        await agreed([door], [candidate(1)])
+        await door.close()
+        with pytest.raises(NotAuthorizedError, match=r"no session without a login: set zookeeper\.auth\.scheme"):
+            await ZooKeeperCoordination(address).open(candidate(2), SHARDS)
+
+    with ZooKeeper(settings={"enforce.auth.enabled": "true", "enforce.auth.schemes": "digest"}) as requiring:
+        play(story(requiring.address))
+
+
 @pytest.mark.kafka
 def test_coordinators_over_kafka_meet_in_a_secured_zookeeper(
     secured_zookeeper: SecuredZooKeeper, apache_kafka: ApacheKafka, tmp_path: Path

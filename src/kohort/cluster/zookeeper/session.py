@@ -373,6 +373,9 @@ class ZooKeeperSession:
         name = type(error).__name__
         if isinstance(error, exceptions.AuthFailedError):
             return NotAuthorizedError(f"ZooKeeper at {self.address} refused the login of {self._config.user}")
+        if isinstance(error, exceptions.SessionClosedRequireSaslError):
+            text = "takes no session without a login: set zookeeper.auth.scheme, zookeeper.auth.username and …password"
+            return NotAuthorizedError(f"ZooKeeper at {self.address} {text}")
         if isinstance(error, exceptions.NoAuthError):
             return NotAuthorizedError(
                 f"ZooKeeper at {self.address}: {name}: {self._config.user} may not use what is there; its nodes are "
