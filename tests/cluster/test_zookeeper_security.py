@@ -184,7 +184,7 @@ def test_nodes_of_a_user_are_refused_to_everyone_else(secured_zookeeper: Secured
         try:
             await agreed([door], [candidate(1)])
             for other in others:
-                with pytest.raises(NotAuthorizedError, match="may not use what is there"):
+                with pytest.raises(NotAuthorizedError, match="may not change what is there"):
                     await ZooKeeperCoordination(other).open(candidate(2), SHARDS)
             assert door.placement is not None and door.placement.of(1)
         finally:

@@ -377,10 +377,11 @@ class ZooKeeperSession:
             text = "takes no session without a login: set zookeeper.auth.scheme, zookeeper.auth.username and …password"
             return NotAuthorizedError(f"ZooKeeper at {self.address} {text}")
         if isinstance(error, exceptions.NoAuthError):
-            return NotAuthorizedError(
-                f"ZooKeeper at {self.address}: {name}: {self._config.user} may not use what is there; its nodes are "
-                "another user's, or this password is not theirs"
+            user = self._config.user if self._config.authenticates else "a process without a login"
+            text = (
+                f"{name}: {user} may not change what is there: other users' ACLs protect it, or the password is wrong"
             )
+            return NotAuthorizedError(f"ZooKeeper at {self.address}: {text}")
         away = (
             exceptions.ConnectionLoss,
             exceptions.SessionExpiredError,
