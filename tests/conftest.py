@@ -25,9 +25,9 @@ from tests.support.secured_kafka import SecuredKafka, make_certificates
 
 
 def pytest_configure() -> None:
-    """What the processes have that tests start.
+    """Reset the signal handlers that started processes inherit.
 
-    A run in the background of a shell ignores Ctrl-C, and so would those that tests send one to.
+    Background runs of a shell ignore Ctrl-C, and so would the processes that tests interrupt.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What public calls say to what they can't take. No broker: what is refused is refused before anything is sent."""
+"""Arguments that public calls refuse. No broker: the refusal comes before anything is sent."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ def test_signatures_stay_what_they_were() -> None:
     @checked
     class Some:
         def call(self, names: list[str], *, timeout_ms: float | None = None) -> Mapping[str, int]:
-            """What it does."""
+            """Return each name with 0."""
             return dict.fromkeys(names, 0)
 
         async def later(self, name: str) -> str:
@@ -375,7 +375,7 @@ def test_signatures_stay_what_they_were() -> None:
         str(inspect.signature(Some.call))
         == "(self, names: 'list[str]', *, timeout_ms: 'float | None' = None) -> 'Mapping[str, int]'"
     )
-    assert Some.call.__doc__ == "What it does."
+    assert Some.call.__doc__ == "Return each name with 0."
     assert inspect.iscoroutinefunction(Some.later)
     assert Some().call(["a"]) == {"a": 0}
     assert asyncio.run(Some().later("x")) == "x"

@@ -34,7 +34,7 @@ def kio(kind: str, version: int) -> Any:
 
 
 def rewritten(kind: str, version: int, raw: bytes) -> tuple[Any, bytes]:
-    """What kio reads behind the version number, and what it writes for that."""
+    """Return the payload that kio reads after the version number, and writes again."""
     cls = kio(kind, version)
     instance, _ = entity_reader(cls)(raw[2:], 0)
     out = io.BytesIO()

@@ -117,7 +117,7 @@ def test_what_instances_have_is_annotated() -> None:
 
 
 def test_type_checkers_see_the_names_that_there_are() -> None:
-    """What stands under TYPE_CHECKING in the package is what can be imported from it."""
+    """Names under TYPE_CHECKING in the package are those that can be imported from it."""
     tree = ast.parse((HOME / "__init__.py").read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {

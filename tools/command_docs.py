@@ -13,9 +13,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 HEAD = """<!-- Written by tools/command_docs.py from the help texts: change those, then run `make docs`. -->
 """
 
-NAMES_ARE = """Rows have one name for a thing: the key in JSON is the heading of the table, in capitals and with - for _
-through a pipe. A terminal leaves out columns in which no row has anything. Records that `kohort consume` writes are
-named as Spark's are."""
+NAMES_ARE = """Rows have one name for a thing: the key in JSON is the heading of the table. A pipe gets it in
+capitals, with - for _. A terminal leaves out columns in which no row has anything. Records that
+`kohort consume` writes are named as Spark's are."""
 
 
 def page() -> str:

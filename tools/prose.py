@@ -43,6 +43,8 @@ _PRIVATE = re.compile(
     re.IGNORECASE,
 )
 _COMMENT = re.compile(r"\s*#[!:]?\s?(.*)")
+_TABLE_ROW = re.compile(r"^\s*(?:\||-- ).*$", re.MULTILINE)
+"""A row of a table, or the heading of a chapter: no sentence."""
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`*(])")
 _LEFT_OUT = re.compile(r"\s*(?:[|#>]|```|    |<!--|!\[|\d+\. )")
 
@@ -110,14 +112,15 @@ def comments_of(source: str) -> Iterator[tuple[int, str]]:
         if found := _COMMENT.match(line):
             block.append(found[1])
         elif block:
-            yield number - len(block), " ".join(block)
+            yield number - len(block), "\n".join(block)
             block = []
 
 
 def long_sentences(path: str, line: int, text: str) -> Iterator[Fault]:
     """Sentences of running text that are too long; sections, lists and examples of a docstring end a sentence."""
+    text = _TABLE_ROW.sub("", text)
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\w+(?: \(\w+\))?: ))", text):
-        if paragraph.lstrip().startswith((">>>", "```", "::")) or paragraph.startswith("    "):
+        if paragraph.lstrip().startswith((">>>", "```", "::", "=====")) or paragraph.startswith("    "):
             continue
         for sentence in _SENTENCE_END.split(" ".join(paragraph.split())):
             count = len(sentence.split())

@@ -37,9 +37,9 @@ deadline: sessions, rebalance timeouts, delays, expiration.
 REGION_DOC = ROOT / "docs" / "region-states.md"
 REGION_HEAD = """# States of a region and of its members
 
-Drawn from `src/kohort/region/control_plane/machine.py` and `src/kohort/region/member/machine.py` by `make docs`: every
-event has an entry in every state, and a handler that leads elsewhere than its entry says is a fault that raises. What a
-state is, says `src/kohort/region/states.py`; what the words mean, [region.md](region.md).
+Drawn from `src/kohort/region/control_plane/machine.py` and `src/kohort/region/member/machine.py` by `make docs`. Every
+event has an entry in every state. A handler that leads to another state than its entry names raises an error.
+`src/kohort/region/states.py` describes the states, and [region.md](region.md) explains the words.
 """
 
 

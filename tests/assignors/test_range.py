@@ -109,14 +109,14 @@ def test_same_result_as_kafka(case: Case) -> None:
     name, members, topics, expected = case
     subscriptions = {m: MemberSubscription(names, instance_id=i, rack=rack) for m, (names, i, rack) in members.items()}
     infos = {
-        t: TopicInfo(n, tuple(frozenset(each.split("+")) for each in racks.split())) for t, (n, racks) in topics.items()
+        t: TopicInfo(n, tuple(frozenset(word.split("+")) for word in racks.split())) for t, (n, racks) in topics.items()
     }
     result = client_assignor(name).assign(subscriptions, infos)
     assert {member: " ".join(map(str, parts)) for member, parts in result.items()} == expected
 
 
 def _parts(text: str) -> list[TopicPartition]:
-    return [TopicPartition(each[0], int(each[1:])) for each in text.split()]
+    return [TopicPartition(word[0], int(word[1:])) for word in text.split()]
 
 
 def test_range_cuts_each_topic_in_order() -> None:

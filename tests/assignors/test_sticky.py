@@ -126,7 +126,7 @@ def test_the_order_of_mappings_does_not_matter(group: Group, random: object) -> 
 def test_a_second_assignment_changes_nothing(group: Group) -> None:
     members, topics = group
     first = Uniform().assign(members, topics)
-    settled = {m: replace(each, owned=tuple(first[m]), generation=5) for m, each in members.items()}
+    settled = {m: replace(subscription, owned=tuple(first[m]), generation=5) for m, subscription in members.items()}
     assert Uniform().assign(settled, topics) == first
 
 
@@ -137,13 +137,13 @@ def test_cooperative_hands_over_in_two_steps(group: Group) -> None:
     members, topics = group
     holders: dict[TopicPartition, list[str]] = {}
     first = CooperativeSticky().assign(members, topics)
-    for member, each in members.items():
-        for partition in each.owned:
+    for member, subscription in members.items():
+        for partition in subscription.owned:
             holders.setdefault(partition, []).append(member)
     for member, partitions in first.items():
         for partition in partitions:
             assert not holders.get(partition) or member in holders[partition]
-    after = {m: replace(each, owned=tuple(first[m]), generation=5) for m, each in members.items()}
+    after = {m: replace(subscription, owned=tuple(first[m]), generation=5) for m, subscription in members.items()}
     second = CooperativeSticky().assign(after, topics)
     check_valid(group, second)
     for member, partitions in first.items():

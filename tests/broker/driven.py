@@ -61,7 +61,7 @@ class Turns:
         return timer
 
     def turn(self) -> None:
-        """What is to be called now; what is asked for meanwhile has the next turn."""
+        """The callbacks due in this turn; those added meanwhile run in the next turn."""
         soon, self._soon = self._soon, []
         for call, args in soon:
             call(*args)
@@ -225,7 +225,7 @@ class LateJournal(FailingJournal):
         self.owner.durable(token, 0)
 
     def lose(self, reason: Exception, *, written: bool = False) -> None:
-        """It is not known to be; perhaps it is there all the same."""
+        """Lose the acknowledgement: whether the append reached the journal stays unknown."""
         assert self.owner is not None
         assert self.on_way is not None
         (_, records, now_ms), self.on_way = self.on_way, None

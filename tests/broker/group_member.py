@@ -21,7 +21,7 @@ def subscription(*topics: str) -> bytes:
 
 
 class Member:
-    """What one member knows of itself."""
+    """A group member's own view of its membership."""
 
     def __init__(
         self, client: RawClient, group: str, *topics: str, session_ms: int = 10_000, protocol: str = "range"

@@ -144,6 +144,6 @@ def end_offset(client: RawClient, topic: str, partition: int, timestamp: int = -
 
 
 def resident_kib(broker: Broker) -> int:
-    """What the broker's process takes of memory."""
+    """Return the resident memory of the broker's process."""
     status = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))

@@ -158,8 +158,8 @@ class Coordinators:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        for each in self._logs:
-            each.close()
+        for log in self._logs:
+            log.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""What a client must be allowed: a row for every API, asked before its handler, by the request's principal."""
+"""Required permissions: one row for each API, checked before its handler with the request's principal."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_is_written_needs_more_than_to_describe() -> None:
 
 
 def test_each_resource_has_its_error() -> None:
-    assert {each.refusal for each in Resource} <= {*ErrorCode}
+    assert {resource.refusal for resource in Resource} <= {*ErrorCode}
     assert Resource.GROUP.refusal is ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
@@ -156,7 +156,7 @@ def test_a_push_frame_that_is_not_allowed_is_refused_and_its_connection_ends(
     ],
 )
 def test_a_push_consumer_without_the_right_is_told(tmp_path: Path, operation: AclOperation, resource: Resource) -> None:
-    """It ends with the error of what it may not, and does not ask for ever."""
+    """The consumer ends with the authorization error and does not retry for ever."""
     keeper = Gatekeeper(NOTHING)
 
     def client(address: str) -> None:

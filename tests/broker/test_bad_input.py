@@ -1,4 +1,4 @@
-"""What no client should send, and options that can't work: a clear error, nothing lost, the others unaffected."""
+"""Requests no client should send, and options that cannot work: a clear error, no loss, other clients unaffected."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_bytes_after_a_request_are_ignored(client: RawClient, topic: str) -> Non
     client.sock.sendall(struct.pack(">ihhih7s", 25, 3, 13, 1, 7, b"rdkafka") + b"\0" + b"\0\0\0\0\1\0\0")
     number, answer = decode_response(MetadataResponse, 13, client.frame())
     assert number == 1
-    assert topic in [each.name for each in answer.topics]
+    assert topic in [entry.name for entry in answer.topics]
 
 
 def test_a_frame_that_only_claims_to_be_large_costs_nothing(broker: Broker) -> None:
@@ -115,7 +115,7 @@ def test_unknown_api_versions_version_is_answered_in_version_0(client: RawClient
     number, answer = decode_response(ApiVersionsResponse, 0, client.frame())
     assert number == 5
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
-    assert 18 in {each.api_key for each in answer.api_keys}
+    assert 18 in {api_key.api_key for api_key in answer.api_keys}
 
 
 def test_every_version_advertised_is_served(client: RawClient) -> None:
@@ -124,17 +124,17 @@ def test_every_version_advertised_is_served(client: RawClient) -> None:
 
     advertised = client.ask(ApiVersionsRequest(client_software_name="a", client_software_version="1")).api_keys
     assert len(advertised) >= 35
-    for each in advertised:
-        request = APIS[each.api_key].request
-        for version in range(max(each.min_version, request.MIN_VERSION), each.max_version + 1):
+    for api in advertised:
+        request = APIS[api.api_key].request
+        for version in range(max(api.min_version, request.MIN_VERSION), api.max_version + 1):
             message = request()
-            if each.api_key == 0:
+            if api.api_key == 0:
                 message.acks = -1
-            if each.api_key == 18:
+            if api.api_key == 18:
                 message.client_software_name = message.client_software_version = "a"
-            if each.api_key == 10 and version < 4:
+            if api.api_key == 10 and version < 4:
                 message.key = "g"
-            assert client.ask(message, version) is not None, (APIS[each.api_key].name, version)
+            assert client.ask(message, version) is not None, (APIS[api.api_key].name, version)
 
 
 def test_requests_are_answered_in_their_order(client: RawClient, topic: str) -> None:
@@ -201,13 +201,13 @@ def test_bad_acks(client: RawClient, topic: str) -> None:
 def test_more_connections_than_allowed_are_refused_and_the_others_served(tmp_path: Path) -> None:
     with Broker(tmp_path / "data", {"max.connections": 3}) as broker:
         admitted = [RawClient(broker.bootstrap_servers) for _ in range(3)]
-        for each in admitted:
-            each.ask(ProduceRequest(acks=-1), 9)
+        for connection in admitted:
+            connection.ask(ProduceRequest(acks=-1), 9)
         with RawClient(broker.bootstrap_servers) as fourth:
             assert fourth.closed()
-        for each in admitted:
-            each.ask(ProduceRequest(acks=-1), 9)
-            each.close()
+        for connection in admitted:
+            connection.ask(ProduceRequest(acks=-1), 9)
+            connection.close()
 
 
 class TestOptions:

@@ -84,7 +84,7 @@ def test_a_member_keeps_its_epoch_across_sigkill(tmp_path: Path) -> None:
 
             def settled() -> bool:
                 assert member.heartbeat() == 0
-                return [(each.topic_id, sorted(each.partitions)) for each in member.owned] == [(wanted, [0, 1, 2])]
+                return [(topic.topic_id, sorted(topic.partitions)) for topic in member.owned] == [(wanted, [0, 1, 2])]
 
             until(settled, "the group is settled")
         broker.kill()

@@ -202,7 +202,7 @@ def test_a_segment_that_is_gone_is_told_and_the_others_are_served(
     data: Path, spoil: Callable[[Path], str], crashed: bool
 ) -> None:
     path, _ = place_of(data, 1500)
-    bases = sorted(int(each.stem) for each in path.parent.glob("*.log"))
+    bases = sorted(int(entry.stem) for entry in path.parent.glob("*.log"))
     following = bases[bases.index(int(path.stem)) + 1]
     said = spoil(data)
     if crashed:

@@ -214,10 +214,10 @@ def test_damage_in_the_transactions_log_concerns_its_partition_alone(
         expected = ErrorCode.UNKNOWN_SERVER_ERROR if refused else ErrorCode.NONE
         assert init(client, beside) == ErrorCode.NONE
         described = client.ask(DescribeTransactionsRequest(transactional_ids=[first, beside])).transaction_states
-        assert [each.error_code for each in described] == [expected, ErrorCode.NONE]
+        assert [result.error_code for result in described] == [expected, ErrorCode.NONE]
         listed = client.ask(ListTransactionsRequest())
         assert listed.error_code == ErrorCode.NONE
-        names = {each.transactional_id for each in listed.transaction_states}
+        names = {transaction.transactional_id for transaction in listed.transaction_states}
         assert names == ({beside} if refused else {first, beside})
         assert init(client, first) == expected
     said = capfd.readouterr().err

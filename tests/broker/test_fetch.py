@@ -109,11 +109,11 @@ def test_an_incremental_session(client: RawClient, name: str) -> None:
     opened = session_fetch(client, 0, 0, (topic, 0, 0), (topic, 1, 0), (topic, 2, 0))
     session = opened.session_id
     assert session != 0
-    assert sum(len(each.partitions) for each in opened.responses) == 3
+    assert sum(len(response.partitions) for response in opened.responses) == 3
     assert session_fetch(client, session, 1).responses == []
     produce(client, name, 1, batch_of(b"x"))
     news = session_fetch(client, session, 2)
-    assert [part.partition_index for each in news.responses for part in each.partitions] == [1]
+    assert [part.partition_index for response in news.responses for part in response.partitions] == [1]
     assert session_fetch(client, session, 3, (topic, 1, 1)).responses == []
     produce(client, name, 2, batch_of(b"y"))
     forgotten = [FetchRequest.ForgottenTopic(topic_id=topic, partitions=[2])]
@@ -135,7 +135,7 @@ def test_a_full_answer_leaves_the_rest_of_its_session_to_the_next(client: RawCli
     epoch, served, errors = 1, [], []
     while len(served) < 5 and epoch < 20:
         answer = session_fetch(client, session, epoch, *asked, max_bytes=1000)
-        parts = [part for each in answer.responses for part in each.partitions]
+        parts = [part for response in answer.responses for part in response.partitions]
         brought = [part.partition_index for part in parts if part.records]
         assert 1 <= len(brought) <= 2
         served += brought

@@ -17,10 +17,10 @@ def framed(*bodies: bytes) -> bytes:
 
 
 def cut(frames: Frames, data: bytes) -> list[bytes]:
-    """What these bytes complete, and what was kept when that went on."""
-    found = [bytes(each) for each in frames.cut(memoryview(data))]
+    """Return the frames that these bytes complete, and the bytes kept for the next read."""
+    found = [bytes(frame) for frame in frames.cut(memoryview(data))]
     while frames.kept:
-        found += [bytes(each) for each in frames.cut(frames.take_kept())]
+        found += [bytes(frame) for frame in frames.cut(frames.take_kept())]
     return found
 
 
@@ -49,7 +49,7 @@ def test_frames_that_are_put_back_come_again_in_their_order(seed: int) -> None:
             size = chance.choice([1, 3, 6, 200, 400])
             got, data = frames.cut(memoryview(data[:size])), data[size:]
         taken = chance.randint(1, 3)
-        found += [bytes(each) for each in got[:taken]]
+        found += [bytes(frame) for frame in got[:taken]]
         if got[taken:]:
             frames.put_back(got[taken:])
     assert found == bodies
@@ -59,7 +59,7 @@ def test_frames_that_are_put_back_come_again_in_their_order(seed: int) -> None:
 def test_frames_before_one_of_a_bad_size_are_given_first(size: int) -> None:
     frames = Frames(8, MAX)
     data = framed(b"a" * 8, b"b" * 9) + size.to_bytes(4, "big", signed=True) + b"c" * 20
-    assert [bytes(each) for each in frames.cut(memoryview(data))] == [b"a" * 8, b"b" * 9]
+    assert [bytes(frame) for frame in frames.cut(memoryview(data))] == [b"a" * 8, b"b" * 9]
     with pytest.raises(BadFrame):
         frames.cut(frames.take_kept())
 
@@ -73,7 +73,7 @@ def test_a_smaller_size_counts_for_the_frames_behind() -> None:
     frames = Frames(8, MAX)
     assert len(frames.cut(memoryview(framed(b"a" * 8, b"", b"bc")))) == 1
     frames.size_min = 0
-    assert [bytes(each) for each in frames.cut(frames.take_kept())] == [b"", b"bc"]
+    assert [bytes(frame) for frame in frames.cut(frames.take_kept())] == [b"", b"bc"]
 
 
 def test_what_is_put_back_comes_before_what_was_kept() -> None:

@@ -99,7 +99,7 @@ def play(folder: Path, fill: Fill) -> None:
 
 
 def committed_when_served(client: RawClient) -> int:
-    """What is committed, once the coordinator has loaded again."""
+    """Return the committed offsets once the coordinator has loaded again."""
     wanted = OffsetFetchRequest.OffsetFetchRequestTopics(name="t", partition_indexes=[0])
     asked = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=[wanted])])
     until = time.monotonic() + WAIT_S

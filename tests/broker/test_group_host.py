@@ -49,7 +49,7 @@ def test_members_join_share_and_commit_without_a_store(coordinators: Coordinator
 
 
 def _shared(one: GroupMember, two: GroupMember) -> set[object]:
-    """What both have when each has a part."""
+    """Return both members' partitions when each has a part."""
     while True:
         one.wait_change(200)
         if one.revocation():
@@ -68,7 +68,7 @@ def test_a_member_follows_its_group_to_another_process(coordinators: Coordinator
         coordinators.move("g", 1)
         member.commit({part(1): 8}, generation=before.generation)
         found = member.committed([part(0), part(1)])
-        assert [each.offset for each in found.values() if each is not None] == [7, 8]
+        assert [position.offset for position in found.values() if position is not None] == [7, 8]
         assert member.assignment() == before
         assert member.revocation() is None
     with Admin(coordinators.address(0)) as admin:
@@ -80,7 +80,7 @@ def test_what_is_asked_of_a_shard_that_is_not_here_is_refused(coordinators: Coor
         beat = client.ask(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"))
         assert beat.error_code == ErrorCode.NOT_COORDINATOR
         described = client.ask(DescribeGroupsRequest(groups=["g", "h"]))
-        assert [each.error_code for each in described.groups] == [ErrorCode.NOT_COORDINATOR] * 2
+        assert [group.error_code for group in described.groups] == [ErrorCode.NOT_COORDINATOR] * 2
         assert client.ask(ListGroupsRequest()).groups == []
         coordinators.move("g", 1)
         again = client.ask(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"))
@@ -91,10 +91,10 @@ def test_each_process_tells_the_same_places(coordinators: Coordinators) -> None:
     coordinators.move("g", 1)
     for number in range(2):
         with RawClient(coordinators.address(number)) as client:
-            nodes = {(each.node_id, each.port) for each in client.ask(MetadataRequest(topics=[])).brokers}
+            nodes = {(broker.node_id, broker.port) for broker in client.ask(MetadataRequest(topics=[])).brokers}
             assert nodes == {*coordinators.map.ports.items()}
             cluster = client.ask(DescribeClusterRequest())
-            assert {(each.broker_id, each.port) for each in cluster.brokers} == nodes
+            assert {(broker.broker_id, broker.port) for broker in cluster.brokers} == nodes
             found = client.ask(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])).coordinators[0]
             assert (found.node_id, found.port) == (1, coordinators.map.ports[1])
             old = client.ask(FindCoordinatorRequest(key="g", key_type=0), version=3)
@@ -108,7 +108,9 @@ def test_topics_are_told_as_they_are_and_none_is_made(coordinators: Coordinators
         asked = MetadataRequest.MetadataRequestTopic
         answer = client.ask(MetadataRequest(topics=[asked(name=TOPIC), asked(name="missing")]))
         there, missing = answer.topics
-        assert [(each.leader_id, each.leader_epoch) for each in there.partitions] == [(0, 3)] * PARTITIONS
+        assert [(partition.leader_id, partition.leader_epoch) for partition in there.partitions] == [
+            (0, 3)
+        ] * PARTITIONS
         assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -123,9 +125,9 @@ def test_positions_of_topics_that_are_only_known_by_name_and_id(coordinators: Co
     refused = [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     with RawClient(coordinators.address()) as client:
         by_name = client.ask(commit(group_id="g", topics=[to_commit(name=TOPIC, partitions=parts)]), version=9)
-        assert [each.error_code for each in by_name.topics[0].partitions] == refused
+        assert [partition.error_code for partition in by_name.topics[0].partitions] == refused
         by_id = client.ask(commit(group_id="g", topics=[to_commit(topic_id=topic.id, partitions=parts)]))
-        assert [each.error_code for each in by_id.topics[0].partitions] == refused
+        assert [partition.error_code for partition in by_id.topics[0].partitions] == refused
         group = fetch.OffsetFetchRequestGroup
         wanted = group.OffsetFetchRequestTopics(topic_id=topic.id, partition_indexes=[0])
         found = client.ask(fetch(groups=[group(group_id="g", topics=[wanted])])).groups[0]
@@ -133,13 +135,13 @@ def test_positions_of_topics_that_are_only_known_by_name_and_id(coordinators: Co
         of_topic = delete.OffsetDeleteRequestTopic
         numbers = [of_topic.OffsetDeleteRequestPartition(partition_index=index) for index in (0, PARTITIONS)]
         deleted = client.ask(delete(group_id="g", topics=[of_topic(name=TOPIC, partitions=numbers)]))
-        assert [each.error_code for each in deleted.topics[0].partitions] == refused
+        assert [partition.error_code for partition in deleted.topics[0].partitions] == refused
         assert client.ask(fetch(groups=[group(group_id="g")])).groups[0].topics == []
 
 
 def test_offsets_in_transactions_are_not_offered(coordinators: Coordinators) -> None:
     with RawClient(coordinators.address()) as client:
-        keys = {each.api_key for each in client.ask(ApiVersionsRequest(), version=0).api_keys}
+        keys = {api_key.api_key for api_key in client.ask(ApiVersionsRequest(), version=0).api_keys}
         assert not keys & {0, 1, 22, 25, 28}
         client.send(TxnOffsetCommitRequest(group_id="g", transactional_id="x"))
         assert client.closed()

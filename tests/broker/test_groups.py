@@ -37,8 +37,8 @@ def test_two_members_rebalance_commit_and_leave(broker: Broker, client: RawClien
         assert second.commit("missing", 0, 7) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         described = client.ask(DescribeGroupsRequest(groups=[topic])).groups[0]
         assert described.group_state == "Stable"
-        assert {each.member_assignment for each in described.members} == {b"one", b"two"}
-        assert {each.client_host for each in described.members} == {"/127.0.0.1"}
+        assert {member.member_assignment for member in described.members} == {b"one", b"two"}
+        assert {member.client_host for member in described.members} == {"/127.0.0.1"}
         deleted = client.ask(DeleteGroupsRequest(groups_names=[topic])).results[0]
         assert deleted.error_code == ErrorCode.NON_EMPTY_GROUP
         assert second.leave() == 0

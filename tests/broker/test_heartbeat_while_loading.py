@@ -1,4 +1,4 @@
-"""What a classic heartbeat is told while its coordinator loads: nothing is wrong, unless its client keeps a lease."""
+"""Classic heartbeats while the coordinator loads: answered without an error, unless the client keeps a lease."""
 
 from __future__ import annotations
 

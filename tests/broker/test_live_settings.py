@@ -140,7 +140,7 @@ def test_a_resource_that_can_not_be_altered_is_told_apart_from_those_that_were(b
     with RawClient(broker.bootstrap_servers) as client:
         create_topic(client, "t")
         found = client.ask(IncrementalAlterConfigsRequest(resources=asked)).responses
-    assert [each.error_code for each in found] == [ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR]
+    assert [result.error_code for result in found] == [ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR]
     assert value(broker, "retention.ms", ConfigResource(ResourceType.TOPIC, "t")) == "77"
     group = ConfigResource(ResourceType.GROUP, "g")
     assert value(broker, beat, group) == "5000", "what was refused does not show"

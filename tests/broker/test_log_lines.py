@@ -1,4 +1,4 @@
-"""What clients can have the broker write into its log is bounded, and what is left out is said."""
+"""Log lines that clients cause are bounded, and the number of omitted lines is logged."""
 
 from __future__ import annotations
 

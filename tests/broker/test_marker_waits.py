@@ -1,4 +1,4 @@
-"""Who waits for the end of a transaction whose markers can't be written is still answered, and the outcome holds."""
+"""Requests that wait for a transaction whose markers cannot be written are still answered, and its outcome holds."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_transaction_with_offsets_in_a_damaged_journal_ends_for_its_client_and
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_transaction_takes_no_offsets_of_a_damaged_journal_in(tmp_path: Path, version: int) -> None:
-    """It could not be ended there; its records can."""
+    """The transaction cannot end in the damaged journal; its records can."""
     with Broker(tmp_path, SETTINGS) as broker:
         open_transaction(broker, version)
         broker.kill()

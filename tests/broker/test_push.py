@@ -163,7 +163,14 @@ def test_who_finds_starts_itself_is_started_without_offsets_and_none_is_written(
         b = start("b")
         b.until(started(3))
         found = admin.list_consumer_group_offsets(topic, parts).all()
-        assert sorted(-1 if each is None else each.offset for each in found.values()) == [-1, -1, -1, 0, 0, 0]
+        assert sorted(-1 if position is None else position.offset for position in found.values()) == [
+            -1,
+            -1,
+            -1,
+            0,
+            0,
+            0,
+        ]
 
 
 def test_wildcards(broker: Broker, topic: str, start: Start) -> None:
@@ -218,7 +225,7 @@ def test_groups_are_seen_by_administrators(broker: Broker, topic: str, start: St
     a = start("a")
     a.until(started(6))
     with Admin(broker.bootstrap_servers) as admin:
-        listed = {each.group_id: each for each in admin.list_groups()}[topic]
+        listed = {group.group_id: group for group in admin.list_groups()}[topic]
         assert (listed.type, listed.protocol_type) == ("classic", "consumer")
         (described,) = admin.describe_consumer_groups([topic]).values.values()
         (member,) = described.members
@@ -234,14 +241,14 @@ def test_members_go_on_after_the_broker_was_killed(tmp_path: Path) -> None:
         b.until(started(2))
         had = set(a.registry)
         broker.kill()
-    for each in (a, b):
-        each.until(lambda one: one.ended)
-        each.close()
+    for consumer in (a, b):
+        consumer.until(lambda one: one.ended)
+        consumer.close()
     with Broker(tmp_path, SETTINGS) as broker:
         again = [LiteralConsumer(broker.bootstrap_servers, "g", name, '{"t":1}') for name in "ab"]
-        for each in again:
-            each.until(started(2))
-            assert each.asked == ["ping", "start"], "nobody was stopped"
+        for consumer in again:
+            consumer.until(started(2))
+            assert consumer.asked == ["ping", "start"], "nobody was stopped"
         assert set(again[0].registry) == had
-        for each in again:
-            each.close()
+        for consumer in again:
+            consumer.close()

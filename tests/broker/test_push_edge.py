@@ -63,8 +63,8 @@ def test_all_frames_are_counted_and_timed_in_both_directions(broker: Broker, sta
     a, b = start("a", session_timeout_ms=SESSION_MS), start("b", session_timeout_ms=SESSION_MS)
     a.until(lambda each: started(2)(each) and each.asked[-1] == "ping")
     b.until(lambda each: started(2)(each) and each.asked[-1] == "ping")
-    for each in (a, b):
-        each.close()
+    for consumer in (a, b):
+        consumer.close()
     after = figures(broker)
 
     def grown(api: str) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ def test_what_consumers_ask_fails_on_purpose(broker: Broker, start: Start, name:
     ("action", "seen"), [("close", ConnectionError), ("close_after", ConnectionError), ("garble", struct.error)]
 )
 def test_a_registration_is_lost(broker: Broker, start: Start, name: str, action: str, seen: type[Exception]) -> None:
-    """It comes again under its id, whether the group knows it or not."""
+    """The consumer registers again under its id, whether the group knows it or not."""
     broker.faults.add(Fault("RegisterConsumer", action, group=name))
     with pytest.raises(seen):
         start("a")

@@ -61,7 +61,7 @@ def test_a_fault_in_the_coordinator_costs_one_request(tmp_path: Path, caplog: py
 
 
 async def ask_while_it_moves(folder: Path) -> list[Any]:
-    """The same question while the coordinator loads, when it has loaded, and when it is gone."""
+    """Send one request while the coordinator loads, after it has loaded, and after it has gone."""
     loop = asyncio.get_running_loop()
     broker = RunningBroker(loop, folder, "127.0.0.1:0", {})
     broker.listen()
@@ -97,7 +97,7 @@ def test_scenario_10_a_coordinator_that_loads_or_moves_never_says_that_there_is_
 
 
 async def refused_offsets(folder: Path) -> list[int]:
-    """What a producer is told that commits offsets within a transaction, where the journal can't hold them."""
+    """Return the error of a transactional offset commit that the journal cannot hold."""
     loop = asyncio.get_running_loop()
     broker = RunningBroker(loop, folder, "127.0.0.1:0", {})
     broker.listen()
@@ -122,6 +122,6 @@ async def refused_offsets(folder: Path) -> list[int]:
 def test_offsets_in_transactions_are_refused_where_the_journal_can_t_hold_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Kafka refuses what its offsets topic can't hold: producers take that as fatal, and don't ask for ever."""
+    """Kafka refuses offsets that its offsets topic cannot hold likewise: producers treat that as fatal and stop."""
     monkeypatch.setattr(LogJournal, "holds_transactions", False)
     assert asyncio.run(refused_offsets(tmp_path)) == [ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT]

@@ -338,7 +338,9 @@ def test_events_are_not_gathered_into_appends_without_bound(driven: Driven, monk
     numbers = [driven.commit("a", offset) for offset in range(10)]
     driven.turns.settle()
     assert [driven.answer(number) for number in numbers] == [ErrorCode.NONE] * 10
-    offsets = [each.offset for some in driven.journal.appends for each in some if isinstance(each, OffsetCommitted)]
+    offsets = [
+        position.offset for some in driven.journal.appends for position in some if isinstance(position, OffsetCommitted)
+    ]
     assert offsets == list(range(10))
     assert max(map(len, driven.journal.appends)) <= 5
 

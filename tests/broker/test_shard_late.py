@@ -41,7 +41,10 @@ class Late(Driven):
 
     def offsets(self) -> list[list[int]]:
         """The offsets in each append that was asked for."""
-        found = [[each.offset for each in some if isinstance(each, OffsetCommitted)] for some in self.journal.appends]
+        found = [
+            [position.offset for position in some if isinstance(position, OffsetCommitted)]
+            for some in self.journal.appends
+        ]
         return [some for some in found if some]
 
 

@@ -118,13 +118,13 @@ class Proving(Driven):
         )
 
     def members(self) -> list[str]:
-        """Who is in the group."""
+        """Return the group's members."""
         asked = self.ask(lambda number: DescribeGroups(number, ("g",)))
         self.settle()
         return [member.member_id for member in self.answers[asked][0].groups[0].members]
 
     def told(self, number: int) -> list[Any]:
-        """What a request was answered so far: error codes where the answer has one."""
+        """Return the responses so far: error codes where a response has one."""
         return [getattr(value, "error", value) for value in self.answers[number]]
 
     @property
@@ -198,7 +198,7 @@ def test_a_read_shares_an_append_with_records(proving: Proving) -> None:
 
 
 def test_what_is_acknowledged_too_late_is_no_proof(proving: Proving) -> None:
-    """What it has written is not written again, and those who came meanwhile wait with it."""
+    """The shard does not write such records again, and requests that arrived meanwhile wait with them."""
     commit = proving.commit("old", 5)
     proving.turns.settle()
     proving.turns.pass_time(1.5)

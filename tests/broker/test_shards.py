@@ -97,7 +97,7 @@ def test_a_shard_that_comes_back_has_what_was_committed(tmp_path: Path) -> None:
 
 
 def test_beginning_again_ends_what_was_here(tmp_path: Path) -> None:
-    """Its writes are refused from then on, and who waited there is told."""
+    """The earlier owner's writes are refused from then on, and waiting requests are answered with an error."""
     shards = Shards(tmp_path)
     shards.begin(TERM)
     before = next(iter(shards.groups))
@@ -114,7 +114,7 @@ def test_beginning_again_ends_what_was_here(tmp_path: Path) -> None:
 
 
 def test_news_for_a_shard_that_is_gone_goes_nowhere(tmp_path: Path) -> None:
-    """What a connection left there ended with the shard."""
+    """Requests that a connection left there ended with the shard."""
     shards = Shards(tmp_path)
     shards.begin(TERM)
     shards.fetch()

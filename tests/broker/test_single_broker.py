@@ -147,7 +147,7 @@ def test_an_address_or_a_folder_that_can_not_be_had(properties: dict[str, Any], 
 
 
 def test_the_finer_unit_counts_in_whatever_order_they_stand() -> None:
-    """As in Kafka: ms before minutes before hours; its own file has the hours."""
+    """Kafka's rule: ms before minutes before hours; its own file has the hours."""
     given = {"log.retention.hours": "168", "log.retention.minutes": "5", "log.retention.ms": "1000"}
     for order in (list(given), list(reversed(given))):
         _, _, log = broker_configs({key: given[key] for key in order})
@@ -190,7 +190,7 @@ def test_the_internal_topics_have_the_segments_that_are_set(tmp_path: Path) -> N
 
 @pytest.mark.kafka
 def test_every_setting_of_a_real_broker_is_known(apache_kafka: ApacheKafka) -> None:
-    """What a broker of Apache Kafka describes as its own settings: each is ours, taken, or refused with what to do."""
+    """Each setting that an Apache Kafka broker describes is one of ours, accepted, or refused with a remedy."""
     with Admin(apache_kafka.bootstrap_servers) as admin:
         resource = ConfigResource(ResourceType.BROKER, "1")
         described = admin.describe_configs([resource]).result(resource)

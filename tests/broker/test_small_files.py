@@ -13,7 +13,7 @@ from kohort.broker.transactions.coordinator import FILE, ProducerIds
 
 
 class Disk:
-    """What of a file a power loss would leave: what was synced before it took its place, and whether that is."""
+    """A disk that keeps only what a power loss would leave of a file: data synced before a durable rename."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.synced: dict[int, bytes] = {}

@@ -1,7 +1,4 @@
-"""What does not fit into a record of the group journal costs its own request.
-
-The group, the shard and its other groups go on.
-"""
+"""A record too large for the group journal fails its own request only. The group and its shard go on."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ def join(client: RawClient, group: str, version: int = 9, **fields: Any) -> int:
         session_timeout_ms=10_000,
         rebalance_timeout_ms=10_000,
         protocol_type=fields.pop("protocol_type", "consumer"),
-        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=each, metadata=metadata) for each in names],
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=metadata) for name in names],
         **fields,
     )
     return int(client.ask(asked, version).error_code)

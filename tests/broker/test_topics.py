@@ -53,7 +53,7 @@ def using(*names: str) -> MetadataRequest:
 
 
 def codes(answer: Any) -> list[ErrorCode]:
-    return [ErrorCode.of(each.error_code) for each in answer]
+    return [ErrorCode.of(result.error_code) for result in answer]
 
 
 def test_others_are_served_while_thousands_of_partitions_are_made(broker: Broker, client: RawClient, name: str) -> None:
@@ -168,4 +168,4 @@ def test_records_that_cannot_be_deleted_are_all_there(tmp_path: Path) -> None:
         assert codes(found) == [ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR]
         (tmp_path / "log-start-offset-checkpoint.tmp").rmdir()
         found = client.ask(DeleteRecordsRequest(topics=[asked])).topics[0].partitions
-        assert [(ErrorCode.of(each.error_code), each.low_watermark) for each in found] == [(0, 0), (0, 1)]
+        assert [(ErrorCode.of(result.error_code), result.low_watermark) for result in found] == [(0, 0), (0, 1)]

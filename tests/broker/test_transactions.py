@@ -132,11 +132,13 @@ def test_commit_and_abort(client: RawClient, topic: str, version: int) -> None:
         assert stable_end(client, topic) == end_offset(client, topic, 0) == 4 * (turn + 1)
         assert producer.epoch == (turn + 1 if version == 2 else 0)
     answer = fetch(client, topic, 0, 0, isolation_level=1)
-    assert [(each.producer_id, each.first_offset) for each in answer.aborted_transactions] == [(producer.id, 4)]
+    assert [(transaction.producer_id, transaction.first_offset) for transaction in answer.aborted_transactions] == [
+        (producer.id, 4)
+    ]
     state = client.ask(DescribeTransactionsRequest(transactional_ids=[producer.name])).transaction_states[0]
     assert state.transaction_state == "CompleteCommit"
     assert producer.name in {
-        each.transactional_id for each in client.ask(ListTransactionsRequest(), 1).transaction_states
+        transaction.transactional_id for transaction in client.ask(ListTransactionsRequest(), 1).transaction_states
     }
 
 

@@ -19,7 +19,7 @@ WAIT_S = 20.0
 
 
 class Answer:
-    """What is owed for a request."""
+    """The response owed for a request."""
 
     def __init__(self) -> None:
         self.parts: Parts | None = None
@@ -133,7 +133,7 @@ def test_what_is_owed_leaves_before_what_is_asked() -> None:
 
 
 def test_frames_behind_the_one_that_turns_it_are_answers_too() -> None:
-    """They came in the same read. Nothing was asked: the connection ends, and is found no more."""
+    """The frames came in the same read. None was requested, so the connection closes and is forgotten."""
 
     async def script(turning: Turning, client: Client) -> None:
         client.writer.write(framed(REGISTER, b"x"))

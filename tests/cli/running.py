@@ -1,4 +1,4 @@
-"""What tests of commands share: what a command said, and the offsets that are there afterwards."""
+"""Shared by tests of commands: the output of a command, and the offsets afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kohort import Admin, Producer, TopicPartition
 
 @dataclass
 class Said:
-    """What a command printed, and how it ended."""
+    """A command's output and exit code."""
 
     code: int
     out: str

@@ -18,7 +18,7 @@ DOCTOR = [*KOHORT, "doctor"]
 
 
 def doctor(*args: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Its exit code, and what it found by name."""
+    """Return the exit code and the findings by name."""
     env = {name: value for name, value in os.environ.items() if name != "KOHORT_BOOTSTRAP_SERVER"} | environment
     done = subprocess.run([*DOCTOR, "--json", *args], capture_output=True, text=True, env=env, check=False)
     assert done.stderr == ""

@@ -89,8 +89,8 @@ def test_several_groups_and_topics_at_once(kohort: Kohort, servers: str, topic: 
     )
     assert preview.code == 1
     rows = [(row["group"], row["topic"], row["partition"], row["new"]) for row in preview.json]
-    assert {(group, one, number, new) for group, one, number, new in rows if number == 0} == {
-        (group, one, 0, new) for group in groups for one, new in ((topic, 7), (other, 4))
+    assert {(group, name, number, new) for group, name, number, new in rows if number == 0} == {
+        (group, name, 0, new) for group in groups for name, new in ((topic, 7), (other, 4))
     }
     asked = ("groups", "reset-offsets", *groups, "--all-topics", "--to-latest")
     exported = kohort(*asked, "--export")
@@ -131,7 +131,7 @@ def test_a_deleted_topic_leaves_the_others_to_be_set(kohort: Kohort, servers: st
 
 
 def test_nothing_committed_can_not_be_shifted(kohort: Kohort, servers: str, topic: str) -> None:
-    """As in Kafka's own command; the current offset of nothing is the end, and that is told."""
+    """Kafka's own command does the same: without a committed offset the current one is the end, and it says so."""
     fill(servers, topic, 5)
     fresh = f"{topic}-fresh"
     shifted = kohort("groups", "reset-offsets", fresh, "--topic", f"{topic}:0", "--shift-by", "-2", "--execute")

@@ -124,7 +124,7 @@ def test_a_narrow_terminal_loses_nothing(our_broker: Broker, odd_group: str, col
 
 
 def on_terminal(*args: str, columns: int, no_color: bool = False) -> bytes:
-    """What a command writes when standard output is a terminal."""
+    """Return a command's output when standard output is a terminal."""
     master, slave = pty.openpty()
     env = {
         **os.environ,

@@ -34,7 +34,7 @@ def test_a_region_is_shown(kohort: Kohort, worker: Worker, name: str) -> None:
     [row] = [row for row in kohort("region", "list", "--json").json if row["region"] == name]
     assert row["groups"] == [name] and row["sequence"] > 0 and row["stopped"] == ""
     seen = kohort("region", "describe", name, "--json").json
-    assert seen["term"] == 1 and [one["offset"] for one in seen["positions"]] == [25] * 4
+    assert seen["term"] == 1 and [position["offset"] for position in seen["positions"]] == [25] * 4
     assert seen["queries"] == [] and seen["lag"][0]["lag"] == 0, "who is no Spark query is none"
     [member] = seen["members"]
     assert member["member"] == "m1" and len(member["partitions"]) == 4 and member["connected"] is True
@@ -56,7 +56,7 @@ def test_spark_queries_are_shown_with_their_batches_and_groups_with_their_lag(
         until(lambda: worker.consumer.figures.partitions == 4 and worker.tables > 0, "it reads")
         region.checkpoint()
         until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
-        read = sum(one["offset"] for one in kohort("region", "describe", name, "--json").json["positions"])
+        read = sum(position["offset"] for position in kohort("region", "describe", name, "--json").json["positions"])
         fill(servers, name, range(60))
         seen = kohort("region", "describe", name, "--json").json
         shown = kohort("region", "describe", name).out

@@ -187,8 +187,11 @@ def test_groups(admin: Admin, servers: str, topic: str, protocol: str) -> None:
         until(joined, "the consumer has its partitions", 30)
         consumer.commit({place: 0})
         kind = "Classic" if protocol == "classic" else "Consumer"
-        until(lambda: group in [each.group_id for each in admin.list_groups(states=["stable"], types=[kind])], "listed")
-        assert group not in [each.group_id for each in admin.list_groups(states=["Empty"])]
+        until(
+            lambda: group in [listed.group_id for listed in admin.list_groups(states=["stable"], types=[kind])],
+            "listed",
+        )
+        assert group not in [listed.group_id for listed in admin.list_groups(states=["Empty"])]
         found = admin.describe_consumer_groups([group, "nowhere"])
         described = found.result(group)
         assert (described.type, described.state, len(described.members)) == (kind, "Stable", 1)
@@ -284,7 +287,7 @@ def test_transactions(admin: Admin, servers: str, topic: str) -> None:
         assert described().partitions == (place,)
         assert time.time() * 1000 - (described().started_ms or 0) < 60_000
         listed = admin.list_transactions(states=["Ongoing"], producer_ids=[described().producer_id], open_for_ms=0)
-        assert [each.transactional_id for each in listed] == [topic]
+        assert [transaction.transactional_id for transaction in listed] == [topic]
         assert admin.list_transactions(states=["Ongoing"], open_for_ms=3_600_000) == []
         with pytest.raises(InvalidInputError, match="Sleeping"):
             admin.list_transactions(states=["Sleeping"])
@@ -307,11 +310,13 @@ def test_a_hanging_transaction_is_aborted(apache_kafka: Any) -> None:
     place = TopicPartition(topic, 0)
     with Admin(servers) as admin, Producer(servers, transactional_id=topic) as producer:
         admin.create_topics([NewTopic(topic, 1)]).all()
-        assert [each.transactional_id for each in admin.list_transactions(pattern="hanging-never")] == []
+        assert [transaction.transactional_id for transaction in admin.list_transactions(pattern="hanging-never")] == []
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, b"open").result(timeout_ms=20_000)
-        assert [each.transactional_id for each in admin.list_transactions(pattern=f"{topic[:12]}.*")] == [topic]
+        assert [transaction.transactional_id for transaction in admin.list_transactions(pattern=f"{topic[:12]}.*")] == [
+            topic
+        ]
         (state,) = admin.describe_producers([place]).partition_result(place)
         admin.abort_transaction(place, state)
         (after,) = admin.describe_producers([place]).partition_result(place)

@@ -59,7 +59,7 @@ def test_records_and_tables_arrive(servers: str, topic: str) -> None:
                 await producer.send(topic, str(i), partition=0, on_delivery=lambda error, _: told.append(error))
                 for i in range(500)
             ]
-            places = [await one for one in sent]
+            places = [await future for future in sent]
             assert [place.offset for place in places] == list(range(500))
             table = pa.table({"value": [str(i) for i in range(500, 900)]})
             assert sum(count for _, count in await (await producer.send_arrow(topic, table))) == 400
@@ -106,8 +106,8 @@ def test_other_tasks_run_while_the_memory_is_full(broker: Broker, topic: str) ->
             assert not blocked.done()
             await asyncio.to_thread(rule.remove)
             assert (await (await blocked)).offset >= 0
-            for one in sent:
-                await one
+            for future in sent:
+                await future
 
     asyncio.run(main())
 
@@ -175,7 +175,7 @@ def test_a_cancelled_send_leaves_the_producer_usable(broker: Broker, topic: str)
 def test_both_faces_have_the_same_methods() -> None:
     def methods(face: type) -> dict[str, list[tuple[str, object]]]:
         return {
-            name: [(one.name, one.default) for one in inspect.signature(value).parameters.values()]
+            name: [(parameter.name, parameter.default) for parameter in inspect.signature(value).parameters.values()]
             for name, value in vars(face).items()
             if not name.startswith("_") and inspect.isfunction(value)
         }

@@ -1,4 +1,4 @@
-"""What goes wrong in the background, against a real broker: whoever calls is told, and the log if nobody does."""
+"""Faults in background tasks, against a real broker: the caller learns of them, or the log if nobody calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is received, cut into frames: memory for what has come, not for what is announced."""
+"""Receiving and framing: memory grows with received bytes, not with announced ones."""
 
 from __future__ import annotations
 

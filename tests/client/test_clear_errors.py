@@ -1,7 +1,4 @@
-"""What a consumer says when it can't read on, against real brokers.
-
-A poisoned record, missing rights, a topic that is not there.
-"""
+"""Errors of a consumer that cannot read on, against real brokers: poisoned records, missing rights, absent topics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a close may take: its timeout bounds all of it, whatever brokers do, in virtual time.
-
-The four faces have one rule.
-"""
+"""The duration of a close: its timeout bounds all of it, in virtual time. All four facades follow one rule."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def three() -> VirtualCluster:
 
 
 def test_a_broker_that_stands_still_is_left_for_others_though_an_idle_connection_to_it_stands() -> None:
-    """It was the least busy of all, so it was asked again and again, by a coordinator that loaded a journal too."""
+    """That connection was the least busy, so the client chose the broker again and again."""
     world = three()
     alive = world.handlers["Metadata"]
 
@@ -266,7 +266,7 @@ def test_one_that_was_silent_is_asked_when_no_other_is_there() -> None:
 
 @pytest.mark.parametrize("refreshes", [True, False])
 def test_the_patience_with_brokers_that_are_silent_grows_to_a_bound(refreshes: bool) -> None:
-    """It doubled up to the request's time-out: one that stood still was waited for as long as for a slow request."""
+    """The wait doubled up to the request timeout: a stopped broker was waited for as long as a slow request."""
     world = VirtualCluster(settings={"request_timeout_ms": 600_000, "default_api_timeout_ms": 600_000})
     world.handlers["Metadata"] = lambda message, version: PARK
     asking = world.cluster.refresh_metadata(300_000) if refreshes else world.cluster.describe_topics(["a"], 300_000)

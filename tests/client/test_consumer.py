@@ -114,12 +114,12 @@ def test_two_members_share_and_the_rest_takes_over_from_the_commits(servers: str
         second.subscribe([topic])
         with ThreadPoolExecutor() as pool:
             both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
-            assert [len(one.result(30)) for one in both] == [2, 2]
+            assert [len(future.result(30)) for future in both] == [2, 2]
         assert second.assignment().isdisjoint(first.assignment())
         fill(servers, topic, 400, start=400)
         with ThreadPoolExecutor() as pool:
             both_read = [pool.submit(read_all, consumer, 200) for consumer in (first, second)]
-            values = sorted(int(value) for one in both_read for _, _, value in one.result(30))
+            values = sorted(int(value) for future in both_read for _, _, value in future.result(30))
         assert values == list(range(400, 800))
         second.close()
         until(lambda: first.poll(100) is not None and len(first.assignment()) == 4, "the first takes over")
@@ -144,7 +144,7 @@ def test_cooperative_members_keep_what_does_not_move(servers: str, topic: str) -
         second.subscribe([topic])
         with ThreadPoolExecutor() as pool:
             both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
-            assert [len(one.result(30)) for one in both] == [2, 2]
+            assert [len(future.result(30)) for future in both] == [2, 2]
         kinds = [(kind, len(numbers)) for kind, numbers in log.events if numbers]
         assert kinds[:2] == [("assigned", 4), ("revoked", 2)]
 
@@ -160,7 +160,7 @@ def test_a_group_whose_coordinator_assigns(servers: str, topic: str) -> None:
             second.subscribe(pattern=f"^{topic}$")
             with ThreadPoolExecutor() as pool:
                 both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
-                assert [len(one.result(30)) for one in both] == [2, 2]
+                assert [len(future.result(30)) for future in both] == [2, 2]
             assert second.assignment().isdisjoint(first.assignment())
             first.commit()
         assert len(poll_until_share(first, 4)) == 4
@@ -324,7 +324,7 @@ def test_a_static_member_that_restarts_moves_nothing(servers: str, topic: str, p
         second.subscribe([topic])
         with ThreadPoolExecutor() as pool:
             both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
-            shares = [one.result(30) for one in both]
+            shares = [future.result(30) for future in both]
         with Admin(servers) as admin:
             until(lambda: admin.describe_consumer_groups([topic]).all()[topic].state == "Stable", "both have settled")
             for consumer in (first, second):  # until a heartbeat is held, where they are
@@ -424,7 +424,7 @@ def test_a_member_without_reading_delays_the_rebalance_until_it_lets_go(servers:
 
 
 async def _nothing() -> None:
-    """What an attempt gives whose offset is out of range."""
+    """Return the result of a fetch whose offset is out of range."""
 
 
 def test_ranges_are_read_exactly(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:

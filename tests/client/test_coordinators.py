@@ -42,11 +42,11 @@ class Apart(VirtualCluster):
         }
 
     def port(self, link: int) -> int:
-        return next(each.address.port for each in self.opened if each.link == link)
+        return next(connection.address.port for connection in self.opened if connection.link == link)
 
     def ports(self, name: str) -> list[int]:
         """Where requests of this name went."""
-        return [self.port(each.link) for each in self.sent(name)]
+        return [self.port(request.link) for request in self.sent(name)]
 
     def _api_versions(self, message: Any, version: int) -> Any:
         port = self.port(self.requests[-1].link)
@@ -195,7 +195,7 @@ def test_coordinators_are_reached_in_plain_where_brokers_want_a_login() -> None:
     world.runtime.spawn(world.cluster.send(DescribeClusterRequest(), ANY)).mark_handled()
     world.run()
     assert world.ports("SaslHandshake") == [BROKER]
-    assert {each.address.port for each in world.opened if each.plain} == {FIRST, SECOND}
+    assert {connection.address.port for connection in world.opened if connection.plain} == {FIRST, SECOND}
 
 
 def test_a_broker_among_plain_coordinators_is_told() -> None:

@@ -32,12 +32,12 @@ def requests(log: Log) -> list[tuple[int, int, dict[int, int], list[int]]]:
     """Of each fetch: session id, epoch, offsets by partition, partitions forgotten."""
     return [
         (
-            one.message.session_id,
-            one.message.session_epoch,
-            {part.partition: part.fetch_offset for topic in one.message.topics for part in topic.partitions},
-            [number for topic in one.message.forgotten_topics_data for number in topic.partitions],
+            request.message.session_id,
+            request.message.session_epoch,
+            {part.partition: part.fetch_offset for topic in request.message.topics for part in topic.partitions},
+            [number for topic in request.message.forgotten_topics_data for number in topic.partitions],
         )
-        for one in log.world.sent("Fetch")
+        for request in log.world.sent("Fetch")
     ]
 
 
@@ -91,7 +91,9 @@ def test_a_topic_that_was_made_again_begins_a_session_that_does_not_know_the_old
         assert got[0] >= 20
     assert offsets(log.poll(), A0)[0] == 20
     under_new = [
-        one.message for one in log.world.sent("Fetch") if OTHER_ID in {topic.topic_id for topic in one.message.topics}
+        request.message
+        for request in log.world.sent("Fetch")
+        if OTHER_ID in {topic.topic_id for topic in request.message.topics}
     ]
     assert (under_new[0].session_id, under_new[0].session_epoch) == (1, 0)
     assert {topic.topic_id for message in under_new for topic in message.topics} == {OTHER_ID}
@@ -109,7 +111,7 @@ def test_an_answer_without_a_session_keeps_requests_whole() -> None:
     log = Log({A0: 60})
     log.poll()
     log.poll()
-    assert {(one[0], one[1]) for one in requests(log)} == {(0, 0)}
+    assert {(request[0], request[1]) for request in requests(log)} == {(0, 0)}
 
 
 def test_a_broker_that_may_not_be_asked_is_an_error_of_poll_and_not_silence() -> None:

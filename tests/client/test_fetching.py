@@ -1,4 +1,4 @@
-"""What the consumer core fetches when, and what it does about trouble; in virtual time."""
+"""The consumer core's fetches: which it sends when, and how it handles errors, in virtual time."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def test_a_partition_that_gave_data_goes_to_the_end_of_the_next_request() -> Non
     log.core.fetcher.unbounded = True
     log.poll()
     orders = [
-        [part.partition for topic in one.message.topics for part in topic.partitions] for one in log.world.sent("Fetch")
+        [part.partition for topic in request.message.topics for part in topic.partitions]
+        for request in log.world.sent("Fetch")
     ]
     assert orders[0] == [0, 1] and orders[-1][-1] == 0
 
@@ -187,7 +188,7 @@ def test_who_is_to_be_asked_again_later_than_another_is_asked_again() -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 3])
 def test_a_leader_that_stood_still_does_not_reset_what_its_successor_has(epoch: int) -> None:
-    """It woke, and did not have what another consumer had read from its successor: reading began at 0 again."""
+    """The old leader woke without records that another consumer had read from its successor: reading restarted at 0."""
     log = Log({A0: 50})
     metadata = log.world.handlers["Metadata"]
     log.core.seek(A0, Position(80, epoch))

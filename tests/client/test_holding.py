@@ -62,7 +62,7 @@ def topic(servers: str) -> str:
 
 
 class Held(HoldingListener):
-    """What was told, in order."""
+    """Recorded callbacks, in order."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, set[TopicPartition]]] = []
@@ -87,7 +87,7 @@ class Reading:
         self.read: list[tuple[TopicPartition, int]] = []
 
     def poll(self) -> list[tuple[TopicPartition, int]]:
-        got = [(TopicPartition(one.topic, one.partition), one.offset) for one in self.consumer.poll(20)]
+        got = [(TopicPartition(record.topic, record.partition), record.offset) for record in self.consumer.poll(20)]
         self.read += got
         return got
 
@@ -106,8 +106,8 @@ def pair(servers: str, topic: str, settings: dict[str, Any]) -> Iterator[tuple[R
 
     until(wanted, "the group wants partitions back")
     yield first, second
-    for one in (first, second):
-        one.consumer.close()
+    for consumer in (first, second):
+        consumer.consumer.close()
 
 
 def test_what_is_wanted_is_held_until_it_is_released(pair: tuple[Reading, Reading]) -> None:
@@ -166,8 +166,8 @@ def test_what_is_held_too_long_is_lost(own_broker: Broker) -> None:
     assert first.listener.told[0][0] == "wanted"
     assert first.consumer.release() is False
     assert "revoked" not in [what for what, _ in first.listener.told]
-    for one in (first, second):
-        one.consumer.close()
+    for consumer in (first, second):
+        consumer.consumer.close()
 
 
 def test_a_wakeup_loses_no_record(own_broker: Broker) -> None:
@@ -191,7 +191,7 @@ def test_a_wakeup_loses_no_record(own_broker: Broker) -> None:
         woken = 0
         while len(read) < RECORDS:
             try:
-                read += [one.offset for one in consumer.poll(1000)]
+                read += [record.offset for record in consumer.poll(1000)]
             except WakeupError:
                 woken += 1
         over.set()
@@ -200,7 +200,7 @@ def test_a_wakeup_loses_no_record(own_broker: Broker) -> None:
 
 
 class Told(RebalanceListener):
-    """What was assigned."""
+    """Recorded assignments."""
 
     def __init__(self) -> None:
         self.assigned: set[TopicPartition] = set()

@@ -78,7 +78,9 @@ class Coordinator:
             protocol_name=protocol.name,
             leader=message.member_id if self.leader else "other",
             member_id=message.member_id,
-            members=[entry(member_id=one, metadata=told) for one, told in members.items()] if self.leader else [],
+            members=[entry(member_id=member_id, metadata=told) for member_id, told in members.items()]
+            if self.leader
+            else [],
         )
 
     def sync(self, message: Any, version: int) -> Any:
@@ -216,7 +218,7 @@ def said_by(request: Any) -> consumer_protocol.Subscription:
 
 
 def claimed(trial: Coordinator, since: int) -> list[tuple[TopicPartition, ...]]:
-    """What each JoinGroup from this one on said its member has."""
+    """Return the partitions that each JoinGroup from now on claims for its member."""
     return [said_by(request).owned for request in trial.world.sent("JoinGroup")[since:]]
 
 
@@ -244,7 +246,7 @@ def test_scenario_4_a_sync_that_meets_a_new_rebalance_keeps_what_is_held_and_say
 
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
 def test_scenario_4_a_sync_of_a_member_that_was_evicted_claims_nothing_afterwards(code: ErrorCode) -> None:
-    """What it held may be others' by now: a claim would be a stale one."""
+    """Others may own its former partitions by now, so a claim would be stale."""
     trial = Coordinator("cooperative-sticky")
     member = trial.subscribe("a")
     joins = len(trial.world.sent("JoinGroup"))
@@ -324,7 +326,7 @@ def test_heartbeats_go_on_after_one_that_was_refused_while_a_join_was_on_its_way
 
 
 def test_a_member_that_lost_what_its_join_claims_joins_again() -> None:
-    """Who assigns waits for partitions that were claimed and are to move; only another join says that they are free."""
+    """The leader waits for claimed partitions that are to move; only another join says that they are free."""
     trial = joining()
     trial.world.handlers["Heartbeat"] = lambda message, version: PARK
     trial.world.run(trial.world.runtime.now_ms + 8_000)

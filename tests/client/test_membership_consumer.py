@@ -83,7 +83,9 @@ class Coordinator:
 
 def owned(message: ConsumerGroupHeartbeatRequest) -> dict[uuid.UUID, list[int]] | None:
     return (
-        None if message.topic_partitions is None else {one.topic_id: one.partitions for one in message.topic_partitions}
+        None
+        if message.topic_partitions is None
+        else {topic_partition.topic_id: topic_partition.partitions for topic_partition in message.topic_partitions}
     )
 
 
@@ -314,7 +316,7 @@ def refusing_once(trial: Coordinator, code: ErrorCode) -> None:
 
 
 def test_after_a_silent_session_a_member_that_is_still_known_goes_on_under_its_id_and_epoch() -> None:
-    """It held nothing meanwhile, nobody is disturbed, and of what it has to have it is told all."""
+    """The member held nothing meanwhile, nobody is disturbed, and the coordinator sends its whole assignment."""
     trial = silent_for_a_session()
     said, trial.news = len(trial.beats()), parts(0, 1, 2, 3)
     assert not trial.member.joined
@@ -329,7 +331,7 @@ def test_after_a_silent_session_a_member_that_is_still_known_goes_on_under_its_i
 
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND])
 def test_after_a_silent_session_a_member_that_was_forgotten_joins_under_another_id(code: ErrorCode) -> None:
-    """Its group may have ended and been made again: a commit that it sent before must not pass for one of today."""
+    """The group may have ended and been created again: a commit sent before must not count for the new one."""
     trial = silent_for_a_session()
     said, trial.news, trial.epoch = len(trial.beats()), parts(1), 2
     refusing_once(trial, code)
@@ -360,7 +362,7 @@ def test_leaving_says_whether_the_member_will_be_back(instance: str | None, epoc
 
 
 def test_an_error_that_keeps_a_member_out_takes_what_it_held() -> None:
-    """It says so when it comes back: a coordinator would count on it for what it does not work on."""
+    """The member reports no partitions when it rejoins, because a coordinator would count on them."""
     trial = Coordinator()
     member = trial.subscribe("a")
     trial.error = ErrorCode.GROUP_AUTHORIZATION_FAILED

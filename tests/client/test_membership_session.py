@@ -54,7 +54,7 @@ def next_beat(trial: Trial) -> Request:
 
 
 def ends_at(trial: Trial, end_ms: float) -> None:
-    """What is held is lost at this time and no sooner."""
+    """Check that the partitions are lost at this time and no sooner."""
     trial.world.run(end_ms - 2)
     assert not is_lost(trial)
     trial.world.run(end_ms + 2)
@@ -132,7 +132,7 @@ def test_the_answer_to_a_join_that_waited_is_no_sign_of_life_where_partitions_ar
 
 
 def test_it_ends_for_a_leader_that_still_asks_for_topics_to_assign() -> None:
-    """What it held would be worked on beyond its session, if only the answer to its sync could end that."""
+    """Otherwise the member would process its partitions beyond its session, until the answer to its sync arrived."""
     trial = joining()
     answered_ms = trial.world.sent("Heartbeat")[-1].at_ms
     (join,) = trial.world.parked_named("JoinGroup")

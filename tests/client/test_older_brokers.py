@@ -118,7 +118,7 @@ def test_a_member_joins_by_any_version(newest: int) -> None:
     if newest < 3:
         assert left.message.member_id == "m-1" and left.message.members == []
     else:
-        assert [each.member_id for each in left.message.members] == ["m-1"] and left.message.member_id == ""
+        assert [entry.member_id for entry in left.message.members] == ["m-1"] and left.message.member_id == ""
         assert left.message.members[0].reason == ("the test is over" if newest >= 5 else None)
 
 
@@ -185,7 +185,7 @@ def test_topics_are_deleted_by_the_layout_of_the_version(newest: int) -> None:
     world.call(topics.delete_topics(world.cluster, ["a"])).all()
     message = world.sent("DeleteTopics")[0].message
     assert message.topic_names == (["a"] if newest < 6 else [])
-    assert [one.name for one in message.topics] == (["a"] if newest >= 6 else [])
+    assert [topic.name for topic in message.topics] == (["a"] if newest >= 6 else [])
 
 
 @pytest.mark.parametrize("newest", [0, 1])

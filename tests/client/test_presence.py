@@ -1,4 +1,4 @@
-"""What is known at once of topics that are gone, moved, or others by now."""
+"""Topics that were deleted, moved or recreated: the client notices at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer(codes: list[ErrorCode]) -> Any:
 
 def asked_for(world: VirtualCluster, topic: str) -> int:
     """How often Metadata was asked for a topic."""
-    return sum(topic in [one.name for one in request.message.topics or ()] for request in world.sent("Metadata"))
+    return sum(topic in [entry.name for entry in request.message.topics or ()] for request in world.sent("Metadata"))
 
 
 def test_a_topic_is_gone_when_it_was_unknown_several_times() -> None:

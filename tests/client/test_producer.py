@@ -61,7 +61,7 @@ def test_a_refused_record_is_told_from_the_others_of_its_batch(servers: str, top
     with Producer(servers, linger_ms=1000) as producer:
         sent = [producer.send(topic, "v", key=None if number in (1, 3) else "k") for number in range(5)]
         producer.flush(timeout_ms=30_000)
-        failed = [one.exception(timeout_ms=10_000) for one in sent]
+        failed = [future.exception(timeout_ms=10_000) for future in sent]
         assert {error.code for error in failed if error is not None} == {ErrorCode.INVALID_RECORD}
         assert ["other records" in str(error) for error in failed] == [True, False, True, False, True]
         assert producer.send(topic, "v", key="k").result(timeout_ms=30_000).offset == 0
@@ -83,7 +83,9 @@ def test_records_arrive_as_sent(servers: str, topic: str, codec: str) -> None:
             for i in range(300)
         ]
         producer.flush(timeout_ms=20_000)
-    places = {(place.partition, place.offset): i for i, place in enumerate(one.result(timeout_ms=0) for one in sent)}
+    places = {
+        (place.partition, place.offset): i for i, place in enumerate(future.result(timeout_ms=0) for future in sent)
+    }
     rows = read(servers, topic)
     assert len(rows) == len(places) == len(told) == 300
     for row in rows:

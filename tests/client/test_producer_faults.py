@@ -67,7 +67,7 @@ def test_once_and_in_order(broker: Broker, topic: str, fault: Fault) -> None:
     with Producer(broker.bootstrap_servers, **settings) as producer:
         sent = [producer.send(topic, str(i)) for i in range(400)]
         producer.flush(timeout_ms=30_000)
-        offsets = [one.result(timeout_ms=0).offset for one in sent]
+        offsets = [future.result(timeout_ms=0).offset for future in sent]
     assert values(broker, topic) == list(range(400))
     assert offsets == list(range(400))
 
@@ -100,7 +100,7 @@ def test_broker_killed_and_restarted(topic: str) -> None:
         sent += [producer.send(topic, str(i)) for i in range(200, 400)]
         broker.restart()
         producer.flush(timeout_ms=30_000)
-        assert [one.exception(timeout_ms=0) for one in sent] == [None] * 400
+        assert [future.exception(timeout_ms=0) for future in sent] == [None] * 400
         assert values(broker, topic) == list(range(400))
 
 
@@ -110,7 +110,7 @@ def test_a_refused_batch_fails_alone(broker: Broker, topic: str) -> None:
     with Producer(broker.bootstrap_servers, batch_size=300, linger_ms=0) as producer:
         sent = [producer.send(topic, str(i)) for i in range(400)]
         producer.flush(timeout_ms=30_000)
-        failed = [i for i, one in enumerate(sent) if one.exception(timeout_ms=0) is not None]
+        failed = [i for i, future in enumerate(sent) if future.exception(timeout_ms=0) is not None]
         assert failed
         assert isinstance(sent[failed[0]].exception(timeout_ms=0), InvalidInputError)
         assert producer.send(topic, "400").exception(timeout_ms=20_000) is None
@@ -135,7 +135,7 @@ def test_a_batch_too_large_for_the_topic_is_split(broker: Broker, topic: str) ->
         alone = producer.send(topic, f"{0:03000}")
         table = producer.send_arrow(topic, pa.record_batch({"value": [f"{i:050}" for i in range(400, 600)]}))
         producer.flush(timeout_ms=30_000)
-        assert [one.result(timeout_ms=0).offset for one in sent] == list(range(400)) == told
+        assert [future.result(timeout_ms=0).offset for future in sent] == list(range(400)) == told
         assert isinstance(alone.exception(timeout_ms=0), InvalidInputError)
         assert sum(count for _, count in table.result(timeout_ms=0)) == 200
         split = producer.figures.retries
@@ -192,7 +192,7 @@ def test_fatal_refusal_of_a_producer_id(broker: Broker, topic: str) -> None:
 
 
 class NoOne:
-    """Whose batches are never sent."""
+    """A sender that never sends a batch."""
 
     lock = threading.Condition()
     unseen = UnseenFailures()

@@ -88,9 +88,9 @@ def until_assigned(count: int, *consumers: Consumer) -> None:
     """All poll until each has so many partitions."""
 
     def settled() -> bool:
-        for each in consumers:
-            assert not each.poll(timeout_ms=20)
-        return all(len(each.assignment()) == count for each in consumers)
+        for consumer in consumers:
+            assert not consumer.poll(timeout_ms=20)
+        return all(len(consumer.assignment()) == count for consumer in consumers)
 
     eventually(settled)
 
@@ -128,7 +128,7 @@ def test_pings_carry_what_was_worked_on(broker: Broker, topic: str, make: Make) 
             consumer.poll(timeout_ms=20)
             parts = [TopicPartition(topic, number) for number in range(4)]
             found = admin.list_consumer_group_offsets(topic, parts).values.values()
-            return {each.offset for each in found if each is not None}
+            return {position.offset for position in found if position is not None}
 
         eventually(lambda: committed() == {10})
 
@@ -137,7 +137,7 @@ def test_commits_by_hand_are_taken_of_what_is_owned(topic: str, make: Make) -> N
     consumer = make(enable_auto_commit=False)
     read(consumer, 40)
     consumer.commit()
-    assert {each.offset for each in consumer.committed(consumer.assignment()).values() if each} == {10}
+    assert {position.offset for position in consumer.committed(consumer.assignment()).values() if position} == {10}
     other = make(enable_auto_commit=False)
     until_assigned(2, consumer, other)
     theirs = min(other.assignment())
@@ -154,7 +154,7 @@ def test_none_is_an_error_and_nothing_is_committed(broker: Broker, topic: str, m
         consumer.seek(part, 7)
     assert len(read(consumer, 12)) == 12
     consumer.commit()
-    assert {each.offset for each in consumer.committed(parts).values() if each} == {10}
+    assert {position.offset for position in consumer.committed(parts).values() if position} == {10}
 
 
 def test_members_are_shown_with_their_client_id(broker: Broker, topic: str, make: Make) -> None:

@@ -1,4 +1,4 @@
-"""What a push member owns, and until when: no socket, no broker, the frames are the test's. Source: spec 4.10."""
+"""A push member's partitions and their lease: no socket, no broker, frames from the test. Source: spec 4.10."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class TakesAnyPing(PushMembership):
 
 @pytest.mark.parametrize(("kind", "lost"), [(PushMembership, True), (TakesAnyPing, False)])
 def test_a_repeated_ping_renews_nothing(kind: type[PushMembership], lost: bool) -> None:
-    """Its answers never arrive: the coordinator repeats its Ping, and gives its partitions away after a session."""
+    """The member's answers never arrive: the coordinator repeats its Ping, and reassigns after a session."""
     held = Held(kind)
     cluster = held.cluster
     for retries in range(3):
@@ -307,7 +307,7 @@ def test_another_subscription_registers_again(held: Held) -> None:
 def test_leaving_is_told(held: Held) -> None:
     held.cluster.call(held.member.leave("closed"))
     (left,) = held.cluster.sent("LeaveGroup")
-    assert [each.member_id for each in left.message.members] == ["m"]
+    assert [member.member_id for member in left.message.members] == ["m"]
     assert not held.cluster.stands
 
 

@@ -431,7 +431,7 @@ def test_of_the_brokers_that_a_cluster_names_one_that_answers_is_enough() -> Non
 
 
 def test_a_broker_that_hangs_up_at_the_login_is_not_said_to_lack_tls() -> None:
-    """It has answered over TLS by then; what the login was refused for is told as it is."""
+    """The broker has answered over TLS by then, so the error gives the login's reason."""
     settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "a", "sasl.password": "b"}
     config = client_config(ConnectionConfig, NOBODY, settings)
     closed = "the broker closed the connection"

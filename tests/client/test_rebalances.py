@@ -1,4 +1,4 @@
-"""What a member remembers of the rebalances it has been through, in virtual time."""
+"""A member's record of its past rebalances, in virtual time."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def test_it_lasts_from_the_wish_of_the_group_to_the_new_assignment(trial: Trial)
     pass_ms(trial, 7_000)
     member.release()
     pass_ms(trial, 500)
-    second, *more = (one for one in member.last_rebalances if one.number > 1)
+    second, *more = (rebalance for rebalance in member.last_rebalances if rebalance.number > 1)
     assert sizes(second) == (2, 0, 2)
     assert asked_ms - 1_000 <= second.began_ms <= asked_ms
     assert asked_ms + 7_000 <= second.ended_ms <= asked_ms + 7_500
-    assert [sizes(one) for one in more] == ([(2, 0, 0)] if is_cooperative(trial) else [])
+    assert [sizes(rebalance) for rebalance in more] == ([(2, 0, 0)] if is_cooperative(trial) else [])
     assert member.last_rebalances[-1].generation == member.assignment.generation
 
 
@@ -97,7 +97,7 @@ def test_what_is_gained_while_nothing_is_given_up_is_one_too(trial: Trial) -> No
     if member.revocation is not None:  # an eager member gives up all first
         member.release()
         pass_ms(trial, 500)
-    assert [sizes(one) for one in member.last_rebalances] == [(1, 1, 0), (3, 2, 0)]
+    assert [sizes(rebalance) for rebalance in member.last_rebalances] == [(1, 1, 0), (3, 2, 0)]
 
 
 def test_who_was_put_out_is_in_one_until_it_is_back(trial: Trial) -> None:
@@ -117,7 +117,7 @@ def test_who_was_put_out_is_in_one_until_it_is_back(trial: Trial) -> None:
     pass_ms(trial, 3_000)
     member.release()
     pass_ms(trial, 500)
-    assert [sizes(one) for one in member.last_rebalances] == [(4, 4, 0), (1, 0, 3)]
+    assert [sizes(rebalance) for rebalance in member.last_rebalances] == [(4, 4, 0), (1, 0, 3)]
     second = member.last_rebalances[-1]
     assert second.began_ms <= lost_ms < lost_ms + 3_000 <= second.ended_ms
     assert second.member_id == member.assignment.member_id
@@ -130,6 +130,6 @@ def test_only_the_last_are_remembered_under_their_numbers(trial: Trial) -> None:
         while member.revocation is not None:
             member.release()
             pass_ms(trial, 500)
-    numbers = [one.number for one in member.last_rebalances]
+    numbers = [rebalance.number for rebalance in member.last_rebalances]
     assert len(numbers) == 16
     assert numbers == list(range(member.rebalances - 15, member.rebalances + 1))

@@ -1,7 +1,4 @@
-"""What replicas mean to a consumer of a real Apache Kafka.
-
-A near one is read from, a log that was cut off is noticed.
-"""
+"""Replicas of a real Apache Kafka: the consumer reads from a near one and notices a truncated log."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def answer(code: ErrorCode, offset: int) -> Any:
 
 @pytest.mark.parametrize("code", [ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
 def test_scenario_11_a_refused_fetch_of_offsets_is_an_error_and_never_no_offset(code: ErrorCode) -> None:
-    """Who takes a stale epoch for "nothing committed" resets its positions and reads everything again."""
+    """A client that reads a stale epoch as "nothing committed" resets its positions and reads everything again."""
     world = VirtualCluster(settings={"group_id": "g"}, topics={"a": 1}, highest={9: 9})
     world.handlers["OffsetFetch"] = lambda message, version: answer(code, -1)
     with pytest.raises(KafkaError) as caught:

@@ -173,7 +173,7 @@ def test_what_a_killed_process_held_is_taken_over_long_before_its_session_ends(
                 victim.kill()
             killed = time.monotonic()
             until(lambda: len(survivor.held) == PARTITIONS, "the survivor took over", SESSION_MS / 2_000)
-        until(lambda: all(survivor.first(one, killed) for one in lost), "it is handed what the victim held")
+        until(lambda: all(survivor.first(partition, killed) for partition in lost), "it is handed what the victim held")
         assert survivor.lapses == 0
 
 
@@ -205,24 +205,26 @@ def test_what_a_killed_process_of_this_machine_held_is_taken_over_before_its_lea
 def test_a_member_that_is_cut_off_from_its_coordinator_hands_out_nothing_when_others_do(
     broker: Broker, group: str, protocol: str, flow: None
 ) -> None:
-    """Its fetches go on: what stops it is its lease alone. When it can speak again it is a member like the other."""
+    """Fetches go on, so only the lease stops the member. Later it is a normal member again."""
     everything = {TopicPartition("numbers", number) for number in range(PARTITIONS)}
     with Reader(broker, group, protocol, "staying") as staying, Reader(broker, group, protocol, "cut-off") as cut:
         until(lambda: len(staying.held) == len(cut.held) == PARTITIONS // 2, "both hold a half")
         contested = set(cut.held)
-        until(lambda: all(cut.last(one) for one in contested), "it is handed records")
+        until(lambda: all(cut.last(partition) for partition in contested), "it is handed records")
         for api in ("Heartbeat", "ConsumerGroupHeartbeat", "JoinGroup", "OffsetCommit"):
             broker.faults.add(Fault(api, "close", client_id="cut-off", times=None))
         began = time.monotonic()
         until(lambda: staying.held == everything, "the other took over", SESSION_MS / 2_000)
-        until(lambda: all(staying.first(one, began) for one in contested), "the other is handed its records")
+        until(
+            lambda: all(staying.first(partition, began) for partition in contested), "the other is handed its records"
+        )
         assert cut.lapses == 1 and cut.held == contested
-        for one in contested:
-            assert began < cut.last(one) < staying.first(one, began)
+        for partition in contested:
+            assert began < cut.last(partition) < staying.first(partition, began)
         broker.faults.clear()
         until(lambda: len(staying.held) == len(cut.held) == PARTITIONS // 2, "both hold a half again")
         since = time.monotonic()
-        until(lambda: all(cut.first(one, since) for one in cut.held), "it is handed records again")
+        until(lambda: all(cut.first(partition, since) for partition in cut.held), "it is handed records again")
 
 
 @pytest.mark.parametrize(("way", "protocol"), [("poll", "classic"), ("for", "consumer"), ("async for", "classic")])
@@ -237,7 +239,7 @@ def test_a_silence_shorter_than_its_session_only_pauses_a_member_whose_connectio
         assert len(reader.held) == PARTITIONS
         quiet_since = time.monotonic()
         broker.faults.clear()
-        until(lambda: all(reader.first(one, quiet_since) for one in reader.held), "it goes on")
+        until(lambda: all(reader.first(partition, quiet_since) for partition in reader.held), "it goes on")
         until(lambda: reader.lapses >= 1, "and it was counted")
 
 
@@ -265,9 +267,10 @@ def test_a_member_that_does_not_read_waits_for_its_coordinator_to_answer(
 def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_silent(
     protocol: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They let go by their own clocks. A coordinator that was stopped has evicted nobody, and must not wait for ghosts.
+    """The members released their partitions by their own clocks.
 
-    The logs of both sides tell whose silence it was.
+    A stopped coordinator has evicted nobody and must not wait for them. The logs of both sides say which side was
+    silent.
     """
     config = {"group.initial.rebalance.delay.ms": 0, "group.consumer.session.timeout.ms": SESSION_MS}
     settings: dict[str, Any] = {"group_id": "g", "group_protocol": protocol, "session_timeout_ms": 6_000}

@@ -146,7 +146,7 @@ class Copying(Running):
 
 
 def values_of(servers: str, topic: str) -> dict[TopicPartition, list[int]]:
-    """What counts in a topic, by partition, in its order."""
+    """Return the values of a topic that count, by partition, in order."""
     found = defaultdict(list)
     with RangeReader(servers, columns=("value",), isolation_level="read_committed") as reader:
         for partition in [TopicPartition(topic, number) for number in range(PARTITIONS)]:
@@ -175,8 +175,8 @@ def test_brokers_that_are_killed_cost_no_record(three: list[KafkaNode]) -> None:
             copied = copying.copied
 
             def done() -> bool:
-                for each in everyone:
-                    each.check()
+                for worker in everyone:
+                    worker.check()
                 return (
                     writing.delivered >= start + count
                     and copying.copied >= copied + count
@@ -188,8 +188,8 @@ def test_brokers_that_are_killed_cost_no_record(three: list[KafkaNode]) -> None:
 
             until(done, what, PATIENCE_S)
 
-        for each in everyone:
-            each.start()
+        for worker in everyone:
+            worker.start()
         everything_flows(BETWEEN, "records flow with three brokers")
         for kill in range(KILLS):
             victim = three[kill % len(three)]
@@ -212,11 +212,11 @@ def test_brokers_that_are_killed_cost_no_record(three: list[KafkaNode]) -> None:
                 PATIENCE_S,
             )
         until(lambda: copying.copied >= len(total), "everything is copied", PATIENCE_S)
-        for each in everyone:
-            each.ending.set()
-        for each in everyone:
-            each.join(PATIENCE_S)
-            each.check()
+        for worker in everyone:
+            worker.ending.set()
+        for worker in everyone:
+            worker.join(PATIENCE_S)
+            worker.check()
 
         written, copy = values_of(servers, topic), values_of(servers, f"{topic}-copy")
         for log in (written, copy):

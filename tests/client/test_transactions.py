@@ -260,7 +260,7 @@ def test_failures_on_the_way_are_not_seen(
 def test_a_batch_that_is_never_answered_costs_its_transaction_alone(
     broker: Broker, version: int, topic: str, begun: Started
 ) -> None:
-    """It may have been written, or come late: the next transaction is numbered anew under another epoch."""
+    """The batch may have been written, or may arrive late: the next transaction uses another epoch."""
     servers = broker.bootstrap_servers
     producer = begun(servers, request_timeout_ms=150, delivery_timeout_ms=500, linger_ms=0)
     producer.send(topic, b"undone", partition=0).result(timeout_ms=20_000)
@@ -299,7 +299,7 @@ def test_an_abort_drops_what_is_sent_again_and_again(broker: Broker, version: in
 
 @pytest.mark.parametrize("way", ["closed", "left by an error"])
 def test_a_producer_that_is_closed_aborts(servers: str, version: int, topic: str, way: str) -> None:
-    """Those who read committed records need not wait for the transaction's timeout."""
+    """Readers of committed records need not wait for the transaction's timeout."""
     with contextlib.suppress(LookupError), Producer(servers, transactional_id=topic) as producer:
         producer.init_transactions()
         producer.begin_transaction()

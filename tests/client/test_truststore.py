@@ -45,7 +45,7 @@ def trusted_by(location: Path, **settings: Any) -> list[str]:
     context = tls_context(client_config(ConnectionConfig, None, {**given, **settings}))
     assert context is not None
     found: list[Any] = context.get_ca_certs()
-    return [dict(part[0] for part in one["subject"])["commonName"] for one in found]
+    return [dict(part[0] for part in certificate["subject"])["commonName"] for certificate in found]
 
 
 def password(word: str = PASSWORD) -> dict[str, str]:

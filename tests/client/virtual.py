@@ -24,7 +24,7 @@ GARBLE = object()
 
 @dataclass
 class Request:
-    """What the client sent, and how to answer it later."""
+    """A request that the client sent, and the means to answer it later."""
 
     link: int
     name: str
@@ -103,7 +103,7 @@ class VirtualCluster:
 
     def port_of(self, link: int) -> int:
         """Of the broker that a connection leads to."""
-        return next(each.address.port for each in self.opened if each.link == link)
+        return next(connection.address.port for connection in self.opened if connection.link == link)
 
     def cut(self) -> None:
         """End every connection."""

@@ -21,7 +21,7 @@ TopicAnswer = FetchResponse.FetchableTopicResponse
 
 @dataclass
 class Session:
-    """What a broker keeps of a fetch session: `epoch` is the one that the next request must name."""
+    """A broker's state of a fetch session: `epoch` is the one that the next request must name."""
 
     id: int
     epoch: int = 1
@@ -63,7 +63,7 @@ class Log:
         return FetchResponse(responses=topics)
 
     def fetch_in_session(self, sessions: dict[int, Session], message: Any) -> Any:
-        """As KIP-227 has it, and no more lenient: what the client got wrong comes out as records missing or twice."""
+        """Follow KIP-227 strictly: a client's mistake shows as missing or repeated records."""
         code, self.session_error = self.session_error, ErrorCode.NONE
         known = sessions.get(message.session_id)
         if message.session_epoch > 0:
@@ -93,7 +93,7 @@ class Log:
         return PARK
 
     def session_answer(self, session: Session) -> FetchResponse:
-        """What every partition of a session has to say now."""
+        """Return the response for every partition of a session."""
         topics = []
         for (topic_id, number), part in session.parts.items():
             if topic_id != self.world.ids["a"]:
@@ -171,13 +171,13 @@ class Log:
         """Each fetch sent: wanted offsets by partition."""
         sent = self.world.sent("Fetch")
         return [
-            {part.partition: part.fetch_offset for topic in one.message.topics for part in topic.partitions}
-            for one in sent
+            {part.partition: part.fetch_offset for topic in future.message.topics for part in topic.partitions}
+            for future in sent
         ]
 
 
 def carry_out(world: VirtualCluster, script: Script[Any]) -> Any:
-    """What the faces do with a script of the core, in virtual time."""
+    """Run a script of the core as the facades do, in virtual time."""
     running = RunningScript(script)
     while (effect := running.step()) is not None:
         try:
@@ -190,7 +190,7 @@ def carry_out(world: VirtualCluster, script: Script[Any]) -> Any:
 
 
 def outcome(world: VirtualCluster, effect: Any) -> Any:
-    """What comes of one effect."""
+    """Return the result of one effect."""
     if isinstance(effect, WaitUntil):
         while not effect.ready() and world.runtime.now_ms < effect.deadline_ms:
             deadline = world.runtime.next_deadline_ms()

@@ -53,7 +53,7 @@ async def main(kind: str, address: str, number: int, session_ms: int) -> None:
         peers.follow()
         placement = door.placement
         if placement is not None:
-            owners, incarnations = placement.owners, [one.incarnation for one in placement.candidates]
+            owners, incarnations = placement.owners, [candidate.incarnation for candidate in placement.candidates]
             print(json.dumps([door.is_leader, placement.elected, owners, incarnations]), flush=True)
 
     async def turn() -> None:

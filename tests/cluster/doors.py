@@ -62,11 +62,11 @@ class Doors(ABC, Generic[D]):
 
     @abstractmethod
     def comes_back(self, number: int) -> Callable[[], object]:
-        """What holds once a candidate that lives was removed after now, and is there again."""
+        """Check that a living candidate that is removed from now on returns."""
 
     @abstractmethod
     async def end_without_leaving(self, number: int) -> None:
-        """As a process ends that is killed."""
+        """End like a killed process, without leaving."""
 
     async def enter(self, me: Candidate) -> D:
         door = self.door()
@@ -84,7 +84,7 @@ class Doors(ABC, Generic[D]):
             offices = [number for number, door in self.open.items() if door.is_leader]
             if maps or placement is None or offices != [placement.elected]:
                 return False
-            return set(placement.owners) == set(ids) == {one.id for one in placement.candidates}
+            return set(placement.owners) == set(ids) == {coordinator.id for coordinator in placement.candidates}
 
         await until(agree, f"one map for {ids}: {[door.placement for door in self.open.values()]}")
 
@@ -95,7 +95,7 @@ class Doors(ABC, Generic[D]):
             await asyncio.sleep(0.05)
 
     async def begin(self) -> None:
-        """What the test itself needs of the place."""
+        """Start the parts of the service that the test itself needs."""
 
     async def end(self) -> None:
         for door in self._every:
@@ -122,7 +122,7 @@ class ZooKeeperDoors(Doors[ZooKeeperCoordination]):
         return lambda: (stat := self.look.exists(path)) and stat.czxid > made
 
     async def end_without_leaving(self, number: int) -> None:
-        """Its session goes on, its client does nothing more."""
+        """Stop the client without leaving: its session goes on."""
         door = self.open.pop(number)
         keeper = door._keeper
         assert keeper is not None

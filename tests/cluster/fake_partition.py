@@ -1,7 +1,6 @@
 """A cluster of one broker in virtual time that keeps one partition as Kafka does: producers' epochs and sequences.
 
-It can be brought to what a real one is hard to be brought to: answers that are lost, late or refused, a leader that
-shows less than it has, a producer that was forgotten.
+It can do what is hard to cause in a real one: lose, delay or refuse answers, show less than it has, forget a producer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Fault = Callable[[Any], Any]
 
 @dataclass
 class Producer:
-    """What the leader knows of one."""
+    """The leader's state of one producer."""
 
     epoch: int
     last_sequence: int
@@ -136,7 +135,7 @@ class FakePartition:
         return offset
 
     def delete_before(self, offset: int) -> None:
-        """As DeleteRecords does."""
+        """Delete records before an offset, like DeleteRecords."""
         self.start = offset
         self.log = [(at, batch) for at, batch in self.log if at >= offset]
 

@@ -58,7 +58,7 @@ class ServingProcess:
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """Return the process's output so far."""
         return "".join(self.lines)
 
     def kill(self) -> None:

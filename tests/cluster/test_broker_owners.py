@@ -66,16 +66,16 @@ def test_owners_that_are_gone_cause_a_rebalance_of_a_group_that_does_not_change(
         a, b = consumers
         eventually(lambda: owners(look) == TWO_EACH)
         eventually(lambda: set(look.tree(f"{OFFSETS}/g").values()) == {"0"})
-        stops, kept = [each.asked.count("stop") for each in consumers], set(a.registry)
+        stops, kept = [consumer.asked.count("stop") for consumer in consumers], set(a.registry)
         spoil(look)
         a.until(lambda each: each.asked.count("stop") == stops[0] + 1 and each.fetching)
         eventually(lambda: owners(look) == TWO_EACH)
         if spoil in (delete_group, delete_all):
             b.until(lambda each: each.asked.count("stop") == stops[1] + 1 and each.fetching)
         a.until(lambda each: each.asked.count("ping") > 2)  # several looks on
-        again = [each.asked.count("stop") for each in consumers]
+        again = [consumer.asked.count("stop") for consumer in consumers]
         both = spoil in (delete_group, delete_all)
         assert again == [stops[0] + 1, stops[1] + both], "stopped for nothing"
         assert set(a.registry) == kept
-        for each in consumers:
-            each.close()
+        for consumer in consumers:
+            consumer.close()

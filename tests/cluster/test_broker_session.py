@@ -91,7 +91,7 @@ def shown(look: Look, group: str) -> Shown:
 
 
 def held(address: str, group: str) -> Shown:
-    """The same as the group's coordinator says, whose word is the journal's."""
+    """Return the partitions of each member, equal to those that the group's coordinator reports from its journal."""
     with Admin(address) as admin:
         (described,) = admin.describe_consumer_groups([group]).values.values()
         owners = {str(part): f"{member.member_id}-0" for member in described.members for part in member.assignment}
@@ -138,9 +138,9 @@ def test_what_came_while_the_session_was_over_is_made_up_for(look: Look, relay: 
         assert look.data(COORDINATOR) is None
         assert look.data(f"{IDS}/1") is None
         b = consumer(broker, "g", "b")
-        for each in (a, b):
-            each.until(started(2))
-            each.read(7)
+        for entry in (a, b):
+            entry.until(started(2))
+            entry.read(7)
         c = consumer(broker, "new", "c")
         c.until(started(PARTITIONS))
         x.close()
@@ -167,8 +167,8 @@ def test_what_came_while_the_session_was_over_is_made_up_for(look: Look, relay: 
         eventually(lambda: look.data(f"{OWNERS}/nobody") is None and look.data(f"{OWNERS}/ended") is None)
         eventually(lambda: look.data(f"{TOPICS}/u") is not None and look.data(f"{TOPICS}/gone") is None)
         assert epoch(look) == 2
-        for each in (a, b, c):
-            each.close()
+        for coordinator in (a, b, c):
+            coordinator.close()
     in_zookeeper = {group: shown(look, group)[1] for group in ("g", "new")}
     with Broker(tmp_path) as again:
         for group, offsets in in_zookeeper.items():
@@ -181,7 +181,7 @@ def test_what_came_while_the_session_was_over_is_made_up_for(look: Look, relay: 
 def test_a_path_that_another_broker_took_meanwhile(
     look: Look, relay: Relay, tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int, said: str
 ) -> None:
-    """Who comes back says so and writes nothing, its groups go on; it is elected again when the other has left."""
+    """The returning broker says so and writes nothing; groups go on. It is elected once the other has left."""
     with BrokerHere(tmp_path / "1", relay.address + look.root, session_ms=SESSION_MS) as broker:
         make_topic(broker)
         a = consumer(broker, "g", "a")
@@ -196,8 +196,8 @@ def test_a_path_that_another_broker_took_meanwhile(
             relay.mend()
             a.read(3)
             b = consumer(broker, "g", "b")
-            for each in (a, b):
-                each.until(started(2))
+            for entry in (a, b):
+                entry.until(started(2))
             eventually(lambda: any(said.format(other.address) in line for line in caplog.messages))
             eventually(lambda: set(held(broker.address, "g")[1].values()) == {"3"})
             assert look.data(COORDINATOR) == str(number).encode()
@@ -209,5 +209,5 @@ def test_a_path_that_another_broker_took_meanwhile(
         assert sorted(shown(look, "g")[0].values()) == ["a-0", "a-0", "b-0", "b-0"]
         eventually(lambda: not any(shown(look, "theirs")))
         assert epoch(look) == 3
-        for each in (a, b):
-            each.close()
+        for coordinator in (a, b):
+            coordinator.close()

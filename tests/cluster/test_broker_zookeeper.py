@@ -48,8 +48,8 @@ def run() -> Iterator[Run]:
         return made[-1]
 
     yield start
-    for each in made:
-        each.close()
+    for coordinator in made:
+        coordinator.close()
 
 
 class Look:
@@ -68,7 +68,7 @@ class Look:
         return None
 
     def tree(self, path: str) -> dict[str, str]:
-        """What the partitions of a group hold, by topic and node."""
+        """Return the nodes of a group's partitions, by topic and node."""
         found: dict[str, str] = {}
         top = self.root + path
         with contextlib.suppress(NoNodeError):
@@ -118,8 +118,8 @@ def test_nodes_owners_and_offsets(run: Run, look: Look, tmp_path: Path) -> None:
     eventually(lambda: set(look.tree(offsets).values()) == {"7"})
     b = consumer(broker, "g/1", "b")
     eventually(lambda: sorted(look.tree(owners).values()) == ["a-0", "a-0", "b-0", "b-0"])
-    for each in (a, b):
-        each.close()
+    for coordinator in (a, b):
+        coordinator.close()
     eventually(lambda: not look.tree(owners))
     assert set(look.tree(offsets).values()) == {"7"}
     with Admin(broker.address) as admin:
@@ -145,8 +145,8 @@ def test_deleted_owner_causes_a_rebalance(run: Run, look: Look, tmp_path: Path) 
     c = LiteralConsumer(broker.address, "g", "c", json.dumps({"u": 1}))
     eventually(lambda: look.tree(f"{OWNERS}/g").get(mine) == "a-0")
     assert a.asked.count("start") > before, "its owner is stopped and started"
-    for each in (a, b, c):
-        each.close()
+    for coordinator in (a, b, c):
+        coordinator.close()
 
 
 def test_a_path_has_one_broker_and_no_old_kafka(run: Run, look: Look, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_killed_and_started_repairs(run: Run, look: Look, tmp_path: Path) -> Non
 
 
 def java_bytes(seed: int, count: int) -> bytes:
-    """What Java's `new Random(seed).nextBytes` gives, for a multiple of four."""
+    """Return the bytes of Java's `new Random(seed).nextBytes`, for a multiple of four."""
     state, found = (seed ^ 0x5DEECE66D) & ((1 << 48) - 1), b""
     while len(found) < count:
         state = (state * 0x5DEECE66D + 0xB) & ((1 << 48) - 1)
@@ -213,7 +213,7 @@ def session_of(look: Look, path: str) -> int | None:
 
 
 def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, look: Look, tmp_path: Path) -> None:
-    """It registers and is elected again; what changed meanwhile, and what was spoiled, is made up for."""
+    """The broker registers and is elected again, and repairs nodes that changed or were spoiled meanwhile."""
     broker = run(tmp_path, look.address)
     make_topic(broker)
     a, b = consumer(broker, "g", "a"), consumer(broker, "g", "b")
@@ -236,7 +236,7 @@ def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, lo
     c.until(lambda each: each.fetching and len(each.registry) == 1)
 
     def owned() -> dict[str, str]:
-        return {f"{topic}/{part}": f"{each.name}-0" for each in (a, b, c) for topic, part in each.registry}
+        return {f"{topic}/{part}": f"{entry.name}-0" for entry in (a, b, c) for topic, part in entry.registry}
 
     eventually(lambda: len(owned()) == 4 and look.tree(owners) == owned())
 
@@ -246,10 +246,10 @@ def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, lo
         return {f"t/{number}-{part.partition}": str(at.offset) for part, at in found.values.items() if at is not None}
 
     eventually(lambda: sorted(committed().values()) == ["0", "0", "5", "5"] and look.tree(offsets) == committed())
-    assert not any(each.ended for each in (a, b, c)), "consumers heard nothing of it"
+    assert not any(entry.ended for entry in (a, b, c)), "consumers heard nothing of it"
     assert broker.process.poll() is None
-    for each in (a, b, c):
-        each.close()
+    for member in (a, b, c):
+        member.close()
 
 
 def test_zookeeper_gone(run: Run, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_members_of_asyncio_share_a_group_with_others(place: Place, one: Coordin
 
 
 def status(address: str) -> dict[str, Any]:
-    """What `kohort coordinator status` says."""
+    """Return the output of `kohort coordinator status`."""
     done = subprocess.run(
         [*KOHORT, "coordinator", "status", "--bootstrap-server", address, "--json"],
         capture_output=True,
@@ -258,7 +258,10 @@ class Committing(threading.Thread):
 @contextlib.contextmanager
 def two(place: Place) -> Iterator[tuple[CoordinatorProcess, CoordinatorProcess]]:
     with place.start() as first, place.start() as second:
-        until(lambda: sorted(each["shards"] for each in status(first.address)["coordinators"]) == [2, 2], "shared out")
+        until(
+            lambda: sorted(coordinator["shards"] for coordinator in status(first.address)["coordinators"]) == [2, 2],
+            "shared out",
+        )
         yield first, second
 
 
@@ -266,7 +269,7 @@ def has_group(place: Place, address: str) -> bool:
     """Whether the coordinator at an address has the group's shard."""
     with Admin(address) as admin:
         node = admin.describe_consumer_groups([place.group]).result(place.group).coordinator
-    seen = next(each for each in status(address)["coordinators"] if each["id"] == node)
+    seen = next(coordinator for coordinator in status(address)["coordinators"] if coordinator["id"] == node)
     return bool(seen["address"] == address)
 
 
@@ -274,7 +277,7 @@ def has_group(place: Place, address: str) -> bool:
 def test_a_group_goes_on_when_its_coordinator_is_killed(place: Place, protocol: str) -> None:
     place.produce(4_000)
     with two(place) as both:
-        member = Committing(",".join(each.address for each in both), place, protocol)
+        member = Committing(",".join(coordinator.address for coordinator in both), place, protocol)
         member.start()
         member.more(50)
         of_group, other = both if has_group(place, both[0].address) else reversed(both)
@@ -286,13 +289,13 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(place: Place, protocol: 
         with Consumer(other.address, group_id=place.group) as consumer:
             committed = consumer.committed([*member.acknowledged])
         assert {at: found.offset for at, found in committed.items() if found} == member.acknowledged
-        assert [each["shards"] for each in status(other.address)["coordinators"]] == [4]
+        assert [coordinator["shards"] for coordinator in status(other.address)["coordinators"]] == [4]
 
 
 def test_a_clean_stop_hands_over_first(place: Place) -> None:
     place.produce(4_000)
     with two(place) as both:
-        member = Committing(",".join(each.address for each in both), place, "classic")
+        member = Committing(",".join(coordinator.address for coordinator in both), place, "classic")
         member.start()
         member.more(50)
         of_group, other = both if has_group(place, both[0].address) else reversed(both)
@@ -307,10 +310,10 @@ def test_a_clean_stop_hands_over_first(place: Place) -> None:
 
 
 def test_a_paused_coordinator_that_wakes_answers_nothing(place: Place) -> None:
-    """What it appends is refused, its log says so, and it takes no part until the map gives it shards again."""
+    """Appends are refused and logged, and the coordinator serves no shard until the placement assigns it one."""
     place.produce(4_000)
     with two(place) as both:
-        member = Committing(",".join(each.address for each in both), place, "classic")
+        member = Committing(",".join(coordinator.address for coordinator in both), place, "classic")
         member.start()
         member.more(20)
         of_group, other = both if has_group(place, both[0].address) else reversed(both)
@@ -334,12 +337,13 @@ def test_status_and_figures(place: Place) -> None:
         member.more(5)
         seen = status(one.address)
         member.end()
-        assert [(each["id"], each["elected"], each["rack"], each["shards"]) for each in seen["coordinators"]] == [
-            (700, True, "east", 4)
-        ]
-        assert {each["phase"] for each in seen["shards"]} == {"serving"}
-        assert all(each["term"] >= 0 and each["load_ms"] >= 0 for each in seen["shards"])
-        of_group = [each for each in seen["shards"] if each["groups"]]
+        assert [
+            (coordinator["id"], coordinator["elected"], coordinator["rack"], coordinator["shards"])
+            for coordinator in seen["coordinators"]
+        ] == [(700, True, "east", 4)]
+        assert {shard["phase"] for shard in seen["shards"]} == {"serving"}
+        assert all(shard["term"] >= 0 and shard["load_ms"] >= 0 for shard in seen["shards"])
+        of_group = [shard for shard in seen["shards"] if shard["groups"]]
         assert len(of_group) == 1 and of_group[0]["appends"] >= 5 and of_group[0]["proof_age_ms"] is not None
         where = next(line.split("metrics on ")[1] for line in one.lines if "metrics on " in line).strip()
         with urllib.request.urlopen(where, timeout=30) as answer:

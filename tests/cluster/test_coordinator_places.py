@@ -29,13 +29,19 @@ def test_two_coordinators_find_each_other_through_zookeeper(place: Place, zookee
     place.produce(4_000)
     where = ("--zookeeper", f"{zookeeper.address}/{uuid.uuid4().hex[:8]}")
     with place.start(*where) as first, place.start(*where) as second:
-        until(lambda: sorted(each["shards"] for each in status(first.address)["coordinators"]) == [2, 2], "shared out")
+        until(
+            lambda: sorted(coordinator["shards"] for coordinator in status(first.address)["coordinators"]) == [2, 2],
+            "shared out",
+        )
         member = Committing(f"{first.address},{second.address}", place, "consumer")
         member.start()
         member.more(20)
         first.kill()
         member.more(20)
-        until(lambda: [each["shards"] for each in status(second.address)["coordinators"]] == [4], "taken over")
+        until(
+            lambda: [coordinator["shards"] for coordinator in status(second.address)["coordinators"]] == [4],
+            "taken over",
+        )
         member.more(20)
         member.end()
         with Consumer(second.address, group_id=place.group) as consumer:
@@ -94,7 +100,7 @@ def reads_and_commits(address: str, secured: SecuredKafka, topic: str) -> None:
         consumer.commit()
     with Admin(address, **login) as admin:
         found = admin.list_consumer_group_offsets("secured").values
-        assert [each.offset for each in found.values() if each] == [10]
+        assert [position.offset for position in found.values() if position] == [10]
 
 
 def test_kafka_is_reached_with_a_login_over_tls(secured: SecuredKafka, tmp_path: Path) -> None:
@@ -112,7 +118,7 @@ def test_kafka_is_reached_with_a_login_over_tls(secured: SecuredKafka, tmp_path:
     with Admin(secured.bootstrap_servers) as admin:
         admin.create_topics([NewTopic(f"flights-{name}", 1)]).all()
     with CoordinatorProcess(address, *own, "--set", "journal.partitions=2", "--command-config", str(properties)) as one:
-        assert {each["phase"] for each in status(one.address)["shards"]} == {"serving"}
+        assert {shard["phase"] for shard in status(one.address)["shards"]} == {"serving"}
         reads_and_commits(one.address, secured, f"flights-{name}")
     properties.write_text(properties.read_text().replace("=secret", "=wrong"))
     with CoordinatorProcess(address, *own, "--command-config", str(properties), wait=False) as one:

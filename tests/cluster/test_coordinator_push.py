@@ -65,14 +65,14 @@ def test_owners_and_offsets_of_two_coordinators(apache_kafka: ApacheKafka, zooke
         b.close()
         a.close()
     finally:
-        for each in (one, two):
-            each.close()
+        for consumer in (one, two):
+            consumer.close()
         look.stop()
         look.close()
 
 
 def test_whose_shard_moves_hears_of_it(apache_kafka: ApacheKafka) -> None:
-    """Its connection is closed at once: it would be asked nothing there any more."""
+    """The coordinator closes the member's connection at once, because it would send nothing there any more."""
     name = uuid.uuid4().hex[:8]
     settings = (
         *("--set", "journal.partitions=4", "--set", f"journal.topic=__groups-{name}"),
@@ -84,7 +84,7 @@ def test_whose_shard_moves_hears_of_it(apache_kafka: ApacheKafka) -> None:
         two = CoordinatorProcess(apache_kafka.bootstrap_servers, *settings)
         try:
             until(
-                lambda: sorted(each["shards"] for each in status(one.address)["coordinators"]) == [2, 2], "shared out"
+                lambda: sorted(entry["shards"] for entry in status(one.address)["coordinators"]) == [2, 2], "shared out"
             )
             moved = [group for group in members if coordinator(*_place(one), group)[1] == _place(two)]
             assert moved
@@ -101,11 +101,11 @@ def test_whose_shard_moves_hears_of_it(apache_kafka: ApacheKafka) -> None:
 
 def _shares(process: CoordinatorProcess) -> list[int]:
     """How many shards each coordinator has."""
-    return sorted(each["shards"] for each in status(process.address)["coordinators"])
+    return sorted(entry["shards"] for entry in status(process.address)["coordinators"])
 
 
 def _registered(process: CoordinatorProcess, group: str, topic: str) -> LiteralConsumer:
-    """Who registers while the groups are loaded is told to come again."""
+    """Register; while the groups load, the coordinator asks the member to retry."""
     made: list[LiteralConsumer] = []
 
     def is_in() -> bool:

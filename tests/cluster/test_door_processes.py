@@ -64,8 +64,8 @@ class Candidates:
         return one
 
     def end(self) -> None:
-        for one in self._all:
-            one.end()
+        for process in self._all:
+            process.end()
 
 
 @pytest.fixture(params=["zookeeper", "group"])
@@ -83,11 +83,11 @@ def candidates(request: pytest.FixtureRequest) -> Iterator[Candidates]:
 
 def agreed(*some: Candidate) -> None:
     """All say one map, in which each of them has a share, and one of them is in office."""
-    ids = {one.number for one in some}
+    ids = {process.number for process in some}
 
     def agree() -> bool:
         first = some[0]
-        alike = all((one.owners, one.incarnations) == (first.owners, first.incarnations) for one in some)
+        alike = all((process.owners, process.incarnations) == (first.owners, first.incarnations) for process in some)
         office = [door.number for door in some if door.is_leader]
         return alike and set(first.owners) == ids and len(first.incarnations) == len(ids) and office == [first.elected]
 
@@ -99,12 +99,15 @@ def test_killed_is_out_before_its_session(candidates: Candidates) -> None:
     some = [candidates.begin(number, LONG_MS) for number in (1, 2, 3)]
     agreed(*some)
     elected = next(door for door in some if door.is_leader)
-    others = [one for one in some if one is not elected]
-    before = {one.number: {shard for shard in range(SHARDS) if one.owners[shard] == one.number} for one in others}
+    others = [process for process in some if process is not elected]
+    before = {
+        process.number: {shard for shard in range(SHARDS) if process.owners[shard] == process.number}
+        for process in others
+    }
     elected.process.kill()
     agreed(*others)
-    for one in others:
-        assert before[one.number] <= {shard for shard in range(SHARDS) if one.owners[shard] == one.number}
+    for process in others:
+        assert before[process.number] <= {shard for shard in range(SHARDS) if process.owners[shard] == process.number}
     agreed(*others, candidates.begin(elected.number, LONG_MS))
 
 
@@ -113,7 +116,7 @@ def test_stopped_is_out_with_its_session_and_comes_back(candidates: Candidates) 
     some = [candidates.begin(number, SHORT_MS) for number in (1, 2, 3)]
     agreed(*some)
     elected = next(door for door in some if door.is_leader)
-    others = [one for one in some if one is not elected]
+    others = [process for process in some if process is not elected]
     elected.process.send_signal(signal.SIGSTOP)
     agreed(*others)
     assert elected.number in elected.owners
@@ -126,9 +129,9 @@ def test_stopped_cleanly_hands_over_first(candidates: Candidates) -> None:
     some = [candidates.begin(number, LONG_MS) for number in (1, 2, 3)]
     agreed(*some)
     elected = next(door for door in some if door.is_leader)
-    others = [one for one in some if one is not elected]
+    others = [process for process in some if process is not elected]
     elected.process.terminate()
     assert elected.process.wait(40) == 0
     until(lambda: elected.number not in elected.owners, "its last line is read")
-    assert set(elected.owners) == {one.number for one in others}
+    assert set(elected.owners) == {process.number for process in others}
     agreed(*others)

@@ -1,4 +1,4 @@
-"""What coordinators are promised wherever they find each other: in a real ZooKeeper, and as a group on Kafka."""
+"""Promises of every coordination service to coordinators: a real ZooKeeper, and a group on Kafka."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_enter_suspect_retire(all_doors: AnyDoors) -> None:
 
 
 def test_wrongly_suspected_comes_back(doors: AnyDoors) -> None:
-    """Who lives has its place again, and its shards, the elected one too."""
+    """A living candidate gets its place and its shards back, the leader as well."""
 
     async def story(doors: AnyDoors) -> None:
         one, two = candidate(1), candidate(2)
@@ -137,7 +137,7 @@ def test_restarted_process_takes_its_place_at_once(all_doors: AnyDoors) -> None:
 
 
 def test_id_of_another(doors: AnyDoors) -> None:
-    """Who lives under the id keeps it, and the other one is told what to do."""
+    """The living owner of the id keeps it, and the other candidate learns what to do."""
 
     async def story(doors: AnyDoors) -> None:
         await doors.enter(candidate(1))

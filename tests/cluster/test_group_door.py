@@ -1,4 +1,4 @@
-"""What of coordinators that are a group on Kafka is a group's own; what all doors promise is in test_doors.py."""
+"""Coordination by a group on Kafka: its own behaviour. Promises of every service are in test_doors.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.secured_kafka import SecuredKafka
 
 
 def test_who_asks_is_told_no_map_from_before(our_broker: Broker) -> None:
-    """Who was removed hears of it by the next heartbeat, which is far away here."""
+    """A removed member learns of it by its next heartbeat, which is far away here."""
 
     async def story(doors: GroupDoors) -> None:
         two = candidate(2)
@@ -87,12 +87,12 @@ def _forgotten_story() -> None:
 
 
 def test_group_that_kafka_forgot() -> None:
-    """Its generations begin at 1 again: the lower version is what counts, and no shard moves."""
+    """The group's generations restart at 1: the lower version counts, and no shard moves."""
     _forgotten_story()
 
 
 def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who keeps the map with the higher version is seen."""
+    """The check detects a candidate that keeps the placement with the higher version."""
     take = GroupCoordination._take
 
     def keeping(self: GroupCoordination, gift: LeaderAssignment, told: JoinMetadata, leads: bool) -> None:
@@ -108,7 +108,7 @@ def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.kafka
 def test_rights_on_the_group(secured: SecuredKafka) -> None:
-    """Who may not read and describe the group is told so; with these two rights alone it works, over SASL."""
+    """A client that may not read and describe the group gets an error; these two rights suffice, over SASL."""
     servers = f"127.0.0.1:{secured.ports['SASL']}"
 
     async def story(doors: GroupDoors) -> None:

@@ -61,7 +61,7 @@ class Shards:
         if before is None or event.whole:
             answer(ShowPushGroupsReply(tuple(self.shown.values())))
             return
-        changed = tuple(each for name, each in self.shown.items() if before.get(name) != each)
+        changed = tuple(node for name, node in self.shown.items() if before.get(name) != node)
         answer(ShowPushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
 
     def tell(self, group: str, event: OwnersMissing) -> None:
@@ -165,12 +165,12 @@ def _deposed_story(zookeeper: ZooKeeper) -> None:
 
 
 def test_a_deposed_writer_is_refused(zookeeper: ZooKeeper) -> None:
-    """See the story."""
+    """The refused write of `_deposed_story`."""
     _deposed_story(zookeeper)
 
 
 def test_planted_fault_write_without_the_epoch(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who leaves the checks out is seen."""
+    """The check detects a writer without epoch checks."""
     guard = ZooKeeperCoordination.guard
 
     def unchecked(self: ZooKeeperCoordination) -> Guard | None:
@@ -183,7 +183,7 @@ def test_planted_fault_write_without_the_epoch(zookeeper: ZooKeeper, monkeypatch
 
 
 def _away_story(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be written is made up for with the values of then: an offset never goes backwards."""
+    """Failed writes are repeated with the values of then: an offset never goes backwards."""
 
     async def story(mirrors: Mirrors) -> None:
         _, mirror, shards = await mirrors.enter(1)
@@ -213,12 +213,12 @@ def _away_story(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_missed_is_made_up_for(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """See the story."""
+    """The repeated writes of `_away_story`."""
     _away_story(zookeeper, monkeypatch)
 
 
 def test_planted_fault_offset_that_goes_backwards(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who keeps what failed, and writes it behind what is newer, is seen."""
+    """The check detects a mirror that writes an old failed value over a newer one."""
     write, kept = GroupMirror._write, list[Plan]()
 
     async def again(self: GroupMirror, guard: tuple[Change, ...], plan: Plan) -> None:
@@ -315,7 +315,7 @@ def test_owners_that_were_deleted_are_found_once_a_minute(zookeeper: ZooKeeper) 
 def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What could not be written is missing in ZooKeeper, and nobody deleted it."""
+    """The node that could not be written is absent in ZooKeeper, but nobody deleted it."""
 
     async def story(mirrors: Mirrors) -> None:
         _, mirror, shards = await mirrors.enter(1)
@@ -447,7 +447,7 @@ def test_an_answer_that_is_lost_is_made_up_for(zookeeper: ZooKeeper) -> None:
 def test_a_read_that_fails_keeps_no_other_group_from_being_written(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was planned before it is not taken for written."""
+    """The mirror does not take the write planned before the read for done."""
 
     async def story(mirrors: Mirrors) -> None:
         _, mirror, shards = await mirrors.enter(1)
@@ -475,7 +475,7 @@ def test_a_read_that_fails_keeps_no_other_group_from_being_written(
 
 
 def test_a_group_that_is_new_and_rebalances_is_told_of_nothing(zookeeper: ZooKeeper) -> None:
-    """As the first consumer of a group has it: its owners are written when that is done, and none was deleted."""
+    """A group's first consumer does the same: its owners are written when the rebalance ends, and none was deleted."""
 
     async def story(mirrors: Mirrors) -> None:
         _, mirror, shards = await mirrors.enter(1)

@@ -1,4 +1,4 @@
-"""What the leader of the coordinators' group gives to each member."""
+"""Assignments that the leader of the coordinators' group gives to each member."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_two_of_one_id_at_one_address(names: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 def test_two_of_one_id_at_two_addresses(names: tuple[str, str]) -> None:
-    """Who has it keeps it, and the other one is told who that is."""
+    """The owner keeps the id, and the other member learns the owner's address."""
     before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
     holder, other = names
     told = {
@@ -91,8 +91,8 @@ members = st.dictionaries(
 
 @played(members, st.data())
 def test_survives_its_bytes_whoever_leads(told: dict[str, JoinMetadata], data: st.DataObject) -> None:
-    """What is told and given is what is read, and one candidate has each id."""
-    assert {name: JoinMetadata.from_bytes(each.to_bytes()) for name, each in told.items()} == told
+    """Messages decode to the same values, and each id has one candidate."""
+    assert {name: JoinMetadata.from_bytes(metadata_of.to_bytes()) for name, metadata_of in told.items()} == told
     gifts = given(1, data.draw(st.sampled_from(sorted(told))), told)
     assert {name: LeaderAssignment.from_bytes(gift.to_bytes()) for name, gift in gifts.items()} == gifts
     placement = next(iter(gifts.values())).placement

@@ -1,4 +1,4 @@
-"""What is counted of groups that are taken over from Kafka's own coordinator."""
+"""Metrics of groups that are taken over from Kafka's own coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a journal's terms where answers are lost, late or refused, and where machines sleep."""
+"""Terms of a journal when answers are lost, late or refused, and when machines sleep."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_not_answered_is_not_sent_to_a_topic_that_was_made_again(
 def test_what_an_owner_under_another_id_wrote_before_its_last_fence_is_read(
     partition: FakePartition, holder: VirtualHolder
 ) -> None:
-    """It goes on behind the new owner's own fence, which is not its id's, until one of its id lies there."""
+    """The replay reads past the new owner's fence, which has another id, until a fence with its own id."""
     late: list[Any] = []
 
     def on_its_way(message: Any) -> Any:
@@ -177,7 +177,7 @@ def sleep_is_taken_off_the_proof(partition: FakePartition) -> None:
 
 
 def who_stood_still_sends_nothing(partition: FakePartition) -> None:
-    """Its producer may be forgotten, and its epoch would be taken for a new one."""
+    """Kafka may have forgotten its producer, and would take its epoch for a new one."""
     holder = VirtualHolder(partition)
     holder.load()
     holder.append(committed(1))
@@ -531,7 +531,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
     "fences the newest producer id only": (
         Authors,
         "unfinished",
-        lambda self, own: [one for one in [self.newest] if one is not None and one.producer_id != own],
+        lambda self, own: [entry for entry in [self.newest] if entry is not None and entry.producer_id != own],
         a_fence_that_was_left_out_is_made_up_for,
     ),
 }

@@ -246,7 +246,7 @@ def test_a_topic_that_was_made_with_less_is_named_in_one_go(apache_kafka: Apache
     for key in ("cleanup.policy", "message.timestamp.type", "max.message.bytes"):
         assert f"{key}=" in str(refused.value)
     change = refused.value.message.rpartition("--add-config ")[2]
-    changes = dict(one.split("=") for one in change.split(","))
+    changes = dict(word.split("=") for word in change.split(","))
     with Admin(apache_kafka.bootstrap_servers) as admin:
         resource = ConfigResource(ResourceType.TOPIC, settings.topic)
         admin.incremental_alter_configs({resource: changes}).all()

@@ -1,4 +1,4 @@
-"""What a real Kafka's own coordinator has of groups, as it is asked before they are served here."""
+"""Groups of a real Kafka's own coordinator, as they are read before they are served here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def groups_at(servers: str) -> AsyncIterator[KafkaGroups]:
 
 
 async def asked(groups: KafkaGroups, group: str) -> GroupImported:
-    """What is found of a group."""
+    """Return the state of a group."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
     groups.ask(ImportGroup(group, TICKET), found.set_result)
     async with asyncio.timeout(WAIT_S):
@@ -116,7 +116,7 @@ def test_members_are_named_until_they_have_left_and_their_last_commits_count(ser
             await consumer.close()
             left = await asked(groups, group)
             assert left.error is ErrorCode.NONE
-            assert sorted((each.topic, each.partition, each.offset) for each in left.offsets) == [
+            assert sorted((offset.topic, offset.partition, offset.offset) for offset in left.offsets) == [
                 (topic, 0, 3),
                 (topic, 1, 2),
             ]
@@ -142,7 +142,7 @@ def test_offsets_that_a_transaction_may_still_change_are_waited_for(servers: str
                 async with asyncio.timeout(WAIT_S):
                     while (found := await asked(groups, group)).error is not ErrorCode.NONE:
                         pass
-            assert [each.offset for each in found.offsets] == [2]
+            assert [offset.offset for offset in found.offsets] == [2]
 
     asyncio.run(run())
 

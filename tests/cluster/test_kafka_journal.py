@@ -282,7 +282,7 @@ def test_compaction_keeps_the_fence_of_every_producer_id_and_the_newest_records(
         assert found == {0: 400, 1: 401} | dict.fromkeys(range(2, keys), 399)
         current = third.journal._current
         assert current is not None
-        owners = [one.journal.figures.producer_id for one in (first, second, third)]
+        owners = [owner.journal.figures.producer_id for owner in (first, second, third)]
         assert sorted(current._decoding.authors.fences) == sorted([FIRST, *owners])
         for deposed in (first, second):
             with pytest.raises(FencedError):

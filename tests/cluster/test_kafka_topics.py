@@ -79,7 +79,7 @@ def test_topics_are_made_grow_and_are_made_again(servers: str) -> None:
             assert first.partitions == 2
             assert topics.by_id[first.id] is first
             leader = topics.brokers[0].node_id
-            assert [(each[0], each[2], each[3]) for each in topics.leaders(name, range(2))] == [
+            assert [(number[0], number[2], number[3]) for number in topics.leaders(name, range(2))] == [
                 (leader, [leader], [leader])
             ] * 2
             (await admin.create_partitions({name: 3})).all()
@@ -101,7 +101,7 @@ def test_topics_are_made_grow_and_are_made_again(servers: str) -> None:
             (await admin.delete_topics([name])).all()
             await polled_until(topics, lambda: name not in topics.by_name)
             assert groups.deleted == [name, name]
-            assert name not in {one.name for one in await admin.list_topics()}  # nobody made it by asking
+            assert name not in {listed.name for listed in await admin.list_topics()}  # nobody made it by asking
 
     asyncio.run(run())
 
@@ -150,7 +150,7 @@ def test_topics_that_are_named_before_the_next_poll_are_found(servers: str) -> N
             made = (await admin.create_topics([NewTopic(other, 1)])).result(other)
             while made.topic_id not in topics.by_id:
                 await found([], [made.topic_id])
-            assert nobody not in {one.name for one in await admin.list_topics()}
+            assert nobody not in {listed.name for listed in await admin.list_topics()}
             await topics.close()
 
     asyncio.run(run())

@@ -22,7 +22,10 @@ from kohort.errors import CorruptDataError
 
 
 def candidates(*ids: int) -> list[Candidate]:
-    return [Candidate(one, f"process-{one}", "127.0.0.1", 9000 + one, "r" if one % 2 else None) for one in ids]
+    return [
+        Candidate(number, f"process-{number}", "127.0.0.1", 9000 + number, "r" if number % 2 else None)
+        for number in ids
+    ]
 
 
 ids = st.sets(st.integers(0, 12), max_size=8)
@@ -44,10 +47,12 @@ def test_even_and_moving_little(first: set[int], earlier: list[tuple[set[int], i
     had = dict.fromkeys(first, 0) | Counter(
         owner for owner in (before.owners[:shards] if before else ()) if owner in first
     )
-    loads = [counts[one] for one in first]
+    loads = [counts[number] for number in first]
     assert max(loads) - min(loads) <= 1
     share, over = divmod(shards, len(first))
-    stay = sum(min(one, share) for one in had.values()) + min(over, sum(one > share for one in had.values()))
+    stay = sum(min(number, share) for number in had.values()) + min(
+        over, sum(number > share for number in had.values())
+    )
     kept = sum(owner == new for owner, new in zip(before.owners if before else (), after.owners, strict=False))
     assert kept == stay
 
@@ -79,7 +84,7 @@ def test_restarted_process_keeps_its_shards() -> None:
 
 @given(ids, st.integers(0, 64))
 def test_survives_its_bytes(alive: set[int], shards: int) -> None:
-    """What is written is what is read."""
+    """Placements decode to the same value."""
     placement = placed(None, candidates(*alive), min(alive, default=-1), shards)
     assert read_placement(from_bytes(to_bytes(placement_fields(placement)))) == placement
 

@@ -102,7 +102,7 @@ def test_a_group_with_members_at_kafka_is_refused_until_they_leave(
                 new.poll(timeout_ms=WAIT_MS)
             assert refused.value.code is ErrorCode.NON_EMPTY_GROUP
         with Admin(coordinator.address) as admin:
-            assert group not in {each.group_id for each in admin.list_groups()}
+            assert group not in {listed.group_id for listed in admin.list_groups()}
     assert "at Kafka's own coordinator" in coordinator.log
     left = len(seen)
     found: list[int] = []
@@ -154,6 +154,6 @@ def test_a_topic_that_is_made_again_while_no_coordinator_runs_has_no_offsets_eit
         with CoordinatorProcess(apache_kafka.bootstrap_servers, *settings) as process, Admin(process.address) as here:
             found = here.list_consumer_group_offsets(group)
             while found.errors or found.values.keys() != {at[kept]}:  # an earlier topic's is held back, then it goes
-                assert again not in {each.topic for each in found.values}
+                assert again not in {value.topic for value in found.values}
                 found = here.list_consumer_group_offsets(group)
             assert found.result(at[kept]).offset == 7

@@ -126,8 +126,8 @@ def run(folder: Path, test: Callable[[Host], Awaitable[None]]) -> None:
             host.stop_waiting()
             host.tenures.close()
             host.close()
-            for each in host.logs:
-                each.close()
+            for earlier in host.logs:
+                earlier.close()
 
     asyncio.run(main())
 

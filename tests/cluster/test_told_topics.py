@@ -1,4 +1,4 @@
-"""What is concluded from what brokers tell of topics, one after the other."""
+"""Conclusions from a sequence of topic metadata responses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Asked:
         return deleted
 
     def id_of(self, name: str = "t") -> TopicId | None:
-        """What is known."""
+        """Return the known topic id."""
         found = self.told.by_name.get(name)
         return None if found is None else found.id
 
@@ -262,7 +262,7 @@ class ListsAreWhole(TopicView):
 
     def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         told = list(topics)
-        left_out = self.by_name.keys() - {each.name for each in told}
+        left_out = self.by_name.keys() - {entry.name for entry in told}
         super().listed(node, told, alone=alone)
         self.answered(A, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
         self.answered(B, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)

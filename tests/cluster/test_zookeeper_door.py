@@ -1,6 +1,6 @@
-"""What of coordinators in a real ZooKeeper is its own: nodes, sessions that end, nodes that outlive them, watches.
+"""Coordination by a real ZooKeeper: nodes, sessions that end, nodes that outlive them, watches.
 
-What all doors promise is in test_doors.py.
+Promises of every service are in test_doors.py.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def _owned_story(zookeeper: ZooKeeper) -> None:
 
 
 def test_nodes_of_an_earlier_session(zookeeper: ZooKeeper) -> None:
-    """See the story."""
+    """Nodes of an earlier session are replaced: `_earlier_session_story`."""
     _owned_story(zookeeper)
 
 
 def test_planted_fault_earlier_session(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who goes by what a node holds, and not by its owner, is seen."""
+    """The check detects a candidate that trusts a node's content instead of its owner."""
 
     def by_content(node: ZNode, session: int) -> bool:
         return node.owner == session or node.data.startswith(b"{")
@@ -131,7 +131,7 @@ def test_session_that_expires(zookeeper: ZooKeeper) -> None:
 
 
 def test_loop_that_hangs(zookeeper: ZooKeeper) -> None:
-    """Its place is lost though kazoo's threads live, and taken again when it turns."""
+    """The candidate loses its place although kazoo's threads live, and takes it again when the loop resumes."""
 
     async def story(doors: ZooKeeperDoors) -> None:
         await doors.enter(candidate(1))
@@ -161,7 +161,7 @@ def test_id_that_a_later_process_took_at_the_same_address(zookeeper: ZooKeeper) 
 
 
 def test_id_that_another_took_meanwhile(zookeeper: ZooKeeper) -> None:
-    """Who has lost its id gives its office up and is told of the other's map; it is back when the id is free."""
+    """A leader that lost its id resigns and follows the other's placement. It returns when the id is free."""
 
     async def story(doors: ZooKeeperDoors) -> None:
         me = candidate(1)
@@ -226,11 +226,11 @@ def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
 
 
 def test_planted_fault_no_guard(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who writes without looking at the epoch is seen."""
+    """The check detects a writer that does not look at the epoch."""
     change = ZooKeeperSession.change
 
     async def unguarded(self: ZooKeeperSession, *changes: Change) -> bool:
-        return await change(self, *(one for one in changes if one.data is not None or one.delete))
+        return await change(self, *(entry for entry in changes if entry.data is not None or entry.delete))
 
     monkeypatch.setattr(ZooKeeperSession, "change", unguarded)
     with pytest.raises(AssertionError, match="has written the map"):
@@ -238,7 +238,7 @@ def test_planted_fault_no_guard(zookeeper: ZooKeeper, monkeypatch: pytest.Monkey
 
 
 def test_map_that_cannot_be_read(zookeeper: ZooKeeper) -> None:
-    """Who is in office makes it anew."""
+    """The leader creates the placement anew."""
 
     async def story(doors: ZooKeeperDoors) -> None:
         await doors.enter(candidate(1))
@@ -255,7 +255,7 @@ def topic(number: int, partitions: int = 1) -> MirroredTopic:
 
 
 def _mirror_story(zookeeper: ZooKeeper) -> None:
-    """What the elected one writes, the others hear of: a new topic, one that grows, twice, one that goes."""
+    """The leader mirrors topics and the others follow: a new one, one that grows, twice, one that is deleted."""
 
     async def story(doors: ZooKeeperDoors) -> None:
         await doors.enter(candidate(1))
@@ -269,18 +269,18 @@ def _mirror_story(zookeeper: ZooKeeper) -> None:
             doors.open[1].mirror_topics(wanted)
             await until(lambda before=before: len(heard) > before, f"a watch that tells of {wanted}")
             there = {name: doors.data(f"{TOPICS}/{name}") for name in doors.look.get_children(doors.root + TOPICS)}
-            assert there == {name: one.to_bytes() for name, one in wanted.items()}
+            assert there == {name: data.to_bytes() for name, data in wanted.items()}
 
     run(ZooKeeperDoors(zookeeper.address), story)
 
 
 def test_topics_are_mirrored(zookeeper: ZooKeeper) -> None:
-    """See the story."""
+    """All candidates see the topics of `_mirror_story`."""
     _mirror_story(zookeeper)
 
 
 def test_planted_fault_watch_not_set_again(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sets each watch once only hears of the first change, and that is seen."""
+    """The check detects a candidate that sets each watch once only."""
     seen: set[tuple[object, str]] = set()
     read, names = ZooKeeperSession.read, ZooKeeperSession.children
 
@@ -315,7 +315,7 @@ def test_many_topics_are_written_in_pieces(zookeeper: ZooKeeper) -> None:
     async def story(doors: ZooKeeperDoors) -> None:
         await doors.enter(candidate(1))
         wanted = {f"topic-{number:04}-{'x' * 100}": topic(number, 60) for number in range(1500)}
-        assert sum(len(one.to_bytes()) for one in wanted.values()) > 1024 * 1024
+        assert sum(len(data.to_bytes()) for data in wanted.values()) > 1024 * 1024
         doors.open[1].mirror_topics(wanted)
         await until(lambda: len(doors.look.get_children(doors.root + TOPICS)) == len(wanted), "all topics")
 
@@ -342,7 +342,7 @@ def test_path_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
 
 
 def test_map_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
-    """The same where only a node is another's."""
+    """One node belongs to another user; the leader reports it in the same way."""
 
     async def story(doors: ZooKeeperDoors) -> None:
         doors.look.ensure_path(doors.root + PLACEMENT.rpartition("/")[0])

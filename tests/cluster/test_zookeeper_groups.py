@@ -1,4 +1,4 @@
-"""What ZooKeeper's nodes of push groups hold: names, partitions, and what of owners is missing. Source: spec 4.7."""
+"""Content of ZooKeeper's nodes of push groups: names, partitions, and missing owners. Source: spec 4.7."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class BatchMade:
 
     def encode(self) -> bytes:
         attributes = CODECS[self.codec] | self.append_time << 3 | self.transactional << 4 | self.control << 5
-        body = bytes(compress(CODECS[self.codec], b"".join(one.encode() for one in self.records)))
+        body = bytes(compress(CODECS[self.codec], b"".join(record.encode() for record in self.records)))
         checked = (
             struct.pack(
                 ">hiqqqhii",

@@ -44,7 +44,7 @@ def test_records_one_by_one(
             taken.append(row)
         assert chunk.size <= limit or chunk.count == 1
         sealed.append((taken, bytes(chunk.seal(CODECS[codec], None, 5, 2, 77, True))))
-    assert all(one == sealed[0] for one in sealed)
+    assert all(entry == sealed[0] for entry in sealed)
     taken, batch = sealed[0]
     header = parse_header(batch)
     assert crc_ok(batch, header)
@@ -56,7 +56,7 @@ def test_records_one_by_one(
     )
     assert header.max_timestamp == max(row[0] for row in taken)
     got = decode([RecordSet("t", 0, batch, 0)], DecodeOptions(timestamp_unit="ms"))
-    assert [(one.timestamp, one.key, one.value, list(one.headers)) for one in got.records()] == taken
+    assert [(record.timestamp, record.key, record.value, list(record.headers)) for record in got.records()] == taken
 
 
 @given(st.lists(records, max_size=40), st.integers(100, 1500), st.integers(1, 5), st.booleans(), st.data())
@@ -101,7 +101,7 @@ def test_other_layouts(kind: pa.DataType) -> None:
     batch = pa.record_batch({"value": pa.array(cells, kind)})
     ((partition, chunk),) = encode_arrow(batch, ColumnNames(key=None), 1, lambda: 0, 1, 1000)
     got = decode([RecordSet("t", partition, chunk.seal(0, None, -1, -1, -1, False), 0)]).records()
-    assert [one.value for one in got] == [None if one is None else b"abc" for one in cells]
+    assert [record.value for record in got] == [None if cell is None else b"abc" for cell in cells]
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,13 @@ def assert_same(sets: list[RecordSet], chosen: DecodeOptions) -> None:
     slow = decoded(reference.decode_block, sets, chosen)
     assert fast.ranges == slow.ranges
     assert fast.nbytes == slow.nbytes
-    assert [_kernel.extent(one.buffer) for one in sets] == [reference.extent(one.buffer) for one in sets]
+    assert [_kernel.extent(records.buffer) for records in sets] == [
+        reference.extent(records.buffer) for records in sets
+    ]
     batch = fast.to_arrow()
     batch.validate(full=True)
     assert batch.equals(slow.to_arrow())
-    assert [plain(one) for one in fast.records()] == [plain(one) for one in slow.records()]
+    assert [plain(record) for record in fast.records()] == [plain(record) for record in slow.records()]
     for index, part in enumerate(slow.ranges):
         for row in (part.start, (part.start + part.stop) // 2, part.stop):
             assert fast.position(index, row) == slow.position(index, row)
@@ -58,7 +60,7 @@ def test_same_rows(sets: list[RecordSet], chosen: DecodeOptions) -> None:
 @given(st.lists(record_sets(), min_size=1, max_size=2), options, st.data())
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_same_findings_in_damaged_bytes(sets: list[RecordSet], chosen: DecodeOptions, data: st.DataObject) -> None:
-    assert_same([damage(one, data) for one in sets], chosen)
+    assert_same([damage(records, data) for records in sets], chosen)
 
 
 def damage(given_set: RecordSet, data: st.DataObject) -> RecordSet:
@@ -98,9 +100,9 @@ def test_limits_lose_nothing(sets: list[RecordSet], max_records: int, max_bytes:
     while left:
         part = decoded(_kernel.decode_block, left, chosen)
         assert len(part) <= max_records
-        rows += [plain(one) for one in part.records()]
+        rows += [plain(record) for record in part.records()]
         left = part.remaining()
-    assert rows == [plain(one) for one in whole.records()]
+    assert rows == [plain(record) for record in whole.records()]
 
 
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer keeps what is freed for a while")

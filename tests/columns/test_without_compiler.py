@@ -1,4 +1,4 @@
-"""What a source install without a compiler does: says so once, and works."""
+"""A source install without a compiler works, and says once that it is slow."""
 
 from __future__ import annotations
 

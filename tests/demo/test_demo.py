@@ -44,7 +44,7 @@ def test_of_two_writers_of_an_offset_the_later_generation_counts() -> None:
     )
     assert account.faults == ()
     assert (account.written, account.repeated, account.dropped, account.counted) == (500, 150, 150, 350)
-    assert [(one.start, one.end) for one in account.left_out] == [(100, 250)]
+    assert [(thread.start, thread.end) for thread in account.left_out] == [(100, 250)]
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def check(outcome: dict[str, Any]) -> None:
     assert account["dropped"] == account["repeated"]
     assert outcome["group"]["state"] == "Stable"
     assert outcome["group"]["lag"] == 0
-    assert {one["owner"] for one in outcome["group"]["partitions"]} == {"anna"}
+    assert {partition["owner"] for partition in outcome["group"]["partitions"]} == {"anna"}
     assert outcome["killed"]["member"] == "bela"
     assert outcome["killed"]["processes"] >= 3
-    delays = [one["dep_mean"] for one in outcome["worst"]]
+    delays = [airport["dep_mean"] for airport in outcome["worst"]]
     assert delays == sorted(delays, reverse=True)
     assert delays
     picture = Path(outcome["picture"]).read_bytes()

@@ -134,11 +134,11 @@ def test_of_what_a_region_writes_down_sequences_and_resets_are_told() -> None:
 
 
 def outcome(folder: Path, tables: dict[str, pa.Table], *faults: str) -> RegionOutcome:
-    """What came out of five flights of two partitions."""
+    """Return the result of five flights of two partitions."""
     history = History("r", "", {}, sequences=list(STEPS))
     lags = [PartitionLag(TopicPartition("t", at), end, "", 0, end) for at, end in ((0, 3), (1, 2))]
     shares = tuple(Share(lag, "a") for lag in lags)
-    account = settle_places(tables, {one.partition: one.log_end for one in shares})
+    account = settle_places(tables, {share_of_group.partition: share_of_group.log_end for share_of_group in shares})
     counted = counted_by_hour(tables)
     pictures = folder / "delay.png", folder / "sequences.png"
     draw(counted, pictures[0], "as told")
@@ -152,7 +152,7 @@ def outcome(folder: Path, tables: dict[str, pa.Table], *faults: str) -> RegionOu
 def test_the_outcome_is_shown_and_is_exact_only_if_every_flight_is_there_once(tmp_path: Path) -> None:
     good = outcome(tmp_path, {"parquet": BOTH})
     assert good.exact and good.to_json()["exact"]
-    assert all(one.read_bytes().startswith(b"\x89PNG") for one in good.pictures)
+    assert all(share_of_group.read_bytes().startswith(b"\x89PNG") for share_of_group in good.pictures)
     console = Console(file=StringIO(), width=120)
     good.show(console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -177,5 +177,9 @@ def test_an_application_is_killed_and_every_flight_is_published_once(tmp_path: P
     assert "Permission denied" in causes
     assert region["with_rows"] > 3 and outcome["reader"]["different"] > 2
     assert outcome["killed"]["application"] == "bela" and outcome["killed"]["takeover_s"] > 0
-    assert {one["owner"] for one in outcome["group"]["partitions"]} == {"anna-1", "anna-2", "bela-1"}
-    assert all(Path(one).read_bytes().startswith(b"\x89PNG") for one in outcome["pictures"])
+    assert {share_of_group["owner"] for share_of_group in outcome["group"]["partitions"]} == {
+        "anna-1",
+        "anna-2",
+        "bela-1",
+    }
+    assert all(Path(share_of_group).read_bytes().startswith(b"\x89PNG") for share_of_group in outcome["pictures"])

@@ -4,8 +4,7 @@ A comment before a fence, which readers do not see, says what the language can't
 WORD is
 
 - `not run`: TEXT is the reason.
-- `stays`: the command goes on while the rest of the page is followed; it is up when it has printed a line that begins
-  with TEXT.
+- `stays`: the command runs on during the rest of the page. It is up when it has printed a line that begins with TEXT.
 - `prints`: the block is what the one before printed, lines in any order.
 """
 
@@ -68,6 +67,6 @@ def snippets(page: Path) -> list[Snippet]:
             raise ValueError(f"{place}: a block of language {match['language']!r} has no rule: say `not run` and why")
         found.append(Snippet(place, match["language"], match["code"], word, said))
     comments, fences = text.count("<!-- snippet: "), len(re.findall(r"^```", text, re.MULTILINE))
-    if comments != sum(bool(one.word) for one in found) or fences != 2 * len(found):
+    if comments != sum(bool(snippet.word) for snippet in found) or fences != 2 * len(found):
         raise ValueError(f"{page.relative_to(ROOT)}: a comment or a fence belongs to no block")
     return found

@@ -99,11 +99,11 @@ def expanded(cited: str) -> Iterator[str]:
         if not last:
             yield first
         else:
-            yield from (f"{text}.{each}" for each in range(int(number), int(last.partition(".")[2]) + 1))
+            yield from (f"{text}.{entry}" for entry in range(int(number), int(last.partition(".")[2]) + 1))
 
 
 def citations(text: str) -> Iterator[str]:
-    """What a file cites of this page: ids of points, `scenario 8`, issues of Kafka's."""
+    """Return a file's citations of this page: ids of points, `scenario 8`, Kafka's issues."""
     for match in _CITED.finditer(text):
         yield from (f"spec {point}" for point in expanded(match[1]))
     for match in _CITED_SCENARIO.finditer(text):
@@ -131,7 +131,7 @@ def missing_ids(text: str) -> list[str]:
 
 
 def unexplained(text: str, cited_in: Iterable[tuple[str, str]]) -> list[str]:
-    """What files cite and the page does not explain."""
+    """Return citations that the page does not explain."""
     known = {f"spec {row.point}" for row in points(text)} | {f"scenario {row.point}" for row in scenarios(text)}
     known |= {f"spec {number}" for number in POINTS} | set(_CITED_ISSUE.findall(text))
     return [f"{file} cites {cited}" for file, inner in cited_in for cited in citations(inner) if cited not in known]
@@ -157,7 +157,7 @@ def wrong_places(text: str) -> list[str]:
             if not (ROOT / file).exists():
                 found.append(f"{row.point}: there is no {file}")
             else:
-                found += [f"{row.point}: {file} has no {each}" for each in inner if each not in names_in(file)]
+                found += [f"{row.point}: {file} has no {test}" for test in inner if test not in names_in(file)]
     for row in (*points(text), *scenarios(text)):
         for file, test in row.tests:
             if not (ROOT / file).is_file():

@@ -1,7 +1,4 @@
-"""What `pip install kohort` brings, with a compiler and without.
-
-Built as a release is, installed into an empty environment.
-"""
+"""The contents of `pip install kohort`, with and without a compiler: built and installed like a release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to type works as it stands: every block is run as the reader would."""
+"""Every block of README and docs runs as written, like a reader would run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kohort.cli.common import DEFAULT_BOOTSTRAP_SERVER
 from tests.documentation.snippets import PAGES, ROOT, RUN, Snippet, snippets
 from tests.support.waiting import ATTEMPTS, LAST_RESORT, TOO_SLOW
 
-TO_RUN = [page for page in PAGES if any(one.language in RUN and one.word != "not run" for one in snippets(page))]
+TO_RUN = [page for page in PAGES if any(entry.language in RUN and entry.word != "not run" for entry in snippets(page))]
 
 
 class Reader:
@@ -105,7 +105,7 @@ def free_address() -> str:
 @contextmanager
 def reader_of(page: Path, folder: Path) -> Iterator[Reader]:
     """A reader, and a broker at the address that the page names, unless the page starts one there itself."""
-    if any(one.word == "stays" for one in snippets(page)):
+    if any(snippet.word == "stays" for snippet in snippets(page)):
         reader = Reader(folder, free_address())
         try:
             yield reader

@@ -22,7 +22,9 @@ def _pinned(package: str) -> str:
 
 def _oldest(package: str) -> str:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (found,) = {one.partition(">=")[2] for extra in extras.values() for one in extra if one.startswith(f"{package}>=")}
+    (found,) = {
+        part.partition(">=")[2] for extra in extras.values() for part in extra if part.startswith(f"{package}>=")
+    }
     return str(found)
 
 

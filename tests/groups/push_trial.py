@@ -82,7 +82,7 @@ class PushConsumer:
         elif isinstance(value, StopConsumer) and error is ErrorCode.NONE:
             self.stopped = True
         elif isinstance(value, StartConsumer) and error is ErrorCode.NONE:
-            told = {(each.topic, each.partition): each.offset for each in value.positions}
+            told = {(position.topic, position.partition): position.offset for position in value.positions}
             if not self.stopped and told.keys() != self.reads.keys():
                 error = ErrorCode.UNKNOWN_SERVER_ERROR
             else:
@@ -97,7 +97,7 @@ class PushConsumer:
             self.reads[part] += count
 
     def lose_connection(self, **more: Any) -> None:
-        """Its connection ends."""
+        """End the member's connection."""
         self.answers = False
         self.dismissed = "by the network"
         self.trial.feed(ConnectionLost(self.connection, **more))
@@ -131,7 +131,7 @@ class PushTrial(Trial):
 
     def run(self) -> None:
         """Those that answer have answered all."""
-        while waiting := [each for each in self.consumers.values() if each.answers and each.owed]:
+        while waiting := [consumer for consumer in self.consumers.values() if consumer.answers and consumer.owed]:
             waiting[0].answer()
             self.check_owners()
 
@@ -145,9 +145,11 @@ class PushTrial(Trial):
 
     def check_owners(self) -> None:
         """Nobody who can be reached reads what another reads."""
-        there = [each for each in self.consumers.values() if not each.stopped and each.dismissed is None]
-        held = [part for each in there for part in each.reads]
-        assert len(held) == len(set(held)), f"read twice: {[(each.name, each.reads) for each in there]}"
+        there = [
+            consumer for consumer in self.consumers.values() if not consumer.stopped and consumer.dismissed is None
+        ]
+        held = [part for owner in there for part in owner.reads]
+        assert len(held) == len(set(held)), f"read twice: {[(owner.name, owner.reads) for owner in there]}"
 
     def _take(self, outcome: Outcome) -> Outcome:
         for push in outcome.pushes:

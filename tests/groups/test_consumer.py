@@ -172,7 +172,7 @@ def test_a_full_group_refuses_new_members() -> None:
 
 @pytest.mark.parametrize("subscribed", [{"subscribed_topics": ("t",)}, {"subscribed_regex": "t.*"}])
 def test_a_member_that_had_no_answer_is_told_again_what_to_have(subscribed: dict[str, Any]) -> None:
-    """Its heartbeat says all again; the answer that took partitions away may have been the one that was lost."""
+    """The member's heartbeat repeats its state; the lost answer may be the one that took partitions away."""
     trial = Trial()
     trial.set_topics(t=4)
     epoch = trial.beat("a", **({"subscribed_topics": None} | subscribed)).member_epoch
@@ -262,7 +262,7 @@ def test_a_member_that_does_not_revoke_in_time_must_join_again() -> None:
 
 
 def test_a_member_that_may_not_have_heard_that_it_must_revoke_keeps_its_partitions_for_its_session() -> None:
-    """Its refused heartbeats are no sign that it hears: neither do they make its session longer, nor end it."""
+    """Refused heartbeats prove nothing: they neither extend the member's session nor end it."""
     trial = make_trial()
     make_overdue(trial)  # it was heard 5 s ago
     for _ in range(7):
@@ -527,7 +527,7 @@ def test_who_may_commit_and_fetch() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["live", "replayed"])
 def test_a_commit_with_an_older_epoch_counts_for_what_was_held_then_and_still_is(restarted: bool) -> None:
-    """Its epoch may have moved on while the commit was on its way, also by a heartbeat whose answer is on its way."""
+    """The member's epoch may have moved on while the commit was on its way, also by a heartbeat not yet answered."""
     trial = make_trial()
     trial.beat("a")
     trial.beat("b")
@@ -587,7 +587,7 @@ def test_a_restart_at_every_record_ends_in_a_whole_group() -> None:
 
 
 def settle_with(trial: Trial) -> dict[str, tuple[int, list[int]]]:
-    """As `settle`, with one static member."""
+    """Settle the group like `settle`, with one static member."""
     state: dict[str, tuple[int, list[int]]] = {}
     for entry in describe(trial).members:  # type: ignore[attr-defined]
         state[entry.member_id] = (entry.member_epoch, [n for topic in entry.assignment for n in topic.partitions])

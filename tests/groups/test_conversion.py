@@ -285,7 +285,10 @@ def test_a_round_that_is_under_way_goes_on_when_a_static_member_turns_its_group_
     second = trial.join(protocols=offer())
     while trial.reply(second) is None or trial.reply(first).generation < trial.reply(second).generation:
         first = trial.join(trial.reply(first).member_id, protocols=offer(), instance_id="i")
-    (one, two), generation = (trial.reply(each).member_id for each in (first, second)), trial.reply(second).generation
+    (one, two), generation = (
+        (trial.reply(member).member_id for member in (first, second)),
+        trial.reply(second).generation,
+    )
     trial.sync(one, generation, {one: plan(0, 1), two: plan(2, 3)}, instance_id="i")
     assert trial.leave(two) is ErrorCode.NONE
     trial.beat("new", instance_id="i")
@@ -410,7 +413,7 @@ def test_a_join_that_comes_again_and_late_is_not_waited_for_to_sync() -> None:
 
 @pytest.mark.parametrize(("said", "left"), [(1, 2), (2, 1), (0, 1), (-1, 1)])
 def test_a_join_of_an_older_epoch_gives_nothing_up(said: int, left: int) -> None:
-    """It left before the member had what it has now. One that names no generation is taken at its word."""
+    """The join was sent before the member had its current partitions. A join without a generation counts as it is."""
     trial = make_trial()
     member, generation, kept = mixed_pair(trial)
     assert (generation, len(kept)) == (2, 2)
@@ -473,7 +476,7 @@ def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_
     ids=["long instance id", "endless session", "no session", "large metadata"],
 )
 def test_a_consumer_group_takes_no_join_that_a_classic_group_would_refuse(more: Any, refused: ErrorCode) -> None:
-    """Its record could not be written, or its member never be evicted, when the group turns classic."""
+    """Otherwise, once the group turns classic, its record could not be written or its member never be evicted."""
     trial = make_trial(group_record_bytes_max=1_000)
     trial.beat("new", subscribed_topics=("t",))
     reply = trial.reply(trial.join(**{"protocols": offer(), **more}))

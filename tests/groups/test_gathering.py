@@ -43,12 +43,12 @@ class Held(Trial):
             self.send(member)
 
     def release(self, member: str) -> Any:
-        """Its client asks for something else on the connection; what its heartbeat is answered."""
+        """Send another request on the member's connection; return the answer to its held heartbeat."""
         self.feed(ReleaseHeld((self.beats[member],)))
         return self.heard(member)
 
     def heard(self, member: str) -> Any:
-        """What its last heartbeat was answered, None while it is held."""
+        """Return the answer to the member's last heartbeat, None while it is held."""
         reply = self.reply(self.beats[member])
         return None if reply is None else reply.error
 

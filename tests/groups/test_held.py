@@ -1,4 +1,4 @@
-"""The same rules for held replies in both protocols, beside what their rows say."""
+"""Long polls of both protocols under the same rules, beside the rules in their tables."""
 
 from __future__ import annotations
 

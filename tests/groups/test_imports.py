@@ -39,24 +39,24 @@ class Importing(Trial):
         super().__init__(group_import="auto", **config)
 
     def asked(self) -> ImportGroup:
-        """What is being asked; nothing else is."""
+        """Return the pending request; there is at most one."""
         [question] = self.questions
         assert isinstance(question, ImportGroup)
         self.questions.clear()
         return question
 
     def answer(self, *offsets: OffsetToCommit, error: ErrorCode = ErrorCode.NONE, text: str = "") -> None:
-        """What the earlier coordinator says to what is being asked."""
+        """Answer the pending request as the earlier coordinator does."""
         question = self.asked()
         self.feed(GroupImported(question.group_id, question.ticket, offsets, error, text))
 
     def fetch(self, group_id: str = "g") -> ErrorCode | list[tuple[str, int, int]]:
         """All positions of a group, or why they are not told."""
         reply = self.ask(OffsetFetch(self.request(), group_id))
-        return reply.error or [(each.topic, each.partition, each.offset) for each in reply.offsets]
+        return reply.error or [(offset.topic, offset.partition, offset.offset) for offset in reply.offsets]
 
     def join_error(self, **more: object) -> ErrorCode:
-        """What a new member is told."""
+        """Return the error that a new member gets."""
         reply = self.reply(self.join(**more))
         assert reply is not None
         error: ErrorCode = reply.error
@@ -183,7 +183,7 @@ def delete(trial: Importing) -> None:
 
 
 def expire(trial: Importing) -> None:
-    """Its offsets expire, and the group goes with them."""
+    """Expire the group's offsets, and the group with them."""
     trial.pass_time(9 * DAY_MS)
 
 

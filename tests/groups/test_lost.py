@@ -281,7 +281,7 @@ def told(trial: Trial) -> list[str]:
 
 
 def test_the_log_tells_why_a_member_was_evicted() -> None:
-    """Who, when it was heard last, and what became of its connection: enough to tell a dead member from one cut off."""
+    """The line names the member, its last request and its connection: a dead member differs from a cut-off one."""
     trial = make_trial()
     for number, member in enumerate(("silent", "cut-off"), 1):
         trial.beat(member, connection=number)
@@ -328,7 +328,7 @@ def test_the_log_tells_why_a_classic_member_was_evicted() -> None:
 
 
 def test_a_new_member_that_is_back_on_another_connection_waits_for_its_first_round() -> None:
-    """It has been heard again, so that it has as long as any new member: its session runs when it has a generation."""
+    """The member was heard again, so it has as long as any new one: its session begins with its first generation."""
     trial = Trial(initial_rebalance_delay_ms=25_000)
     asked = trial.reply(trial.join(requires_known_id=True, connection=1))
     assert asked.error is ErrorCode.MEMBER_ID_REQUIRED

@@ -1,4 +1,4 @@
-"""What is counted of groups under KIP-848: rebalances that are complete, and offsets. Source: spec 1.7."""
+"""Metrics of KIP-848 groups: completed rebalances, and offsets. Source: spec 1.7."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rebalances(trial: Trial) -> list[Rebalanced]:
 def test_a_rebalance_is_complete_when_the_last_member_has_all_of_its_target() -> None:
     trial = make_trial()
     first = trial.beat("a").member_epoch
-    assert [(each.protocol, each.members) for each in rebalances(trial)] == [("consumer", 1)]
+    assert [(rebalance.protocol, rebalance.members) for rebalance in rebalances(trial)] == [("consumer", 1)]
     trial.beat("a", first, owned=owned("t", 0, 1, 2, 3))
     trial.pass_time(1_000)
     second = trial.beat("b").member_epoch
@@ -59,7 +59,7 @@ def test_who_goes_is_not_waited_for(goes: str) -> None:
     epoch = first if stays == "a" else first + 1
     held = (0, 1, 2, 3) if stays == "a" else ()
     trial.beat(stays, epoch, owned=owned("t", *held))
-    assert [each.members for each in rebalances(trial)] == [1, 1]
+    assert [rebalance.members for rebalance in rebalances(trial)] == [1, 1]
 
 
 def test_a_static_member_that_is_back_in_its_place_is_no_rebalance() -> None:

@@ -1,4 +1,4 @@
-"""Who does what it is asked to in time is left alone; who names another epoch than its own is not believed."""
+"""Members that obey in time are left alone; members that name a wrong epoch are not believed."""
 
 from __future__ import annotations
 
@@ -233,15 +233,15 @@ def test_scenario_15_what_a_cooperative_member_has_still_to_give_up_is_its_own_i
         trial.sync(name, joined.generation, plans)
     trial.beat("new")
     held = {
-        each.member_id: sorted(number for entry in each.assignment for number in entry.partitions)
-        for each in described(trial).members
+        member.member_id: sorted(number for entry in member.assignment for number in entry.partitions)
+        for member in described(trial).members
     }
     expected = ([0, 1, 2, 3], []) if newest == "first" else ([0, 1, 2], [3])
     assert (held[first.member_id], held[joined.member_id], held["new"]) == (*expected, [])
 
 
 def claims(*partitions: int, generation: int) -> Any:
-    """What a cooperative member says that it has since a generation."""
+    """Return the claim of a cooperative member: its partitions since a generation."""
     return (ClassicProtocol("range", classic_metadata(*partitions, generation=generation)),)
 
 
@@ -251,7 +251,7 @@ def test_descriptions_tell_what_has_to_be_given_up_and_what_is_chosen_when_it_co
     trial.works_at_once = False
     trial.beat("c")
     group = described(trial)
-    held = {each.member_id: sum(len(entry.partitions) for entry in each.assignment) for each in group.members}
+    held = {member.member_id: sum(len(entry.partitions) for entry in member.assignment) for member in group.members}
     assert held == {"a": 4, "b": 0, "c": 0}
     assert (group.state, group.epoch, group.assignment_epoch) == ("Assigning", 4, 3)
     listed = trial.ask(ListGroups(trial.request())).groups[0]

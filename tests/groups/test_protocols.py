@@ -86,11 +86,11 @@ class SignIn:
 
 
 class ToyMember(MonitoredMember):
-    """As it is heard."""
+    """A member of the toy protocol, in the state of its last request."""
 
 
 class ToyGroup(GroupMembership):
-    """Who has signed in."""
+    """The members of a toy group."""
 
     def __init__(self, group_id: str) -> None:
         super().__init__(group_id)

@@ -41,7 +41,7 @@ def trial() -> PushTrial:
 
 
 def shares(*consumers: PushConsumer) -> list[int]:
-    return sorted(len(each.reads) for each in consumers)
+    return sorted(len(consumer.reads) for consumer in consumers)
 
 
 # -- registration (4.4)
@@ -248,10 +248,10 @@ def test_a_stop_that_is_never_answered_frees_nothing_before_the_session_is_over(
 def test_who_neither_gains_nor_loses_is_not_stopped(trial: PushTrial) -> None:
     trial = PushTrial(partitions=2)
     a, b, c = (trial.consumer(name) for name in "abc")
-    assert sorted(len(each.reads) for each in (a, b, c)) == [0, 1, 1]
-    before = [list(each.seen) for each in (a, b)]
+    assert sorted(len(consumer.reads) for consumer in (a, b, c)) == [0, 1, 1]
+    before = [list(consumer.seen) for consumer in (a, b)]
     trial.consumer("d")
-    assert [each.seen for each in (a, b)] == before
+    assert [consumer.seen for consumer in (a, b)] == before
 
 
 def test_all_are_stopped_where_the_text_is_followed() -> None:
@@ -259,8 +259,8 @@ def test_all_are_stopped_where_the_text_is_followed() -> None:
     a = trial.consumer("a")
     b = trial.consumer("b")
     c = trial.consumer("c")
-    for each in (a, b):
-        assert each.seen[-3:] == ["STOP", "PING", "START"]
+    for consumer in (a, b):
+        assert consumer.seen[-3:] == ["STOP", "PING", "START"]
     assert c.seen == ["START"]
     assert c.reads == {}
 
@@ -434,15 +434,15 @@ def test_after_a_takeover_members_come_back_and_no_one_is_stopped(trial: PushTri
     a.read(4)
     b.read(4)
     trial.restart()
-    for each in (a, b):
-        each.answers = False
-        each.stopped = True  # the connection is another now
+    for consumer in (a, b):
+        consumer.answers = False
+        consumer.stopped = True  # the connection is another now
     again = [trial.consumer(name) for name in "ab"]
-    for each, before in zip(again, (a, b), strict=True):
-        assert each.seen == ["PING", "START"]
-        assert each.reads.keys() == before.reads.keys()
+    for consumer, before in zip(again, (a, b), strict=True):
+        assert consumer.seen == ["PING", "START"]
+        assert consumer.reads.keys() == before.reads.keys()
     trial.pass_time(2 * SESSION_MS)
-    assert all("STOP" not in each.seen for each in again)
+    assert all("STOP" not in consumer.seen for consumer in again)
 
 
 def test_a_takeover_in_the_middle_of_a_rebalance_goes_on(trial: PushTrial) -> None:
@@ -613,8 +613,8 @@ def test_nothing_is_owned_twice_whatever_the_order(trial: PushTrial) -> None:
             each = trial.consumer(name)
             each.answers = answers
             consumers.append(each)
-        for each in consumers:
-            each.answers = True
+        for consumer in consumers:
+            consumer.answers = True
         trial.run()
         assert shares(*consumers) == [1, 1, 1, 1]
 

@@ -30,7 +30,7 @@ def test_who_answers_its_stop_after_the_change_was_taken_back_is_started_again()
 
 
 def test_an_answer_to_what_was_asked_before_a_rival_came_says_nothing_of_now() -> None:
-    """It may have been sent by the very process that has connected again since."""
+    """The answer may come from the very process that has connected again since."""
     trial = PushTrial()
     a = trial.consumer("a")
     a.answers = False

@@ -1,4 +1,4 @@
-"""What changed of push groups since they were shown last: nothing that counts is left out, nothing else is in it."""
+"""Changes of push groups since the last report: complete, and nothing else."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_failure_before_the_sync_is_persisted() -> None:
 
 
 def test_failure_after_the_sync_is_persisted() -> None:
-    """Who had no reply gets its assignment at once; no one else is disturbed."""
+    """Members without a reply get their assignment at once; no other member is disturbed."""
     trial = Trial()
     members, generation = trial.stable(3)
     trial.restart()

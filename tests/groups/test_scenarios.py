@@ -164,7 +164,7 @@ def test_scenario_9_the_coordinator_looks_for_a_static_leader_that_can_not_be_to
 
 
 def test_scenario_9_partitions_added_while_a_static_leader_hears_that_it_leads_are_found() -> None:
-    """It compares topics with what it sees then."""
+    """The leader compares the topics with those it sees then."""
     trial = Trial()
     trial.set_topics(t=2)
     trial.stable(1, instance_id="i")
@@ -175,7 +175,7 @@ def test_scenario_9_partitions_added_while_a_static_leader_hears_that_it_leads_a
 
 
 def test_a_cooperative_static_member_replaced_before_it_joins_again_leaves_no_partition_to_nobody() -> None:
-    """It gave t-1 up in generation 2 and was to join again so another gets it; its successor knows nothing of it."""
+    """The member gave t-1 up in generation 2, to join again so that another gets it; its successor does not know."""
     trial = Trial()
     trial.set_topics(t=2)
     member = trial.joined(instance_id="i").member_id

@@ -165,7 +165,7 @@ def test_a_static_member_that_is_away_keeps_its_part_and_nobody_waits() -> None:
 
 
 def test_a_client_with_an_interval_of_its_own_is_given_time() -> None:
-    """It was told 200 ms, and comes every 4 s: it is taken for silent once."""
+    """The coordinator told it 200 ms, and it sends every 4 s: it is suspected once."""
     club = Club("a", "b", "c")
     club.enter("d")
     for _ in range(5):
@@ -209,9 +209,9 @@ def test_a_topic_that_is_deleted_is_kept_by_nobody() -> None:
     club.set_topics(u=4)
     club.go_on("a")
     (silent,) = [
-        each
-        for each in club.ask(ConsumerGroupDescribe(club.request(), ("g",))).groups[0].members
-        if each.member_id == "b"
+        member
+        for member in club.ask(ConsumerGroupDescribe(club.request(), ("g",))).groups[0].members
+        if member.member_id == "b"
     ]
     assert silent.target == ()
 
@@ -250,7 +250,7 @@ def test_topics_that_only_a_silent_member_reads_are_read_when_it_is_heard_after_
 
     def targets() -> dict[str, int]:
         found = club.ask(ConsumerGroupDescribe(club.request(), ("g",))).groups[0].members
-        return {each.member_id: sum(len(part.partitions) for part in each.target) for each in found}
+        return {entry.member_id: sum(len(part.partitions) for part in entry.target) for entry in found}
 
     assert targets() == {"a": 6, "b": 6}, "nobody else reads the new topic"
     club.restart()

@@ -1,4 +1,4 @@
-"""What a record is taken to need, beside what it does."""
+"""The estimated size of a record, compared with its real size."""
 
 from __future__ import annotations
 

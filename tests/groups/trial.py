@@ -80,7 +80,7 @@ def owned(name: str, *partitions: int) -> tuple[TopicPartitions, ...]:
 
 
 def match(regex: str, topics: Iterable[str]) -> list[str]:
-    """What stands in for RE2 here."""
+    """Match a pattern in place of RE2."""
     return [topic for topic in topics if re.fullmatch(regex, topic)]
 
 

@@ -78,7 +78,7 @@ def test_the_group_journal(tmp_path: Path, kafka_tools: KafkaTools) -> None:
     out = _dump(kafka_tools, folder, "--offsets-decoder")
     assert "Error" not in out
     assert "Could not" not in out
-    assert out.count("payload: <DELETE>") == len([one for one in TOMBSTONES if not _is_ours(one)])
+    assert out.count("payload: <DELETE>") == len([tombstone for tombstone in TOMBSTONES if not _is_ours(tombstone)])
     for words in (
         '"group":"g","topic":"t","partition":3',
         '"offset":42,"leaderEpoch":5,"metadata":"meta","commitTimestamp":1000',
@@ -119,7 +119,10 @@ def test_a_repaired_log(tmp_path: Path, kafka_tools: KafkaTools) -> None:
         found = FolderCheck(tmp_path / "d").run().found
         assert len(found) == len(list(repair(found))) == 4
     lost = {
-        o for each in found for o in range(each.damage.first_offset, each.damage.next_offset) if each.partition == "t-0"
+        o
+        for tombstone in found
+        for o in range(tombstone.damage.first_offset, tombstone.damage.next_offset)
+        if tombstone.partition == "t-0"
     }
     out = _dump(kafka_tools, tmp_path / "d" / "t-0")
     assert len(re.findall(r"^baseOffset: \d+ lastOffset: \d+ count: 0 ", out, re.MULTILINE)) == 2

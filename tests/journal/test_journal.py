@@ -128,8 +128,8 @@ def test_what_is_appended_is_replayed_in_order(log: PartitionLog) -> None:
     end = log.end_offset
     writer.append(1, [], NOW)
     assert log.end_offset == end
-    for each in (log, PartitionLog.open(log.path, log.config, CRASHED)):
-        assert replayed(each) == RECORDS + RECORDS + TOMBSTONES
+    for opened in (log, PartitionLog.open(log.path, log.config, CRASHED)):
+        assert replayed(opened) == RECORDS + RECORDS + TOMBSTONES
 
 
 def test_one_append_is_one_batch(log: PartitionLog) -> None:
@@ -281,10 +281,10 @@ def test_the_journal_does_not_grow_for_ever(log: PartitionLog, monkeypatch: pyte
             compact_now(log, NOW + turn)
             largest = max(largest, log.size_bytes())
     assert largest < 3 * 200 * 120
-    for each in (log, PartitionLog.open(log.path, log.config, CRASHED)):
-        state = {record.key: record for record in replayed(each) if isinstance(record, r.OffsetCommitted)}
+    for opened in (log, PartitionLog.open(log.path, log.config, CRASHED)):
+        state = {record.key: record for record in replayed(opened) if isinstance(record, r.OffsetCommitted)}
         assert [state[r.Kind.OFFSET, "group", "topic", number].offset for number in range(200)] == [29] * 200
-        LogJournal(each).begin(2)
+        LogJournal(opened).begin(2)
 
 
 def test_a_foreign_record_without_key_is_skipped(log: PartitionLog) -> None:

@@ -44,7 +44,7 @@ def fill(servers: str, topic: str, count: int) -> None:
 
 
 def commit(admin: Admin, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    admin.alter_consumer_group_offsets(group, {key: OffsetAndMetadata(one) for key, one in offsets.items()}).all()
+    admin.alter_consumer_group_offsets(group, {key: OffsetAndMetadata(offset) for key, offset in offsets.items()}).all()
 
 
 def only(lags: list[PartitionLag]) -> PartitionLag:
@@ -90,10 +90,7 @@ def test_scenario_17_lag_of_a_quiet_topic_stays_what_it_is(servers: str, admin: 
 def test_scenario_17_lag_of_a_deleted_topic_is_not_told_and_hides_no_other(
     servers: str, admin: Admin, filled: TopicPartition
 ) -> None:
-    """Its offsets go with it.
-
-    A partition that somebody still has is told with the reason, and the others with their lag.
-    """
+    """The topic's offsets go with it. A partition with an owner shows the reason, the others their lag."""
     group, doomed = f"{filled.topic}-group", TopicPartition(f"{filled.topic}-doomed", 0)
     admin.create_topics([NewTopic(doomed.topic, 1, 1)]).all()
     fill(servers, doomed.topic, 4)

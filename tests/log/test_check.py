@@ -140,7 +140,7 @@ CASES = [
 def test_what_is_damaged_is_named_and_repaired_without_loss(
     tmp_path: Path, name: str, spoil: Callable[[Path], None]
 ) -> None:
-    """What can be read before can be read after; offsets go on; every byte is still there."""
+    """Readable records stay readable, offsets go on, and every byte is still there."""
     folder = tmp_path / "d"
     make(folder)
     part = folder / name
@@ -152,18 +152,20 @@ def test_what_is_damaged_is_named_and_repaired_without_loss(
     bytes_before = sorted(b"".join(file.read_bytes() for file in segments(part)))
     found = look(folder).found
     assert found, "it is seen"
-    assert {each.partition for each in found} == {name}
-    records = [each for each in found if each.kind == "records"]
-    lost = [offset for each in records for offset in range(each.damage.first_offset, each.damage.next_offset or 0)]
+    assert {finding.partition for finding in found} == {name}
+    records = [finding for finding in found if finding.kind == "records"]
+    lost = [
+        offset for record in records for offset in range(record.damage.first_offset, record.damage.next_offset or 0)
+    ]
     done = mend(folder, found)
-    assert [each for each, _ in done if each not in found] == []
+    assert [finding for finding, _ in done if finding not in found] == []
     assert len(done) == len(found)
     again = look(folder)
     assert again.found == []
     assert again.notes == []
     asides = b"".join(file.read_bytes() for file in part.glob(f"*.log.*{ASIDE}"))
     kept_bytes = b"".join(file.read_bytes() for file in segments(part))
-    fillers = 61 * sum(1 for each in records if each.lost)
+    fillers = 61 * sum(1 for record in records if record.lost)
     assert len(asides) + len(kept_bytes) - fillers == len(bytes_before)
     with LogStore(folder) as store:
         log = store.partition(tp)
@@ -195,7 +197,7 @@ def test_an_unreadable_file_is_named_and_left(tmp_path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
     path.mkdir()
     report = look(tmp_path / "d")
-    assert [each.kind for each in report.found] == ["file"]
+    assert [finding.kind for finding in report.found] == ["file"]
     assert "Is a directory" in report.found[0].damage.reason
     assert report.notes == ["t-0/elsewhere is no file of a log"]
     assert mend(tmp_path / "d", report.found) == []
@@ -216,7 +218,7 @@ def test_a_damaged_catalog_and_checkpoint_are_named(tmp_path: Path) -> None:
     (tmp_path / "d" / "topics.json").write_text("{")
     (tmp_path / "d" / "recovery-point-offset-checkpoint").write_text("what")
     report = look(tmp_path / "d")
-    assert [(each.damage.path.name, each.kind) for each in report.found] == [
+    assert [(finding.damage.path.name, finding.kind) for finding in report.found] == [
         ("recovery-point-offset-checkpoint", "index"),
         ("topics.json", "file"),
     ]
@@ -269,7 +271,7 @@ def test_where_a_start_would_end_a_log_after_a_power_loss_is_said(tmp_path: Path
     (folder / RECOVERY_POINTS).write_text("0\n1\nt 0 10\n")
     flip(segments(part)[1], 70)
     report = look(folder)
-    (damaged,) = [each for each in report.found if each.partition == "t-0"]
+    (damaged,) = [finding for finding in report.found if finding.partition == "t-0"]
     (note,) = report.notes
     first = damaged.damage.first_offset
     assert note.startswith(f"t-0/{segments(part)[1].name}: the machine stopped before")

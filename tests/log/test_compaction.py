@@ -159,10 +159,10 @@ def test_records_are_compacted_after_their_longest_lag(tmp_path: Path) -> None:
     assert len(log.segments) == 3
     again = PartitionLog.open(tmp_path / "t-0", log.config)
     again.cleaned_offset = log.cleaned_offset
-    for each in (log, again):
-        each.segments[1].first_timestamp = -1  # as of a segment that was adopted
-        assert Compaction.due(each, NOW + 1_500) is None
-        assert Compaction.due(each, NOW + 1_501) is not None, "too little is new, but it is too old"
+    for opened in (log, again):
+        opened.segments[1].first_timestamp = -1  # as of a segment that was adopted
+        assert Compaction.due(opened, NOW + 1_500) is None
+        assert Compaction.due(opened, NOW + 1_501) is not None, "too little is new, but it is too old"
 
 
 def test_appends_and_reads_go_on_between_the_steps(tmp_path: Path) -> None:

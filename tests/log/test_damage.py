@@ -1,4 +1,4 @@
-"""What is said of damaged bytes in a log file."""
+"""Messages about damaged bytes in a log file."""
 
 import pickle
 from pathlib import Path

@@ -50,10 +50,10 @@ class Made(NamedTuple):
 def _batches(log: PartitionLog) -> list[tuple[Path, int, int, int, list[tuple[int, bytes]]]]:
     found = []
     for segment in log.segments:
-        for each in segment.scan(0):
-            records = [(r.offset, bytes(r.value or b"")) for r in read_records(segment.read_batch(each))]
-            header = each.header
-            found.append((segment.path, each.position, header.base_offset, header.next_offset, records))
+        for entry in segment.scan(0):
+            records = [(r.offset, bytes(r.value or b"")) for r in read_records(segment.read_batch(entry))]
+            header = entry.header
+            found.append((segment.path, entry.position, header.base_offset, header.next_offset, records))
     return found
 
 
@@ -80,11 +80,11 @@ def _make(folder: Path, *, compacted: bool) -> Made:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Made]:
     folder = tmp_path_factory.mktemp("logs")
-    return {each: _make(folder / f"t{each}-0", compacted=each) for each in (False, True)}
+    return {entry: _make(folder / f"t{entry}-0", compacted=entry) for entry in (False, True)}
 
 
 def _read_all(log: PartitionLog) -> tuple[list[tuple[int, int, bytes]], list[Damage]]:
-    """What a reader sees that goes on behind each damage: (base offset, offset after it, bytes) of each batch."""
+    """Return the batches that a reader sees that skips each damage: (base offset, offset after it, bytes)."""
     seen, met = [], []
     offset = log.log_start_offset
     while offset < log.end_offset:
@@ -177,18 +177,18 @@ def _check(log: PartitionLog, whole: Made, number: int, opening: str, certain: b
     sound = [(base, following) for base, following, data in seen if crc_ok(data, parse_header(data))]
     unsound = [(base, following) for base, following, data in seen if not crc_ok(data, parse_header(data))]
     if certain:
-        assert [each for each in sound if each not in wanted] == []
+        assert [record for record in sound if record not in wanted] == []
     for base, _ in unsound:
         assert base == damaged, "a reader that checks the checksum names the right batch"
     if opening != "machine died":
         epochs = {parse_header(data).partition_leader_epoch for _, following, data in seen if following <= whole.fifth}
         assert epochs <= {3}
         assert {parse_header(data).partition_leader_epoch for base, _, data in seen if base >= whole.fifth} <= {5}
-    lost = [each for each in wanted if each not in sound]
+    lost = [record for record in wanted if record not in sound]
     if certain or lost:
         assert set(lost) <= {(damaged, behind)}
     if certain and lost and not unsound and (opening == "closed" or log.end_offset == whole.end):
-        assert [(each.first_offset <= damaged, (each.next_offset or 0) >= behind) for each in met] == [(True, True)]
+        assert [(entry.first_offset <= damaged, (entry.next_offset or 0) >= behind) for entry in met] == [(True, True)]
         assert met[0].sentence()
     for damage in met:
         assert damage.path.parent == log.path

@@ -1,4 +1,4 @@
-"""What the machine did since a data folder's last owner started."""
+"""Restarts and reboots of the machine since a data folder's last owner started."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ def test_after_a_power_loss_an_epoch_begins_also_where_nothing_is_left_and_no_fo
     boot.write_text("four\n")
     with LogStore(path) as store:
         assert [log.leader_epoch for _, log in store.partitions()] == [2, 2, 2]
-        assert sorted(each.name for each in path.glob("t-*")) == ["t-0", "t-1"]
+        assert sorted(entry.name for entry in path.glob("t-*")) == ["t-0", "t-1"]
         assert store.create_topic("new", 1)
     with LogStore(path) as store:
         log = store.partition(TopicPartition("t", 1))
         log.append(batch(b"x"), NOW)
-        assert [parse_header(each).partition_leader_epoch for each in log.batches(0)] == [2]
+        assert [parse_header(entry).partition_leader_epoch for entry in log.batches(0)] == [2]

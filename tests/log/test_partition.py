@@ -1,4 +1,4 @@
-"""What a partition refuses, what it stamps, and the edges of reading."""
+"""Partitions: refused appends, stamped batches, and the edges of reading."""
 
 from __future__ import annotations
 
@@ -187,12 +187,12 @@ def test_leader_epochs(tmp_path: Path) -> None:
     log.append(GOOD, NOW)
     log.advance_leader_epoch(4)
     log.append(GOOD, NOW)
-    for each in (log, PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)):
-        assert each.leader_epoch == 4
-        assert each.end_offset_for_epoch(4) == (4, 4)
-        assert each.end_offset_for_epoch(3) == each.end_offset_for_epoch(1) == (1, 2)
-        assert each.end_offset_for_epoch(0) == (0, 0)
-        assert each.end_offset_for_epoch(5) == (-1, -1)
+    for opened in (log, PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)):
+        assert opened.leader_epoch == 4
+        assert opened.end_offset_for_epoch(4) == (4, 4)
+        assert opened.end_offset_for_epoch(3) == opened.end_offset_for_epoch(1) == (1, 2)
+        assert opened.end_offset_for_epoch(0) == (0, 0)
+        assert opened.end_offset_for_epoch(5) == (-1, -1)
     with pytest.raises(FencedError) as caught:
         log.advance_leader_epoch(3)
     assert caught.value.code is ErrorCode.FENCED_LEADER_EPOCH

@@ -40,8 +40,8 @@ def filled(path: Path, batches: int = BATCHES, **config: object) -> PartitionLog
 
 def spoil(log: PartitionLog, offset: int, begin: int, end: int, fill: bytes = b"\xff") -> tuple[Path, int]:
     """Put other bytes in the batch with an offset; returns where the batch begins."""
-    segment = next(each for each in log.segments if each.base_offset <= offset < each.end_offset)
-    position = next(each.position for each in segment.scan(0) if each.header.last_offset >= offset)
+    segment = next(entry for entry in log.segments if entry.base_offset <= offset < entry.end_offset)
+    position = next(entry.position for entry in segment.scan(0) if entry.header.last_offset >= offset)
     data = bytearray(segment.path.read_bytes())
     data[position + begin : position + end] = fill * (end - begin)
     segment.path.write_bytes(data)
@@ -118,7 +118,7 @@ def test_a_hole_that_begins_before_the_recovery_point_is_refused_and_one_behind_
     spoil(log, 6, *HOLES["all"])
     again = PartitionLog.open(tmp_path / "t-0", log.config, OpenOptions(clean=False, verified_offset=7, known_end=7))
     assert again.end_offset == 16
-    assert [(each.first_offset, each.next_offset) for each in again.recovery.damages] == [(6, 8)]
+    assert [(damage.first_offset, damage.next_offset) for damage in again.recovery.damages] == [(6, 8)]
     with pytest.raises(DamagedError):
         values(again, 6)
     assert values(again, 8) == wanted[8:16]
@@ -145,7 +145,7 @@ def test_later_segments_go_with_it_and_are_set_aside(tmp_path: Path, compacts: b
     assert len(bases) > 4
     damaged = log.segments[2]
     offset = damaged.base_offset + (2 if what == "hole" else 0)
-    later = {f"{each.path.name}{ASIDE}": each.path.read_bytes() for each in log.segments[3:]}
+    later = {f"{segment.path.name}{ASIDE}": segment.path.read_bytes() for segment in log.segments[3:]}
     if what == "file gone":
         damaged.path.unlink()
         kept = later
@@ -183,8 +183,8 @@ def test_what_was_set_aside_before_stays(tmp_path: Path) -> None:
         log = PartitionLog.open(tmp_path / "t-0", log.config, POWER_LOST)
         assert log.end_offset == 4
         assert len(asides(path.parent)) == number + 1
-        for each in range(3):
-            log.append(batch(b"%d" % each * 20, b"second"), NOW)
+        for number in range(3):
+            log.append(batch(b"%d" % number * 20, b"second"), NOW)
 
 
 @pytest.mark.parametrize("points", ["there", "lost", "damaged"])
@@ -304,8 +304,8 @@ def test_a_compacted_file_whose_follower_is_lost_keeps_its_gaps(tmp_path: Path, 
     for _ in run.steps():
         pass
     wanted = latest(log)
-    for each in sorted(log.path.glob("*.cleaned")):
-        each.rename(each.with_suffix(""))
+    for path in sorted(log.path.glob("*.cleaned")):
+        path.rename(path.with_suffix(""))
     log.active.path.unlink()
     again = PartitionLog.open(log.path, log.config, options)
     assert latest(again) == wanted
@@ -316,7 +316,7 @@ def test_a_compacted_file_whose_follower_is_lost_keeps_its_gaps(tmp_path: Path, 
 
 def latest(log: PartitionLog) -> dict[bytes | None, bytes | None]:
     """The newest value of each key."""
-    return {r.key and bytes(r.key): r.value for each in log.batches(0) for r in read_records(each)}
+    return {r.key and bytes(r.key): r.value for entry in log.batches(0) for r in read_records(entry)}
 
 
 def test_a_compaction_has_the_names_of_what_follows_on_the_disk_first() -> None:
@@ -396,7 +396,7 @@ def test_a_power_loss_does_not_bring_an_earlier_compactions_file_back() -> None:
 def test_the_index_of_a_compacted_file_is_replaced_and_never_cut_off_where_it_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It alone vouches for gaps. A second power loss while it was made anew left zeros, which accused a batch."""
+    """Only the index vouches for gaps. A second power loss while it was rebuilt left zeros, which accused a batch."""
     log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), segment_bytes=100_000))
     for number in range(30):
         log.append(keyed((b"k%d" % (number % 7), b"%d" % number * 20)), NOW)

@@ -223,10 +223,10 @@ def test_aborted_transactions_are_found_across_segments_and_restarts(tmp_path: P
         log.append(batch(b"%d" % number * 30), NOW)
     log.append_marker(Marker(7, 0, False, 0), NOW)
     again = PartitionLog.open(tmp_path / "t-0", small(), CRASHED)
-    for each in (log, again):
-        assert len(each.segments) > 1
-        assert each.read(0, 500, COMMITTED).aborted == [(7, 0)]
-        assert each.last_stable_offset == 42
+    for opened in (log, again):
+        assert len(opened.segments) > 1
+        assert opened.read(0, 500, COMMITTED).aborted == [(7, 0)]
+        assert opened.last_stable_offset == 42
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -1,4 +1,4 @@
-"""What a crash leaves behind: torn tails, damaged indexes, interrupted changes, a killed writer."""
+"""Remains of a crash: torn tails, damaged indexes, interrupted changes, a killed writer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_damage_after_a_power_loss_is_found_by_checksum_from_the_recovery_point(
         copy = copy_folder(tmp_path / "t-0", tmp_path / f"from{verified}-0")
         again = PartitionLog.open(copy, config, OpenOptions(clean=False, verified_offset=verified))
         assert again.end_offset == end
-        assert [(each.first_offset, each.next_offset) for each in again.recovery.damages] == damaged
+        assert [(damage.first_offset, damage.next_offset) for damage in again.recovery.damages] == damaged
         assert again.recovery.truncated_bytes == len(data) - again.active.size
 
 
@@ -278,7 +278,7 @@ def test_indexes_that_can_not_be_written_do_not_fail_an_append(tmp_path: Path, m
 
 
 def test_what_rots_while_the_broker_runs_is_met_as_damage(tmp_path: Path) -> None:
-    """What this process wrote is not looked through; but what is seen to be no batch is not passed over."""
+    """Data written by this process is not scanned again, but bytes that are no batch are not skipped either."""
     log = _fill(tmp_path / "t-0", 60)
     wanted = values(log)
     segment = log.segments[1]

@@ -211,7 +211,7 @@ def test_a_deletion_interrupted_at_each_step_is_finished(tmp_path: Path, monkeyp
 def test_a_deleted_folder_that_keeps_its_name_is_not_removed_once_it_is_another_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is to be removed goes by names that no partition has."""
+    """Removal goes by names that no partition has."""
     real = Path.replace
 
     def never_aside(self: Path, to: Path) -> Path:

@@ -137,7 +137,7 @@ class Driver:
             self._changed.notify_all()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What was said under one name."""
+        """Return the reports under one name."""
         with self._changed:
             return [event for event in self.said if event["event"] == kind]
 

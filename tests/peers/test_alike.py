@@ -68,11 +68,11 @@ def test_the_page_knows_what_kafka_serves(sides: tuple[str, str]) -> None:
     asked = ApiVersionsRequest(client_software_name="alike", client_software_version="1")
     with RawClient(sides[0]) as client:
         found = client.ask(asked, 4).api_keys
-    assert {each.api_key: (each.min_version, each.max_version) for each in found} == protocol_docs.KAFKA
+    assert {api.api_key: (api.min_version, api.max_version) for api in found} == protocol_docs.KAFKA
 
 
 def test_every_difference_is_explained() -> None:
-    """What scenarios call a difference on purpose is a heading of the page, and the other way round."""
+    """Each difference that scenarios allow is a heading of the page, and each heading is one of them."""
     source = "".join(inspect.getsource(module) for module in MODULES)
     named = set(re.findall(r'on_purpose\("([^"]+)"\)', source))
     explained = set(re.findall(r"^### (.+)$", protocol_docs.PAGE.read_text(encoding="utf-8"), re.MULTILINE))

@@ -182,7 +182,7 @@ def test_log_dump_reads_topic_and_journal(tmp_path: Path, kafka_tools: KafkaTool
 
 
 def dump(tools: KafkaTools, folder: Path, *options: str) -> str:
-    """What the log dump says about every segment and index of a partition, which must be no complaint."""
+    """Dump every segment and index of a partition with Kafka's tool, and check that it reports no fault."""
     said = ""
     for suffix in ("*.log", "*.index", "*.timeindex"):
         for segment in sorted(folder.glob(suffix)):

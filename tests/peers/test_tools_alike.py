@@ -76,7 +76,7 @@ def test_tools_print_the_same(servers: dict[str, str], kafka_tools: KafkaTools, 
 
 
 def plain(said: str, address: str) -> str:
-    """What a tool printed without addresses, ids, times, stack traces and the words of errors."""
+    """Return a tool's output without addresses, ids, times, stack traces and error texts."""
     said = said.replace(address, "ADDRESS").replace(address.rpartition(":")[2], "PORT")
     said = re.sub(r"TopicId: \S+", "TopicId: ID", said)
     said = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", "TIME", said)

@@ -127,7 +127,7 @@ class Collected:
         """How often each number was published."""
         with self.lock:
             tables = [self.staged[key] for keys in self.sequences.values() for key in keys]
-        return Counter(int(one) for table in tables if table.num_columns for one in _values(table))
+        return Counter(int(_value) for table in tables if table.num_columns for _value in _values(table))
 
 
 def _values(table: pa.Table) -> list[bytes]:
@@ -173,5 +173,5 @@ def regions() -> Iterator[list[Region]]:
     """Closed in the end, the latest first."""
     every: list[Region] = []
     yield every
-    for one in reversed(every):
-        one.close()
+    for member in reversed(every):
+        member.close()

@@ -49,7 +49,7 @@ def process(volume: Volume) -> tuple[ParquetFolder, Calls]:
 
 
 def seen(volume: Volume) -> dict[int, list[int]]:
-    """What any reader finds: the ids of each sequence's folder."""
+    """Return the ids in each checkpoint's folder, as any reader sees them."""
     found: dict[int, list[int]] = {}
     out = (volume.root.names or {}).get("out")
     for name, node in ((out.names if out else None) or {}).items():
@@ -130,7 +130,7 @@ def power_lost() -> None:
 
 
 def power_lost_after_a_word_was_given() -> None:
-    """What `publish` and `published` said holds, though nothing but they themselves synced it."""
+    """Results of `publish` and `published` survive a power loss, though nothing but they themselves called fsync."""
     base = begun()
     for held in [*deaths(base, publish)]:
         for ask in (publish, lambda sink: sink.published()):
@@ -314,7 +314,7 @@ def emptied_under_a_publisher() -> None:
 
 
 def a_publisher_while_it_is_emptied() -> None:
-    """Who empties is held at each call, meanwhile another publishes what is void, or dies in it."""
+    """The emptying publisher stops at each call while another publishes voided rows, or dies doing so."""
     base = _published()
     for number in range(1, steps(base, _empty) + 1):
         for death in range(0, steps(base, lambda sink: sink.publish(2, NEXT)) + 1, 3):

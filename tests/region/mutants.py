@@ -1,7 +1,8 @@
 """Faults planted in a region's machines and its sink: the world's checkers must see each of them.
 
-What the machines check twice or three times is not here, since one such fault alone costs a reset and no record: who
-may be given a start, what a member may come back with and contribute. `test_plane.py` holds each of those alone.
+Rules that the machines check twice or three times are not here, since one such fault alone costs a reset and no record.
+Examples are the members that may get a start, and the contributions of a returning member. `test_plane.py` holds each
+of those alone.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _runs_without_all(plane: Plane) -> None:
 
 def _any_member_publishes(plane: Plane, place: str) -> RegisteredMember | None:
     """Also one that writes elsewhere."""
-    able = [one for _, one in sorted(plane.members.items()) if one.sink and one.lost_ms is None]
+    able = [member for _, member in sorted(plane.members.items()) if member.sink and member.lost_ms is None]
     return able[0] if able else _PUBLISHER(plane, place)
 
 
@@ -149,8 +150,8 @@ _PAID = Plane.paid
 
 def _waits_for_who_has_gone(plane: Plane, place: str) -> None:
     plane.paid(place)
-    for one in [one for one in plane.members.values() if one.left and not plane.needs(one.sink)]:
-        membership.let_leave(plane, one)
+    for value in [member for member in plane.members.values() if member.left and not plane.needs(member.sink)]:
+        membership.let_leave(plane, value)
     checkpoints.commit_if_whole(plane)
 
 

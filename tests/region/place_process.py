@@ -11,7 +11,7 @@ from tests.region.places import Calls, kinds
 
 
 def main(kind: str) -> None:
-    place = next(each for each in kinds() if each.kind == kind)
+    place = next(case for case in kinds() if case.kind == kind)
     for line in sys.stdin:
         root, sequence, at = line.split()
         child = os.fork()

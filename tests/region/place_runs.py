@@ -315,7 +315,7 @@ def emptied_under_a_publisher(place: Place, root: Path) -> None:
 
 
 def emptied_under_the_first_publisher(place: Place, root: Path) -> None:
-    """The same where nothing was published yet, so that there is nothing to take out."""
+    """Empty a place where nothing was published yet, so that there is nothing to remove."""
 
     def act(sink: Sink) -> None:
         with contextlib.suppress(CorruptDataError):
@@ -362,7 +362,7 @@ def compacted_meanwhile(place: Place, root: Path) -> None:
 
 
 def a_publisher_while_it_is_emptied(place: Place, root: Path) -> None:
-    """Who empties is held at each call, meanwhile another publishes what is void."""
+    """The emptying publisher stops at each call while another publishes voided rows."""
 
     def late(trial: Place, number: int) -> None:
         with contextlib.suppress(CorruptDataError, RetriableError):

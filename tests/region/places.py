@@ -33,7 +33,7 @@ _FILE_CALLS = frozenset({"open", "write", "fsync", "listdir", "mkdir", "link", "
 
 @dataclass
 class Calls:
-    """What one process asks of the system. `at(number, call)` is asked before each and may raise; `after` likewise."""
+    """One process's calls to the system. `at(number, call)` runs before each and may raise; `after` likewise."""
 
     number: int = 0
     dead: bool = False
@@ -150,10 +150,10 @@ class Place(Protocol):
         """Be in this folder."""
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
-        """As a process has it, bound to a region."""
+        """Return the sink as a process has it, bound to a region."""
 
     def rows(self) -> list[Row]:
-        """What any reader finds, sorted."""
+        """Return the rows that any reader sees, sorted."""
 
     def staged(self) -> list[str]:
         """Names of what is staged, and of what was left."""
@@ -270,8 +270,8 @@ def copied(place: Place, to: Path) -> None:
     if here.is_dir():
         shutil.copytree(here, to / here.name)
     else:
-        for each in here.parent.glob(f"{here.name}*"):
-            shutil.copy2(each, to / each.name)
+        for path in here.parent.glob(f"{here.name}*"):
+            shutil.copy2(path, to / path.name)
     place.at(to)
 
 
@@ -280,7 +280,7 @@ def table(rows: list[Row]) -> pa.Table:
 
 
 def merged(place: Place, *sequences: list[Row]) -> list[Row]:
-    """What is to be seen of rows that came in this order."""
+    """Return the rows that readers must see after rows arrived in this order."""
     rows = [row for rows in sequences for row in rows]
     return sorted(dict(rows).items()) if place.replaces else sorted(rows)
 

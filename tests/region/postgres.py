@@ -24,7 +24,7 @@ _PLACES = "/usr/lib/postgresql"
 
 def programs() -> str:
     """The folder of the server's programs; empty: there is none, or nobody to run it."""
-    found = [str(each.parent) for each in Path(_PLACES).glob("*/bin/initdb")] if os.path.isdir(_PLACES) else []
+    found = [str(path.parent) for path in Path(_PLACES).glob("*/bin/initdb")] if os.path.isdir(_PLACES) else []
     if (on_path := shutil.which("initdb")) is not None:
         found.append(os.path.dirname(os.path.realpath(on_path)))
     return max(found, default="")
@@ -81,7 +81,7 @@ class PostgresPlace:
         self.kind, self.url, self.replaces = kind, url, kind.endswith("update")
 
     def at(self, root: Path) -> None:
-        """It is where its URL says."""
+        """Return the place at the database's URL."""
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
         options: dict[str, Any] = {"mode": "update", "keys": ["id"]} if self.replaces else {}

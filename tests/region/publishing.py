@@ -80,7 +80,7 @@ def read(path: str) -> None:
         found = ds.dataset(path, format="parquet", partitioning="hive").to_table()
         if "sequence" in found.column_names:
             counts = found.group_by("sequence").aggregate([("id", "count")]).to_pylist()
-            parts += [each for each in counts if each["id_count"] != 6]
+            parts += [count for count in counts if count["id_count"] != 6]
     print(looks, parts, flush=True)
 
 

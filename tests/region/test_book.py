@@ -77,9 +77,9 @@ class Members:
 
     def settle(self) -> None:
         while not (self._has_two(self.first) and self._has_two(self.second)):
-            for one in (self.first, self.second):
-                one.wait_change(50)
-                one.release()
+            for owner in (self.first, self.second):
+                owner.wait_change(50)
+                owner.release()
 
     @staticmethod
     def _has_two(member: GroupMember) -> bool:
@@ -94,7 +94,10 @@ class Members:
 
 def given(name: str, known: Known, sequence: int, offsets: Offsets, state: bytes = b"") -> Contribution:
     who = offsets.identity
-    spans = tuple(Span(one.group, one.topic, TOPIC_ID, one.partition, 0, one.offset, 0) for one in offsets.positions)
+    spans = tuple(
+        Span(position.group, position.topic, TOPIC_ID, position.partition, 0, position.offset, 0)
+        for position in offsets.positions
+    )
     return Contribution(
         name,
         sequence,
@@ -113,13 +116,13 @@ def given(name: str, known: Known, sequence: int, offsets: Offsets, state: bytes
 
 
 def manifest(name: str, known: Known, sequence: int, *offsets: Offsets) -> Manifest:
-    names = tuple(one.member for one in offsets)
-    positions = tuple(position for one in offsets for position in one.positions)
+    names = tuple(offset.member for offset in offsets)
+    positions = tuple(position for offset in offsets for position in offset.positions)
     return Manifest(name, known.region_id, sequence, known.term, 1, 0, names, names, positions)
 
 
 def commit(pen: RegionLogWriter, name: str, known: Known, sequence: int, *offsets: Offsets) -> dict[str, Any]:
-    contributions = tuple(given(name, known, sequence, one) for one in offsets)
+    contributions = tuple(given(name, known, sequence, offset) for offset in offsets)
     return dict(pen.commit(manifest(name, known, sequence, *offsets), contributions, offsets))
 
 
@@ -306,7 +309,7 @@ def test_two_take_overs_at_once(home: Home, servers: str, name: str, closing: Cl
         with contextlib.suppress(OverError):
             began.append(begin(one, closing))
 
-    threads = [threading.Thread(target=take, args=(one,)) for one in homes]
+    threads = [threading.Thread(target=take, args=(entry,)) for entry in homes]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -384,8 +387,10 @@ def test_a_state_that_waits_is_kept_until_its_member_is_back(home: Home, name: s
     def complete(pen: RegionLogWriter, sequence: int, *members: str, **away: int) -> None:
         offsets = [Offsets(member, name, Identity(), ()) for member in members]
         contributions = tuple(
-            replace(given(name, known, sequence, one, f"{one.member}{sequence}".encode()), keeps=one.member == "b")
-            for one in offsets
+            replace(
+                given(name, known, sequence, offset, f"{offset.member}{sequence}".encode()), keeps=offset.member == "b"
+            )
+            for offset in offsets
         )
         closed = replace(manifest(name, known, sequence, *offsets), away=away)
         assert pen.commit(closed, contributions, ()) == {}
@@ -393,7 +398,11 @@ def test_a_state_that_waits_is_kept_until_its_member_is_back(home: Home, name: s
     complete(pen, 1, "a", "b")
     for sequence in (2, 3, 4):
         complete(pen, sequence, "a", b=1)
-    assert {number: sorted(one) for number, one in home.saved().contributions.items()} == {1: ["b"], 3: ["a"], 4: ["a"]}
+    assert {number: sorted(spans) for number, spans in home.saved().contributions.items()} == {
+        1: ["b"],
+        3: ["a"],
+        4: ["a"],
+    }
     pen, after = begin(home, closing)
     assert after.states == {"a": b"a4", "b": b"b1"} and after.waiting == {"b": 1}
     known = after

@@ -1,4 +1,4 @@
-"""Who comes back, leaves or is away: the control plane's machine with the member's own, one rule at a time."""
+"""Members that return, leave or are away: the control plane's machine with the member's own, one rule at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def begun_by(order: told.Order) -> does.Begin:
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(saved: bool) -> None:
-    """Its connection ended before its epoch was saved, or before it had read what it was told."""
+    """The member's connection ended before its epoch was saved, or before it had read its Welcome."""
     driven = Driven(replace(KNOWN, states={"q": b"what it has summed up"}, waiting={"q": 7}))
     driven.saves = saved
     driven.join(1, "q")
@@ -41,13 +41,13 @@ def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(sav
 
 
 def says(machine: MemberMachine, *events: does.Event) -> list[told.Report]:
-    """What a member says about events."""
+    """Return a member's reports about events."""
     effects = [effect for event in events for effect in machine.step(event)]
     return [effect.report for effect in effects if isinstance(effect, does.Say)]
 
 
 def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() -> None:
-    """It has read nothing of them, and ends at once: what it may have been given must leave its hands before."""
+    """The member has read nothing of its starts, and ends at once: others must not get its records before it has."""
     driven = two()
     machine = MemberMachine("r", "m3", UUID(int=3), "etl", "s")
     for report in says(machine, does.Connected()):
@@ -78,7 +78,9 @@ def contributed(cut: Cut, *positions: Position) -> MemberMachine:
     machine.step(does.Quiet(cut))
     machine.step(does.Ordered(told.Checkpoint(3, cut, ("q",))))
     [given] = [
-        one for one in says(machine, does.StateSaved(cut, positions, (), b"s")) if isinstance(one, told.Contributed)
+        report
+        for report in says(machine, does.StateSaved(cut, positions, (), b"s"))
+        if isinstance(report, told.Contributed)
     ]
     assert given.contribution.epoch == 5
     return machine
@@ -92,7 +94,7 @@ def contributed(cut: Cut, *positions: Position) -> MemberMachine:
 def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
     contributors: dict[str, int], counts: bool, end: int
 ) -> None:
-    """Its control plane died over that; the next one may have completed 8 with others, or with its successor."""
+    """The control plane died meanwhile; the next one may have completed 8 with other members."""
     machine = contributed(Cut(8, 1), at(P0, end))
     reached = end if counts else 70
     known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, reached), at(P1, 71)), contributors=contributors)
@@ -101,7 +103,7 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
         driven.say(1, report)
     [welcome] = driven.orders(1, told.Welcome)
     retired = [effect for effect in machine.step(does.Ordered(welcome)) if isinstance(effect, does.Retire)]
-    assert [one.counts for one in retired] == [counts]
+    assert [order.counts for order in retired] == [counts]
     assert machine.begins == {P0: reached} == driven.machine.plane.members["q"].handed
 
 
@@ -109,7 +111,7 @@ def test_what_is_complete_without_a_member_is_not_its_own() -> None:
     """Also where it hears of that while it waits to be welcomed, or to go back."""
     machine = contributed(Cut(8, 1), at(P0, 70))
     effects = machine.step(does.Ordered(told.Completed(4, 8, 6, counts=False)))
-    assert [one.counts for one in effects if isinstance(one, does.Retire)] == [False]
+    assert [effect.counts for effect in effects if isinstance(effect, does.Retire)] == [False]
 
 
 def test_who_contributed_is_told_so_with_the_sequence() -> None:
@@ -121,7 +123,7 @@ def test_who_contributed_is_told_so_with_the_sequence() -> None:
     driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
     driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
     driven.do(happens.CommitEnded(cut))
-    assert [driven.orders(one, told.Completed)[-1].counts for one in (1, 2, 3)] == [True, True, False]
+    assert [driven.orders(member, told.Completed)[-1].counts for member in (1, 2, 3)] == [True, True, False]
     driven.join(4, "m1", incarnation=UUID(int=1), epoch=driven.machine.plane.members["m1"].epoch)
     assert driven.orders(4, told.Welcome)[-1].counts, "and who comes back"
 

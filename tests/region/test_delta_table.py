@@ -31,7 +31,7 @@ def key(unit: int, epoch: int = 1) -> StagedKey:
 
 def table(*ids: int, name: str | None = "x") -> pa.Table:
     return pa.table(
-        {"id": list(ids), "day": [DAYS[each % 3] for each in ids], "name": [name] * len(ids)}, schema=SCHEMA
+        {"id": list(ids), "day": [DAYS[number % 3] for number in ids], "name": [name] * len(ids)}, schema=SCHEMA
     )
 
 
@@ -54,11 +54,11 @@ def test_it_is_a_sink(tmp_path: Path) -> None:
 def test_published_files_are_the_staged_ones_under_a_second_name(tmp_path: Path) -> None:
     sink = made(tmp_path / "t")
     sink.stage(key(1), table(1, 2))
-    staged = [each for each in os.scandir(sink._staging) if each.name.endswith(".parquet")]
+    staged = [file for file in os.scandir(sink._staging) if file.name.endswith(".parquet")]
     inode = staged[0].inode()
     assert read(sink.path) == []
     sink.publish(1, [key(1)])
-    assert [each.inode() for each in os.scandir(sink.path) if each.name.endswith(".parquet")] == [inode]
+    assert [file.inode() for file in os.scandir(sink.path) if file.name.endswith(".parquet")] == [inode]
     assert [row["id"] for row in read(sink.path)] == [1, 2]
 
 
@@ -79,7 +79,7 @@ def test_the_log_says_which_sequence_and_what_is_in_the_files(tmp_path: Path) ->
     sink.publish(7, [key(1)])
     log = deltalake.DeltaTable(sink.path)
     assert log.transaction_version(str(REGION)) == 7
-    files = {each["partition"]["day"]: each for each in pa.table(log.get_add_actions()).to_pylist()}
+    files = {entry["partition"]["day"]: entry for entry in pa.table(log.get_add_actions()).to_pylist()}
     assert set(files) == set(DAYS[1:])
     assert (files[DAYS[1]]["min"]["id"], files[DAYS[1]]["max"]["id"], files[DAYS[1]]["num_records"]) == (1, 4, 2)
     assert [row["day"] for row in read(sink.path)] == [DAYS[1], DAYS[2], DAYS[1]]
@@ -339,7 +339,7 @@ def test_a_log_that_can_t_be_read(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_a_power_loss_has_torn(tmp_path: Path) -> None:
-    """Its name was durable, its bytes were not, and nobody was told that it is done."""
+    """The file's name was durable, its bytes were not, and no caller was told that the commit succeeded."""
     for left in (0, 100):
         sink = made(tmp_path / f"t{left}")
         sink.stage(key(1), table(1))

@@ -42,7 +42,7 @@ def has_gone(driven: Driven, connection: int, name: str) -> bool:
 
 
 def empty(driven: Driven, connection: int, name: str) -> None:
-    """It stays until it has emptied its place, and goes then."""
+    """Keep the member until it has emptied its place, then let it leave."""
     assert not has_gone(driven, connection, name)
     order = driven.orders(connection, told.Publish)[-1]
     assert order.empties and order.sequence == driven.machine.plane.sequence
@@ -66,7 +66,7 @@ def run_on(driven: Driven) -> None:
 
 
 def test_who_leaves_before_the_topic_has_the_reset_empties_its_place_first() -> None:
-    """It was let go at once, for nothing was owed to its place yet: that went on to show what is void."""
+    """The control plane released it at once, since nothing was unpublished: its place went on to show void rows."""
     driven = shown()
     driven.saves = False
     driven.say(99, INITIAL)
@@ -140,7 +140,7 @@ def test_who_stays_to_publish_stays_also_to_empty_when_a_reset_is_on_its_way() -
 
 
 def test_no_reset_waits_for_who_has_emptied_its_place_and_gone() -> None:
-    """It is told to end when it has emptied, which may be before it has said that it went back."""
+    """The member is told to end after it has emptied, perhaps before it has reported its reset."""
     driven = shown()
     driven.say(99, INITIAL)
     driven.say(2, told.Leave())
@@ -176,7 +176,7 @@ def test_a_region_says_which_place_it_waits_for_when_who_wrote_there_has_died() 
 def test_who_closes_with_nothing_in_its_hands_ends_when_it_is_told_to_if_it_writes_somewhere(
     sink: str, goes_back: bool
 ) -> None:
-    """It has heard nothing of a reset whose manifest is on its way to the topic, and may be needed."""
+    """The member does not know of a reset whose manifest is on its way to the topic, and may be needed."""
     machine = MemberMachine("r", "m2", UUID(int=2), "etl", sink)
     machine.step(does.Connected())
     machine.step(does.Ordered(told.Welcome(3, 5, 7, ("m2",))))

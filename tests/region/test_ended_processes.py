@@ -1,4 +1,4 @@
-"""Whose process has ended is dead at once, and nobody else: not who has only lost its connection."""
+"""Members of a process that has ended are dead at once. Members that only lost their connection are not."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_control_plane_notes_the_process_of_who_contributes() -> None:
         begin = 70 + part.partition
         driven.say(connection, told.Contributed(cut, driven.give(name, span(part, begin, begin + 1))))
     (commit,) = driven.commits
-    assert [one.process for one in commit.contributions] == ["p", "p"]
+    assert [contribution.process for contribution in commit.contributions] == ["p", "p"]
 
 
 @pytest.mark.skipif(not own_name(), reason="processes have no names here: /proc is needed")
@@ -120,7 +120,7 @@ def test_the_control_plane_notes_the_process_of_who_contributes() -> None:
 def test_a_killed_process_is_dead_at_once(
     serving: str, own_servers: str, name: str, tmp_path: Path, regions: list[Region], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would not be found dead by the clock in this test: the time to come back is an hour."""
+    """The clock alone would not find it dead in this test: a member has an hour to return."""
     monkeypatch.setattr(face, "RegionConfig", partial(RegionConfig, register_ms=LONG_MS))
     make_topic(own_servers, name)
     region = Region(name, own_servers, checkpoint_every="200ms")
@@ -145,15 +145,15 @@ def test_a_killed_process_is_dead_at_once(
 
 
 class Alike(Worker):
-    """It writes rows like those of the process."""
+    """A sink that writes rows like the process's own."""
 
     columns: ClassVar[list[str]] = ["value", "partition", "offset"]
 
 
 def reads(region: Region) -> set[str]:
-    """Who has partitions; nobody while the control plane changes."""
+    """Return the members with partitions; none while the control plane changes."""
     try:
-        return {one.name for one in region.describe().members if one.parts}
+        return {member.name for member in region.describe().members if member.parts}
     except TimedOutError:
         return set()
 

@@ -1,4 +1,4 @@
-"""What a member's event thread makes of its group, with a consumer whose answers are written down."""
+"""A member's event thread and its group, with a consumer whose answers are prepared."""
 
 from __future__ import annotations
 

@@ -151,6 +151,6 @@ def test_whoever_waits_is_told_of_the_end(flow: RecordQueue) -> None:
     flow.end(ValueError("why"))
     for thread in threads:
         thread.join(60)
-    assert [str(one) for one in told] == ["why", "why"]
+    assert [str(event) for event in told] == ["why", "why"]
     flow.end()
     until(lambda: not any(thread.is_alive() for thread in threads), "they have ended")

@@ -123,7 +123,7 @@ class Reader:
 
 
 class Sent:
-    """What the topic has: the values, by where they are."""
+    """The topic's records: the values, by partition and offset."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.servers, self.topic = servers, topic
@@ -132,9 +132,11 @@ class Sent:
 
     def send(self, count: int) -> None:
         with Producer(self.servers) as producer:
-            pieces = [(one, producer.send(self.topic, one.value, one.tail)) for one in islice(self.source, count)]
+            pieces = [
+                (piece, producer.send(self.topic, piece.value, piece.tail)) for piece in islice(self.source, count)
+            ]
             producer.flush()
-            self.values |= {self._where(delivery): one.value for one, delivery in pieces}
+            self.values |= {self._where(delivery): piece.value for piece, delivery in pieces}
 
     def _where(self, delivery: Any) -> Where:
         told = delivery.result()

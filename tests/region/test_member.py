@@ -53,7 +53,7 @@ class Driven:
 
 
 def reading(**how: bool) -> Driven:
-    """It has both partitions, from 70 and 71 on, and has fetched."""
+    """Return a member that has both partitions, from 70 and 71 on, and has fetched."""
     driven = Driven(**how)
     driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
     driven.do(happens.Assigned(Identity("id", 1), (P0, P1)))
@@ -88,10 +88,10 @@ def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() 
     driven.do(happens.Assigned(Identity("id", 1), (P0,)))
     assert driven.said(told.AskStarts) == [] and driven.effects(happens.Seek) == []
     driven.do(happens.Connected())
-    assert [(one.epoch, one.sink, one.shares) for one in driven.said(told.Register)] == [(-1, "s", True)]
+    assert [(report.epoch, report.sink, report.shares) for report in driven.said(told.Register)] == [(-1, "s", True)]
     alone = Driven(shares=False)
     alone.do(happens.Connected())
-    assert [one.shares for one in alone.said(told.Register)] == [False]
+    assert [report.shares for report in alone.said(told.Register)] == [False]
     driven.do(told.Welcome(3, 5, 7, ("m1",), b"saved"))
     assert driven.effects(happens.Begin) == [happens.Begin(5, 7, b"saved")]
     assert driven.said(told.AskStarts) == [told.AskStarts(1, (P0,))]
@@ -113,7 +113,7 @@ def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type
     driven.do(event)
     assert driven.stands(MemberState.CR_RESET_PENDING)
     assert happens.StopPolling(clear=True) in driven.did
-    assert [one.forced for one in driven.said(told.AskReset)] == [True]
+    assert [report.forced for report in driven.said(told.AskReset)] == [True]
     driven.do(happens.Assigned(Identity("id", 2), (P1,)), told.Starts(3, 1, (at(P1, 71),)))
     assert driven.effects(happens.Seek) == [] and driven.said(told.AskStarts) == [], "nothing is sought while it waits"
 
@@ -137,14 +137,16 @@ def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
 
 
 def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
-    """Its connection had ended, so it was told again: what it had read since under the same epoch was staged twice."""
+    """The connection ended, so the order was repeated: rows read since, in the same epoch, were staged twice."""
     driven = reading()
     driven.do(told.Reset(3, 6, 7, b"saved"), happens.Connected(), told.Reset(3, 6, 7, b"saved"))
     assert len(driven.effects(happens.GoBack)) == 1
     driven.do(happens.WentBack(6), told.Starts(3, 2, (at(P0, 70),)), happens.Fetched(), happens.Connected())
     driven.do(told.Reset(3, 6, 7, b"saved"))
     assert not driven.effects(happens.GoBack) and driven.said(told.WasReset) == [told.WasReset(6)]
-    assert driven.stands(MemberState.RECORDS_FETCHED) and [one.parts for one in driven.said(told.AskStarts)] == [(P1,)]
+    assert driven.stands(MemberState.RECORDS_FETCHED) and [report.parts for report in driven.said(told.AskStarts)] == [
+        (P1,)
+    ]
 
 
 def test_a_drain_that_fails_is_said() -> None:
@@ -162,7 +164,7 @@ def test_a_contribution_has_names_offsets_state_and_where_records_begin_and_end(
     driven.do(told.Checkpoint(3, CUT, ("m1",)))
     assert driven.effects(happens.SaveState)
     driven.do(happens.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
-    [given] = [one.contribution for one in driven.said(told.Contributed)]
+    [given] = [report.contribution for report in driven.said(told.Contributed)]
     assert (given.member, given.members, given.sequence, given.term, given.epoch) == ("m1", ("m1",), 8, 3, 5)
     assert (given.member_id, given.generation, given.state) == ("id", 1, b"s")
     assert [(span.partition, span.begin, span.end) for span in given.spans] == [(0, 70, 80), (1, 71, 71)]
@@ -173,14 +175,14 @@ def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> Non
     driven.do(told.Completed(3, 8, 6))
     assert driven.effects(happens.Retire) == [happens.Retire(8, 6, counts=True)]
     assert driven.effects(happens.GoOn) and driven.stands(MemberState.RECORDS_FETCHED)
-    assert {one.partition: one.offset for one in driven.machine.holds()} == {0: 80, 1: 71}
+    assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}
 
 
 def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
     driven = contributed()
     driven.do(told.Drain(3, Cut(8, 2)))
     assert driven.said(told.Drained) == [told.Drained(Cut(8, 2))] and driven.stands(MemberState.DRAINED)
-    assert {one.partition: one.offset for one in driven.machine.holds()} == {0: 70, 1: 71}
+    assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 70, 1: 71}
     driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
     assert driven.effects(happens.GoOn), "a new control plane does not know of the cut"
 
@@ -209,11 +211,11 @@ def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     assert not driven.effects(happens.Release)
     driven.do(told.Completed(3, 8, 6))
     assert driven.effects(happens.Release) == [happens.Release((P1,))]
-    assert [one.gone for one in driven.said(told.Moved)] == [(P1,)]
+    assert [report.gone for report in driven.said(told.Moved)] == [(P1,)]
 
 
 def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> None:
-    """It contributed, finished another batch, and was asked for a partition that this batch had read."""
+    """The member contributed, finished another batch, and was asked for a partition that this batch had read."""
     driven = contributed(holds_back=True, reads_on=True)
     driven.do(happens.Revoked((P1,)), told.Completed(3, 8, 6))
     assert not driven.effects(happens.Release), "what it has read since it contributed is in no sequence"
@@ -267,7 +269,7 @@ def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
     assert (register.epoch, register.contributed) == (5, 8)
     assert register.holds == (at(P0, 70), at(P1, 71)) and register.ends == (at(P0, 80), at(P1, 71))
     driven.do(told.Welcome(4, 5, 8, ("m1",)))
-    assert {one.partition: one.offset for one in driven.machine.holds()} == {0: 80, 1: 71}, "it was complete"
+    assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}, "it was complete"
 
 
 def test_who_closes_ends_when_it_is_told_to() -> None:

@@ -43,11 +43,14 @@ def test_members_and_the_control_plane_where_it_is(own_servers: str, topic: str,
         regions.append(Region(topic, own_servers, checkpoint_every="200ms", metrics_listen="127.0.0.1:0"))
         regions[-1].describe()
     workers = [Worker(region, f"m{number}", sink, topic) for number, region in enumerate(regions)]
-    until(lambda: len(sink.rows()) == 100 and all(one.consumer.figures.partitions == 2 for one in workers), "all read")
+    until(
+        lambda: len(sink.rows()) == 100 and all(worker.consumer.figures.partitions == 2 for worker in workers),
+        "all read",
+    )
     regions[1].reset()
-    until(lambda: all(one.consumer.figures.resets > 0 for one in workers), "all went back")
+    until(lambda: all(worker.consumer.figures.resets > 0 for worker in workers), "all went back")
     before = workers[0].consumer.sequence
-    until(lambda: all(one.consumer.sequence > before for one in workers), "another sequence")
+    until(lambda: all(worker.consumer.sequence > before for worker in workers), "another sequence")
 
     first, second = (scraped(region.metrics_address) for region in regions)
     for number, samples in enumerate((first, second)):

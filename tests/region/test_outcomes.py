@@ -55,7 +55,7 @@ def test_a_reset_waits_again_once_the_commit_is_tried_again() -> None:
 
 
 def test_a_commit_that_takes_long_is_waited_for() -> None:
-    """It may stand: whoever went back meanwhile would go on from the sequence before it."""
+    """The commit may have succeeded: a member that reset meanwhile would go on from the checkpoint before it."""
     driven, cut = committing()
     driven.tick(RegionConfig().drain_ms)
     driven.tick(RegionConfig().drain_ms)
@@ -97,7 +97,7 @@ def test_who_is_resumed_goes_on_from_the_sequence_whose_commit_was_out_when_it_s
     assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 8
     driven.join(3, "m1")
     assert driven.ask(3, P0) == (at(P0, 80),)
-    assert [one.sequence for one in driven.orders(3, told.Publish)][-1] == 8, "and it is still to be published"
+    assert [order.sequence for order in driven.orders(3, told.Publish)][-1] == 8, "and it is still to be published"
 
 
 @pytest.mark.parametrize("first", ["the outcome", "the person"])
@@ -121,7 +121,7 @@ def test_a_region_that_stops_while_a_generation_is_asked_for_waits_for_no_outcom
 
 
 def test_who_resumes_before_the_topic_has_it_that_it_stopped_waits_for_that() -> None:
-    """Who registered between would have been stopped with those of before."""
+    """A member that registered in between would have been stopped with the earlier ones."""
     driven = two()
     driven.saves = False
     driven.say(2, told.CantGoOn("what no reset mends", "mend it"))

@@ -32,7 +32,7 @@ def key(unit: int, member: str = "worker-1", epoch: int = 1) -> StagedKey:
 
 
 def table(*ids: int) -> pa.Table:
-    return pa.table({"id": list(ids), "name": [str(each) for each in ids]}, schema=SCHEMA)
+    return pa.table({"id": list(ids), "name": [str(number) for number in ids]}, schema=SCHEMA)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_readers_see_published_sequences_and_nothing_else(sink: ParquetFolder) -
     assert sorted(found.column("id").to_pylist()) == [1, 2, 3]
     assert set(found.column("sequence").to_pylist()) == {1}
     names = sorted(name for name in os.listdir(f"{sink.path}/sequence=1") if not name.startswith("_"))
-    assert names == sorted(f"{each.text()}.parquet" for each in (key(1), key(1, "größe/2")))
+    assert names == sorted(f"{entry.text()}.parquet" for entry in (key(1), key(1, "größe/2")))
     assert pq.read_table(sink.path).num_rows == 3
 
 
@@ -355,8 +355,8 @@ def test_a_reader_never_sees_a_part_while_publishers_are_killed(tmp_path: Path) 
         died, sequence = True, 0
         while died:
             sequence += 1
-            for each in publishing.keys(sequence):
-                sink.stage(each, publishing.rows(each))
+            for entry in publishing.keys(sequence):
+                sink.stage(entry, publishing.rows(entry))
             died = publishing.publish_and_die(sink, sequence, sequence)
             sink.publish(sequence, publishing.keys(sequence))
         looks, parts = reader.communicate("\n", timeout=60)[0].split(maxsplit=1)

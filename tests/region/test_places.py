@@ -1,4 +1,4 @@
-"""The same cases for every sink: each call at which a process can die, fail or be held; faults that must be found."""
+"""One set of cases for every sink: each call at which a process can die, fail or stop; faults that must be found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.region.places import REGION, SCHEMA, Calls, Place, kinds, merged, sam
 from tests.region.postgres import PostgresPlace, Server
 
 OTHER = UUID(int=0xB0B)
-KINDS = {each.kind: each for each in kinds()}
+KINDS = {case.kind: case for case in kinds()}
 POSTGRES = ("postgres", "postgres-update")
 
 
@@ -135,7 +135,9 @@ def test_as_spark_delivers_it(place: Place) -> None:
     sink.check(schema)
     values = {"id": [2**62], "name": ["x"], "at": [1], "day": [1], "amount": [None], "raw": [b"\0\xff"], "flag": [True],
               "share": [0.5], "small": [-1]}  # fmt: skip
-    sink.stage(key(1), pa.table({each.name: pa.array(values[each.name], each.type) for each in schema}, schema=schema))
+    sink.stage(
+        key(1), pa.table({field.name: pa.array(values[field.name], field.type) for field in schema}, schema=schema)
+    )
     sink.publish(1, [key(1)])
     assert place.rows() == [(2**62, "x")]
 
@@ -252,17 +254,17 @@ def test_publishers_at_once_and_a_reader(place: Place) -> None:
             failed.append(error)
 
     threads = [threading.Thread(target=publish) for _ in range(3)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     seen = []
-    while any(each.is_alive() for each in threads):
+    while any(thread.is_alive() for thread in threads):
         if place.kind != "parquet":  # two folders of it are two looks
             seen.append(place.rows())
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert failed == []
     allowed = [merged(place, rows) for rows in wanted]
-    assert all(any(same(rows, each) for each in allowed) for rows in seen)
+    assert all(any(same(rows, outcome) for outcome in allowed) for rows in seen)
     assert same(place.rows(), allowed[-1]) and first.published() == 8 and place.staged() == []
 
 
@@ -278,21 +280,21 @@ def _commits_are_durable_before_they_are_marked(place: Place) -> None:
     sink = place.sink(calls)
     sink.check(SCHEMA)
     sink.stage(key(1), table([(1, "a")]))
-    staged = [each for each in calls.trace if each.startswith("fsync") and each.endswith((".parquet", ".part"))]
+    staged = [call for call in calls.trace if call.startswith("fsync") and call.endswith((".parquet", ".part"))]
     assert len(staged) == 3, "the rows, what is said of them, and whose the table is"
     calls.trace.clear()
     sink.publish(1, [key(1)])
-    trace = [each.replace(str(sink.path), "") for each in calls.trace]  # type: ignore[attr-defined]
-    committed = next(at for at, each in enumerate(trace) if each in ("commit", "merge"))
-    marked = next(at for at, each in enumerate(trace) if each.startswith("open ") and "published-1" in each)
-    removed = next(at for at, each in enumerate(trace) if each.startswith(("rename", "unlink")) and "/staged/" in each)
+    trace = [call.replace(str(sink.path), "") for call in calls.trace]  # type: ignore[attr-defined]
+    committed = next(at for at, call in enumerate(trace) if call in ("commit", "merge"))
+    marked = next(at for at, call in enumerate(trace) if call.startswith("open ") and "published-1" in call)
+    removed = next(at for at, call in enumerate(trace) if call.startswith(("rename", "unlink")) and "/staged/" in call)
     assert f"fsync /_delta_log/{1:020}.json" in trace[committed:marked]
     assert "fsync /_delta_log" in trace
     assert committed < len(trace) - trace[::-1].index("fsync /_delta_log") - 1 < marked < removed
     if committed and trace[committed] == "commit":
         assert "fsync " in trace[:committed], "the second names, before the log says them"
     else:
-        assert any(each.startswith("fsync /part-") for each in trace[committed:marked])
+        assert any(call.startswith("fsync /part-") for call in trace[committed:marked])
 
 
 @pytest.mark.slow

@@ -143,8 +143,8 @@ def test_a_cut_is_complete_when_all_have_contributed() -> None:
     assert driven.commits == []
     driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 71))))
     [commit] = driven.commits
-    assert {part_of(one): one.offset for one in commit.manifest.positions} == {P0: 80, P1: 71}
-    assert [(one.member, one.identity, len(one.positions)) for one in commit.offsets] == [
+    assert {part_of(position): position.offset for position in commit.manifest.positions} == {P0: 80, P1: 71}
+    assert [(offset.member, offset.identity, len(offset.positions)) for offset in commit.offsets] == [
         ("m1", Identity("m1", 1), 1),
         ("m2", Identity("m2", 1), 1),
     ], "one commit for each member, under its own name"
@@ -311,7 +311,7 @@ def test_an_epoch_is_in_the_topic_before_anyone_hears_of_it() -> None:
 
 
 def test_nothing_is_swept_by_a_floor_that_is_not_in_the_topic() -> None:
-    """Who was overtaken and does not know it would have what counts removed."""
+    """Otherwise a control plane that was replaced, and does not know it, would remove rows that count."""
     key = StagedKey(REGION_ID, 5, "m2", 0)
     driven = Driven(replace(KNOWN, keys={"s": (key,)}))
     driven.saves = False
@@ -496,7 +496,7 @@ def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: i
 
 
 def test_what_is_to_be_published_is_said_again_to_who_comes_back_before_it_was_told_its_epoch() -> None:
-    """It was offered on a connection that had ended, and no sequence came any more."""
+    """The order went out on a connection that had ended, and no checkpoint completed any more."""
     key = StagedKey(REGION_ID, 5, "m2", 0)
     driven = Driven(replace(KNOWN, keys={"s": (key,)}))
     driven.saves = False
@@ -520,7 +520,7 @@ def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_di
 
 
 def test_who_comes_during_a_reset_is_told_its_epoch_once() -> None:
-    """It was sent back by a second one when the region ran, and nobody waited for it."""
+    """A second reset sent it back once the region ran, and no other member waited for it."""
     driven = Driven(replace(KNOWN, expected=frozenset({"m1"})))
     driven.saves = False
     driven.tick(RegionConfig().register_ms)
@@ -528,7 +528,7 @@ def test_who_comes_during_a_reset_is_told_its_epoch_once() -> None:
     assert driven.stands(RegionState.RESETTING)
     driven.join(3, "m3")
     driven.do(happens.Saved(1))
-    assert driven.stands(RegionState.RUNNING) and [one.epoch for one in driven.orders(3, told.Welcome)] == [6]
+    assert driven.stands(RegionState.RUNNING) and [order.epoch for order in driven.orders(3, told.Welcome)] == [6]
     driven.do(happens.Saved(2))
     assert not driven.orders(3, told.Reset)
 
@@ -538,7 +538,10 @@ def test_each_sink_is_published_by_one_of_its_members_and_the_next_commit_waits_
     driven = two(t="t")
     cut = _contributed(driven)
     (commit,) = driven.commits
-    assert commit.manifest.places == ("s", "t") and [one.sink for one in commit.contributions] == ["s", "t"]
+    assert commit.manifest.places == ("s", "t") and [contribution.sink for contribution in commit.contributions] == [
+        "s",
+        "t",
+    ]
     driven.do(happens.CommitEnded(cut))
     for connection, name in ((1, "m1"), (2, "m2")):
         (order,) = driven.orders(connection, told.Publish)
@@ -587,7 +590,7 @@ def test_a_sink_that_nobody_writes_to_any_more_is_said() -> None:
     driven.do(happens.Disconnected(2))
     assert seen(driven.machine.plane).sinks[1] == told.SinkSeen("t", 7, "")
     driven.join(3, "m3", sink="t")
-    assert [one.keys for one in driven.orders(3, told.Publish)] == [driven.machine.plane.owed["t"]], "by who comes"
+    assert [order.keys for order in driven.orders(3, told.Publish)] == [driven.machine.plane.owed["t"]], "by who comes"
 
 
 def test_that_a_place_shows_a_sequence_is_in_the_topic_before_another_is_committed() -> None:
@@ -715,14 +718,14 @@ def test_a_new_control_plane_publishes_what_is_owed_to_each_sink() -> None:
     driven = Driven(replace(KNOWN, keys=keys, places=("s", "t", "u")))
     driven.join(1, "m1", sink="t")
     driven.join(2, "m2", sink="u")
-    assert [one.keys for one in driven.orders(1, told.Publish)] and not driven.orders(2, told.Publish)
+    assert [order.keys for order in driven.orders(1, told.Publish)] and not driven.orders(2, told.Publish)
     assert driven.orders(1, told.Publish)[-1].keys == keys["t"]
     assert seen(driven.machine.plane).published == 6
 
 
 @pytest.mark.parametrize("empties", [False, True])
 def test_what_an_earlier_release_staged_is_published_by_the_first_with_a_sink(empties: bool) -> None:
-    """It did not say for which sink: a region had one."""
+    """The earlier release did not name the sink: a region had one."""
     key = StagedKey(REGION_ID, 5, "m9", 0)
     driven = Driven(replace(KNOWN, empties=True) if empties else replace(KNOWN, keys={"": (key,)}))
     driven.join(1, "m1", sink="")
@@ -831,7 +834,7 @@ def test_back_at_the_initial_state_sinks_are_emptied_before_the_next_sequence_an
     driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 0, 75))))
     assert driven.stands(RegionState.CHECKPOINTING) and not driven.commits, "it waits"
     driven.say(1, told.Published(8))
-    assert [one.cut for one in driven.commits] == [cut]
+    assert [commit.cut for commit in driven.commits] == [cut]
     driven.do(happens.CommitEnded(cut))
     assert driven.orders(1, told.Publish)[-1].sequence == 9 and not driven.orders(1, told.Publish)[-1].empties
 
@@ -904,6 +907,6 @@ def test_a_state_waits_for_a_member_that_is_away_or_goes_with_it(keeps: bool) ->
         assert driven.commits[-1].manifest.away == ({"m2": 8} if keeps else {})
         driven.do(happens.CommitEnded(cut))
     driven.join(3, "m2")
-    assert [one.state for one in driven.orders(3, told.Welcome)] == [b"two" if keeps else None]
+    assert [order.state for order in driven.orders(3, told.Welcome)] == [b"two" if keeps else None]
     driven.say(1, told.AskReset("a person", forced=True, initial=True))
     assert driven.machine.plane.waiting == {}

@@ -39,7 +39,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 def all_once(sink: Collected, numbers: range) -> bool:
     """Everything is published; nothing ever is twice."""
     rows = sink.rows()
-    assert max(rows.values(), default=1) == 1, [one for one, count in rows.items() if count > 1][:5]
+    assert max(rows.values(), default=1) == 1, [row for row, count in rows.items() if count > 1][:5]
     return set(rows) == set(numbers)
 
 
@@ -70,7 +70,7 @@ def test_members_that_come_and_go_publish_everything_once(
     second.close()
     assert first.error is None and second.error is None
     assert committed(servers, name) == {TopicPartition(name, part): 1500 for part in range(4)}
-    assert {one for one, _ in sink.opened} == {name} and len(sink.opened) == 1
+    assert {epoch for epoch, _ in sink.opened} == {name} and len(sink.opened) == 1
 
 
 def test_what_was_not_in_a_sequence_comes_again_after_a_reset(
@@ -359,7 +359,7 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
     def both() -> Counter[int]:
         return sinks[0].rows() + sinks[1].rows()
 
-    until(lambda: all(one.consumer.figures.partitions == 2 for one in workers), "each has its share")
+    until(lambda: all(worker.consumer.figures.partitions == 2 for worker in workers), "each has its share")
     fill(own_servers, name, range(1000, 2000))
     until(lambda: both() == Counter(range(2000)), "all is published once")
     assert all(sink.rows() for sink in sinks)
@@ -370,7 +370,7 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
 
     def shown() -> bool:
         seen = region.describe()
-        told = {one.place: one.published for one in seen.sinks}
+        told = {sink.place: sink.published for sink in seen.sinks}
         return (
             told == {sinks[0].place: seen.sequence, sinks[1].place: seen.published} and seen.sequence > seen.published
         )
@@ -389,7 +389,7 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
     region.reset("a person", to_initial=True, empty_sinks=True)
 
     def emptied() -> bool:
-        return all(() in one.sequences.values() for one in sinks)
+        return all(() in sink.sequences.values() for sink in sinks)
 
     until(lambda: emptied() and both() == Counter(range(2400)), "both were emptied, and show all again")
     workers[0].close()
@@ -422,7 +422,7 @@ def test_sequences_by_the_operators_count(own_servers: str, name: str, regions: 
     assert all_once(sink, range(1000))
 
 
-# What is refused before the first record.
+# Refusals before the first record.
 
 
 def test_a_group_belongs_to_one_region(own_servers: str, name: str, regions: list[Region]) -> None:
@@ -470,7 +470,7 @@ def test_who_holds_partitions_in_the_group_and_is_not_of_the_region_stops_it(
 def test_a_member_that_is_dead_and_not_missed_yet_does_not_stop_the_region(
     own_servers: str, name: str, regions: list[Region]
 ) -> None:
-    """Its group keeps its place for a session: what it has is read by nobody for that long."""
+    """The dead member's group keeps its place for a session, so nobody reads its partitions for that long."""
     make_topic(own_servers, name)
     fill(own_servers, name, range(400))
     sink, region = Collected(), Region(name, own_servers, **FAST)

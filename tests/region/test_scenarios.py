@@ -51,12 +51,12 @@ def test_scenario_18_a_checkpoint_holds_partitions_that_had_no_record(
     sink, region = Collected(), Region(name, own_servers, **BY_HAND)
     regions.append(region)
     worker = Worker(region, "m1", sink, name, start="end")
-    until(lambda: [len(each.parts) for each in region.describe().members] == [2], "it holds both")
+    until(lambda: [len(member.parts) for member in region.describe().members] == [2], "it holds both")
     fill(own_servers, name, range(0, 20, 2), 2)
     until(lambda: worker.tables > 0, "it reads")
     region.checkpoint()
     until(lambda: worker.consumer.sequence == 1, "a sequence is complete")
-    assert {(each.partition, each.offset) for each in region.describe().positions} == {(0, 10), (1, 0)}
+    assert {(position.partition, position.offset) for position in region.describe().positions} == {(0, 10), (1, 0)}
     tables = worker.tables
     fill(own_servers, name, range(1, 21, 2), 2)
     until(lambda: worker.tables > tables, "it reads the other")
@@ -82,12 +82,12 @@ def test_scenario_18_resets_overlap_a_members_restart(servers: str, name: str, r
         other = Worker(region, "m2", sink, name)
         if number % 2:
             until(lambda other=other: other.consumer.figures.partitions > 0, "it holds partitions")  # type: ignore[misc]
-        asking = [threading.Thread(target=region.reset, args=(f"a fault {each}",)) for each in range(3)]
-        for each in asking:
-            each.start()
+        asking = [threading.Thread(target=region.reset, args=(f"a fault {number}",)) for number in range(3)]
+        for thread in asking:
+            thread.start()
         other.consumer.abort("it is restarted")
-        for each in asking:
-            each.join()
+        for thread in asking:
+            thread.join()
     until(lambda: all_once(sink, range(400)), "all is published")
     staying.close()
     assert staying.error is None

@@ -37,7 +37,7 @@ def key(unit: int, epoch: int = 1) -> StagedKey:
 
 
 def table(*ids: int) -> pa.Table:
-    return pa.table({"id": list(ids), "name": [str(each) for each in ids]}, schema=SCHEMA)
+    return pa.table({"id": list(ids), "name": [str(number) for number in ids]}, schema=SCHEMA)
 
 
 class Database:
@@ -302,14 +302,14 @@ def test_who_comes_second_waits_and_finds_it_done(postgres: Server) -> None:
     with psycopg.connect(database.url) as holder:
         holder.execute("SELECT * FROM kohort_sequences FOR UPDATE")
         late = [threading.Thread(target=sink.publish, args=(1, [key(1)])) for _ in range(2)]
-        for each in late:
-            each.start()
+        for thread in late:
+            thread.start()
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         while database.run(waiting) != [(2,)]:
-            assert all(each.is_alive() for each in late)
+            assert all(thread.is_alive() for thread in late)
         holder.rollback()
-    for each in late:
-        each.join()
+    for thread in late:
+        thread.join()
     assert database.run("SELECT id FROM flights ORDER BY id") == [(1,), (2,)]
 
 
@@ -330,8 +330,8 @@ def test_connections_that_end_at_each_statement(postgres: Server, kind: str, mon
             place = PostgresPlace(kind, postgres.fresh())
             sink = place.sink()
             sink.check(SCHEMA)
-            for each in (*runs.KEYS, *runs.NEXT, *runs.QUIET):
-                sink.stage(each, rows_of(runs.STAGED.get(each, [])))
+            for entry in (*runs.KEYS, *runs.NEXT, *runs.QUIET):
+                sink.stage(entry, rows_of(runs.STAGED.get(entry, [])))
             with monkeypatch.context() as patch, contextlib.suppress(RetriableError):
                 patch.setattr(sql_table._Cursor, "run", _ending(postgres, number))
                 act(sink)

@@ -1,4 +1,4 @@
-"""Who takes over when several could: one at a time, and who was replaced while it began keeps out of the way."""
+"""Leader election among several candidates: one at a time; a candidate that was replaced backs off."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> No
             loser.reach()
         now[0] += 0.1
     least, most = leader_election.PATIENCE_S
-    for number, (one, other) in enumerate(pairwise(place.tried)):
+    for number, (earlier, other) in enumerate(pairwise(place.tried)):
         factor = 2 ** min(number, leader_election.LOSSES_MAX)
-        assert least * factor <= other - one <= most * factor + 0.2
+        assert least * factor <= other - earlier <= most * factor + 0.2
     loser.close()
 
 
@@ -50,4 +50,4 @@ def test_who_is_told_to_serve_tries_again(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(OverError):
         LeaderElection(place, RegionConfig()).serve()
     assert len(place.tried) == 1 + leader_election.LOSSES_MAX
-    assert all(other - one >= leader_election.PATIENCE_S[0] for one, other in pairwise(place.tried))
+    assert all(other - earlier >= leader_election.PATIENCE_S[0] for earlier, other in pairwise(place.tried))

@@ -1,4 +1,4 @@
-"""Whose group is nobody else's while a state waits: what others read there meanwhile would be missing in it."""
+"""A waiting state reserves its group: records that other members read meanwhile would be missing in the state."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_newcomer_does_not_read_what_a_state_that_waits_would_miss(goes: Calla
     driven.join(4, "elsewhere", group="other", shares=False)
     assert refusal(driven, 4) is None
     driven.join(5, "q", shares=False)
-    assert [one.state for one in driven.orders(5, told.Welcome)] == [SUM]
+    assert [order.state for order in driven.orders(5, told.Welcome)] == [SUM]
     assert driven.ask(5, P0) == (at(P0, 80),)
 
 
@@ -130,14 +130,14 @@ def test_back_at_the_initial_state_no_group_is_anyones() -> None:
 
 
 def of_the_topic(driven: Driven, without: tuple[str, ...] = ()) -> Known:
-    """What the next control plane reads of the first one's commits, through their records."""
+    """Return the first control plane's commits as the next one reads them from their records."""
     facts: list[Fact] = [Birth("r", KNOWN.region_id, 0)]
     for commit in driven.commits:
         for fact in (*commit.contributions, commit.manifest):
             value = value_of(fact)
             if isinstance(fact, Contribution):
                 record = msgspec.msgpack.decode(value[1:])
-                assert record.keys() == {one.name for one in fields(Contribution)}
+                assert record.keys() == {field.name for field in fields(Contribution)}
                 value = value[:1] + msgspec.msgpack.encode({k: v for k, v in record.items() if k not in without})
             facts.append(fact_of(key_of(fact), value))
     return saved_of("r", facts).known("r", 4)
@@ -161,7 +161,7 @@ def test_a_new_control_plane_knows_whose_state_waits(goes: Callable[[Driven], No
     assert refusal(driven, 2) is not None
     if faster:
         driven.join(1, "q", shares=False)
-    assert [one.state for one in driven.orders(1, told.Welcome)] == [SUM]
+    assert [order.state for order in driven.orders(1, told.Welcome)] == [SUM]
 
 
 def test_whose_state_waits_is_not_refused_for_a_newcomer_that_was_faster_after_a_takeover() -> None:

@@ -45,7 +45,9 @@ class Volume:
         kept: list[Change] = []
         needed: list[Change] = []
         for change in reversed(self.pending):
-            wanted = any(folder is node for folder, _, _ in change) or any(_related(change, each) for each in needed)
+            wanted = any(folder is node for folder, _, _ in change) or any(
+                _related(change, related) for related in needed
+            )
             (needed if wanted else kept).append(change)
         for change in reversed(needed):
             _apply(change)
@@ -56,7 +58,7 @@ class Volume:
         share, in_order = chance.choice((0.0, 0.5, 1.0)), chance.random() < 0.5
         left: list[Change] = []
         for change in self.pending:
-            if chance.random() < share and not any(_related(each, change) for each in left):
+            if chance.random() < share and not any(_related(related, change) for related in left):
                 _apply(change)
             elif in_order:
                 break
@@ -71,8 +73,8 @@ class Volume:
         seen.add(id(node))
         if node.names is not None:
             node.names = dict(node.durable)
-            for each in node.names.values():
-                self._lose(each, chance, seen)
+            for related in node.names.values():
+                self._lose(related, chance, seen)
         elif bytes(node.data) != node.synced:
             whole = bytes(node.data)
             node.data = bytearray(chance.choice((node.synced, whole[: len(whole) // 2], bytes(len(whole)), whole)))
@@ -80,7 +82,7 @@ class Volume:
 
 
 def _related(one: Change, other: Change) -> bool:
-    """They name the same thing, or use the same name: no file system lets them change places."""
+    """Return whether two calls name the same thing or use the same name: no file system reorders those."""
     return any(
         (node is not None and node is another) or (folder is where and name == other_name)
         for folder, name, node in one

@@ -1,4 +1,4 @@
-"""What the checker of lists and descriptions takes for a group's state."""
+"""The checker of lists and descriptions: the group states that it derives."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_group_with_members_is_not_listed_as_an_empty_one() -> None:
     (reply,) = outcome.replies
     assert isinstance(reply.value, ListGroupsReply)
     outcome.replies[0] = reply._replace(
-        value=ListGroupsReply(tuple(replace(one, state=GroupState.EMPTY) for one in reply.value.groups))
+        value=ListGroupsReply(tuple(replace(group, state=GroupState.EMPTY) for group in reply.value.groups))
     )
     with pytest.raises(ViolatedError, match="there are"):
         trial.checkers.on_stepped(ListGroups(3), outcome, {})

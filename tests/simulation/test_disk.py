@@ -191,9 +191,9 @@ def test_files_in_memory_are_as_the_systems(tmp_path: Path, where: str) -> None:
     whole = fs.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with pytest.raises(IsADirectoryError):
         fs.pread(whole, 1, 0)
-    for each in (fd, end, whole):
-        fs.fsync(each)
-        fs.close(each)
+    for file in (fd, end, whole):
+        fs.fsync(file)
+        fs.close(file)
     with pytest.raises(FileNotFoundError):
         fs.unlink(folder / "b")
 

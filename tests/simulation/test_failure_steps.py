@@ -87,7 +87,7 @@ class Failure:
         return [record.generation for record in self.run.disk.records if isinstance(record, GenerationStarted)]
 
     def living(self) -> list[Process]:
-        """Who is left at the end."""
+        """Return the members that are left at the end."""
         return [member for member in self.run.members if not member.dead]
 
 
@@ -114,7 +114,7 @@ def test_a_crash_at_every_record_boundary_ends_in_a_whole_group(kind: str, strat
 @pytest.mark.parametrize("kind", CLASSIC)
 def test_step_1_it_fails_before_the_generation_is_persisted(kind: str) -> None:
     """All members send their JoinGroup again, and the generation is the one that was lost."""
-    found = [each for each in failures(kind, EAGER) if each.has(GenerationStarted) and not each.written]
+    found = [failure for failure in failures(kind, EAGER) if failure.has(GenerationStarted) and not failure.written]
     assert len(found) >= 3
     for failure in found:
         lost = next(record.generation for record in failure.torn if isinstance(record, GenerationStarted))
@@ -125,7 +125,7 @@ def test_step_1_it_fails_before_the_generation_is_persisted(kind: str) -> None:
 @pytest.mark.parametrize("kind", CLASSIC)
 def test_step_2_it_fails_before_all_members_have_the_answer_to_their_join(kind: str) -> None:
     """No one may sync the generation that some may know: everyone joins again, and it is never given out again."""
-    found = [each for each in failures(kind, EAGER) if each.has(GenerationStarted) and each.written]
+    found = [failure for failure in failures(kind, EAGER) if failure.has(GenerationStarted) and failure.written]
     assert len(found) >= 3
     for failure in found:
         begun = next(record.generation for record in failure.torn if isinstance(record, GenerationStarted))
@@ -137,7 +137,7 @@ def test_step_2_it_fails_before_all_members_have_the_answer_to_their_join(kind: 
 @pytest.mark.parametrize("kind", CLASSIC)
 def test_step_3_it_fails_before_the_synchronization_is_persisted(kind: str) -> None:
     """The assignment is lost: members that sent their SyncGroup are led into another round."""
-    found = [each for each in failures(kind, EAGER) if each.has(GroupSaved) and not each.written]
+    found = [failure for failure in failures(kind, EAGER) if failure.has(GroupSaved) and not failure.written]
     assert len(found) >= 3
     for failure in found:
         lost = next(record.generation for record in failure.torn if isinstance(record, GroupSaved))
@@ -146,9 +146,9 @@ def test_step_3_it_fails_before_the_synchronization_is_persisted(kind: str) -> N
 
 
 def test_step_4_it_fails_before_all_members_have_the_answer_to_their_sync() -> None:
-    """They get their assignment when they send their SyncGroup again, as our client does; no one else is disturbed."""
+    """Members get their assignment when they repeat SyncGroup, like our client; no other member is disturbed."""
     kind = "OwnClassicMember"
-    found = [each for each in failures(kind, EAGER) if each.has(GroupSaved) and each.written]
+    found = [failure for failure in failures(kind, EAGER) if failure.has(GroupSaved) and failure.written]
     assert len(found) >= 3
     undisturbed = living(kind, EAGER)
     undisturbed.play()

@@ -1,4 +1,4 @@
-"""What the checker of commits lets pass: one case that Kafka has too, and nothing beside it."""
+"""The checker of commits allows one case that Kafka allows too, and nothing else."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_seeds_are_clean(start: int) -> None:
 
 @cache
 def seen() -> set[Seen]:
-    """What groups went through in some runs."""
+    """Return the transitions of groups in some runs."""
     found: dict[str, set[Seen]] = {PUSH: set(), CLASSIC: set(), CONSUMER: set(), "member": set()}
     recording = type("Recording", (RecordingMachine,), {"seen": found})
     for seed in range(SEEN):
@@ -67,12 +67,18 @@ def seen() -> set[Seen]:
 
 
 def test_every_transition_is_in_its_table() -> None:
-    known = {(each.state, each.event, each.to) for each in PUSH_GROUP}
+    known = {(transition.state, transition.event, transition.to) for transition in PUSH_GROUP}
     assert sorted(seen() - known) == []
 
 
 def test_every_transition_of_the_table_is_seen_unless_it_is_rare() -> None:
-    assert sorted({(each.state, each.event, each.to) for each in PUSH_GROUP if not each.rare} - seen()) == []
+    assert (
+        sorted(
+            {(transition.state, transition.event, transition.to) for transition in PUSH_GROUP if not transition.rare}
+            - seen()
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(("mutant", "checker"), PUSH_MUTANTS.items(), ids=lambda kind: kind.__name__)

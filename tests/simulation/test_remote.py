@@ -55,7 +55,7 @@ def test_each_checker_of_these_runs_has_a_mutant() -> None:
 
 
 def test_without_proof_two_members_own_one_partition() -> None:
-    """As they hold it: one is kept alive by the coordinator that was overtaken, and the other has its partitions."""
+    """Two clients hold one partition: the replaced coordinator keeps the first alive; the second was assigned it."""
     plans = map(left_behind, range(PATIENCE))
     found = (RemoteRun(plan, HeartbeatsWithoutProof, (OwnershipChecker,), shortest_ms=DAY_MS).play() for plan in plans)
     assert next((result.checker for result in found if result.failure is not None), None) == "OwnershipChecker"
@@ -84,7 +84,7 @@ def test_coordinators_take_over_and_answer_while_they_are_overtaken() -> None:
         run.checkers.on_overtaken = count  # type: ignore[assignment,method-assign]
         assert run.play().failure is None
         terms += len(run.fleet.kafka.partition.began_ms)
-        if any(one.tenures.fences for one in run.fleet.coordinators):
+        if any(coordinator.tenures.fences for coordinator in run.fleet.coordinators):
             overtaken.add(seed)
     assert terms > 15
     assert len(overtaken) > 3

@@ -44,8 +44,8 @@ def entered() -> tuple[World, ZooKeeper, Process, Process]:
     world = World(1)
     zookeeper = ZooKeeper(world)
     first, second = Process(world, zookeeper, 1), Process(world, zookeeper, 2)
-    for one in (first, second):
-        one.begin(one.door.open(one.candidate, 2))
+    for coordinator in (first, second):
+        coordinator.begin(coordinator.door.open(coordinator.candidate, 2))
         world.run_until(world.now_ms + 2_000)
     assert first.door.is_leader and second.door.placement == first.door.placement
     assert f"{IDS}/1" in zookeeper.nodes
@@ -71,7 +71,7 @@ def _suspected_story() -> None:
         second.begin(suspect_and_stop())
         world.run_until(world.now_ms + 1_000)
         gc.collect()
-    assert [str(one.message) for one in caught] == []
+    assert [str(request.message) for request in caught] == []
     assert f"{IDS}/2" not in zookeeper.nodes, "it has left"
     assert f"{IDS}/1" not in zookeeper.nodes, "what it had said of the other is lost"
     assert COORDINATOR not in zookeeper.nodes

@@ -64,4 +64,4 @@ def test_compaction_takes_batches_whose_keys_are_written_again() -> None:
         partition.append(batch(7, 0, sequence, key))
     partition.commit(4)
     partition.compact(1.0)
-    assert [one.offset for one in partition.batches] == [1, 2, 3]
+    assert [position.offset for position in partition.batches] == [1, 2, 3]

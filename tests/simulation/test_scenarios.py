@@ -103,7 +103,7 @@ def test_scenario_14_a_commit_by_id_for_a_topic_that_was_made_again_is_refused()
 
 @pytest.mark.parametrize("kind", ["OwnClassicMember", "OwnConsumerMember", "ClassicMember", "ConsumerMember"])
 def test_scenario_16_a_member_closes_or_is_killed_while_its_commit_is_in_flight(kind: str) -> None:
-    """What was acknowledged is read back by whoever takes over; the checkers compare every answer."""
+    """The next owner reads every acknowledged commit; the checkers compare every answer."""
     slow = {"weather": Weather(delay_ms=1_000, linger_ms=10), "disk_fails": 0.0, "disk_tears": 0.0}
     caught = 0
     for number in range(12):
@@ -137,7 +137,7 @@ def test_scenario_16_a_member_closes_or_is_killed_while_its_commit_is_in_flight(
 
 @pytest.mark.parametrize("kind", ["ClassicMember", "OwnClassicMember", "ConsumerMember"])
 def test_scenario_21_all_members_come_back_after_a_restart_and_no_one_expires(kind: str) -> None:
-    """They are away from the coordinator for half their session; sessions start anew when it has loaded."""
+    """The members are away for half their session; sessions restart once the coordinator has loaded."""
     count = 40
     run = Run(
         plan(

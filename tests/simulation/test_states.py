@@ -31,7 +31,7 @@ TABLES: dict[str, tuple[Transition, ...]] = {
 
 @cache
 def seen(start: int) -> dict[str, set[Seen]]:
-    """What some runs went through."""
+    """Return the transitions of some runs."""
     found: dict[str, set[Seen]] = {kind: set() for kind in TABLES}
     recording = type("Recording", (RecordingMachine,), {"seen": found})
     for seed in range(start, start + STARTS.step):
@@ -42,13 +42,13 @@ def seen(start: int) -> dict[str, set[Seen]]:
 @pytest.mark.parametrize("start", STARTS)
 def test_every_transition_is_in_its_table(start: int) -> None:
     for kind, table in TABLES.items():
-        known = {(each.state, each.event, each.to) for each in table}
+        known = {(transition.state, transition.event, transition.to) for transition in table}
         assert sorted(seen(start)[kind] - known) == []
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_every_transition_of_a_table_is_seen_unless_it_is_rare(kind: str) -> None:
-    common = {(each.state, each.event, each.to) for each in TABLES[kind] if not each.rare}
+    common = {(transition.state, transition.event, transition.to) for transition in TABLES[kind] if not transition.rare}
     for start in STARTS:
         common -= seen(start)[kind]
     assert sorted(common) == []
@@ -56,7 +56,7 @@ def test_every_transition_of_a_table_is_seen_unless_it_is_rare(kind: str) -> Non
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_a_table_names_no_transition_twice(table: tuple[Transition, ...]) -> None:
-    ways = [(each.state, each.event, each.to) for each in table]
+    ways = [(transition.state, transition.event, transition.to) for transition in table]
     assert len(ways) == len(set(ways))
 
 

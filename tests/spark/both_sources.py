@@ -1,7 +1,7 @@
 """Reads of the same topics by Spark's own Kafka source and by ours, in one session: a program, run by `test_ports.py`.
 
 Arguments: a folder with `reads.json`, the jars of Spark's source. Writes `outcomes.json`: for each read and format its
-rows, or the last line of its error, and in how many tasks it was read; and the names of the options of Spark's source.
+rows, or the last line of its error, and the number of tasks. It also lists the options of Spark's source.
 """
 
 from __future__ import annotations

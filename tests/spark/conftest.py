@@ -1,7 +1,7 @@
 """A small Spark for a module's tests, and what they all do: fill topics, run queries, ask the group, wait.
 
-No wait of these tests has a bound in seconds from its start: starting a JVM or a Python process takes one second or a
-minute, as busy as the machine is. `Stage.until` gives up when nothing has moved for long, and says what moved last.
+No wait of these tests has a bound in seconds from its start. Starting a JVM or a Python process takes one second or a
+minute, depending on the load. `Stage.until` gives up when nothing has moved for long, and says what moved last.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Stage:
         query.awaitTermination()
 
     def assigned(self, member: GroupMember, count: int) -> Assignment:
-        """What a member holds once it has so many partitions for good; what the group wants back is given."""
+        """Return a member's partitions once it has this many for good; it releases what the group asks for."""
 
         def holds() -> bool:
             if member.revocation() is not None:
@@ -128,11 +128,13 @@ class Stage:
     def committed(self) -> dict[int, tuple[int, str]]:
         """Offset and metadata by partition, where the group has one."""
         found = self.admin.list_consumer_group_offsets(self.group, self.partitions).all()
-        return {tp.partition: (one.offset, one.metadata) for tp, one in found.items() if one is not None}
+        return {
+            tp.partition: (position.offset, position.metadata) for tp, position in found.items() if position is not None
+        }
 
     def ends(self) -> dict[int, int]:
         found = self.admin.list_offsets(dict.fromkeys(self.partitions, "latest")).all()
-        return {tp.partition: one.offset for tp, one in found.items()}
+        return {tp.partition: position.offset for tp, position in found.items()}
 
     def lag(self) -> int:
         committed = self.committed()
@@ -217,7 +219,7 @@ def started(query: Any) -> bool:
 
 
 def state_of(query: Any) -> tuple[str, int]:
-    """What a query says that it does or has failed of, and the last batch that it reported."""
+    """Return a query's status or error, and its last reported batch."""
     if not query.isActive:
         return f"ended: {str(query.exception())[:300]}", -1
     progress = query.lastProgress

@@ -61,7 +61,9 @@ class Place:
 
     def delete(self, letter: str = "a") -> None:
         self.admin.delete_topics([self.topic(letter)]).all()
-        until(lambda: self.topic(letter) not in {one.name for one in self.admin.list_topics()}, "it is gone", STILL_S)
+        until(
+            lambda: self.topic(letter) not in {topic.name for topic in self.admin.list_topics()}, "it is gone", STILL_S
+        )
 
     def produce(self, values: Sequence[int], letter: str = "a", count: int = 2) -> None:
         """The values, dealt to the partitions in turn."""
@@ -71,7 +73,7 @@ class Place:
 
     def committed(self, letter: str = "a", count: int = 2) -> dict[int, int]:
         found = self.admin.list_consumer_group_offsets(self.group, self.partitions(letter, count)).all()
-        return {tp.partition: one.offset for tp, one in found.items() if one is not None}
+        return {tp.partition: position.offset for tp, position in found.items() if position is not None}
 
     def options(self, **more: Any) -> dict[str, str]:
         given = {
@@ -109,7 +111,7 @@ def declared(source: KohortDataSource) -> StructType:
 
 @dataclass
 class Checkpoint:
-    """What outlives a query: the offsets of its batches, and how many of them are finished."""
+    """The state that outlives a query: the offsets of its batches, and the number of finished ones."""
 
     offsets: list[str] = field(default_factory=list)
     finished: int = 0
@@ -139,7 +141,7 @@ class Run:
         self.reader.stop()
 
     def plan(self) -> tuple[Any, list[Any]] | None:
-        """What the next trigger reads: a reader as a worker gets it, and the tasks; None: nothing now."""
+        """Plan the next trigger: return a worker's reader and the tasks; None: nothing to read now."""
         log = self.checkpoint
         start = log.end_of(log.finished - 1) or self._first()
         end = log.end_of(log.finished)

@@ -59,7 +59,7 @@ spans_given = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 30_000)), 
 def test_tasks_cover_each_offset_once(spans: list[tuple[int, int]], least: int | None, most: int | None) -> None:
     batch = [(TopicPartition("t", n), Span(start, start + size)) for n, (start, size) in enumerate(spans)]
     tasks = cut(batch, 3, min_partitions=least, max_records=most)
-    slices = [one for task in tasks for one in task.slices]
+    slices = [part for task in tasks for part in task.slices]
     for tp, whole in batch:
         parts = sorted((s.span.start, s.span.end) for s in slices if s.partition == tp)
         edges = [whole.start, *(end for _, end in parts)]

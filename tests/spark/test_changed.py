@@ -25,7 +25,7 @@ def group_of(place: Place, suffix: str) -> dict[str, Any]:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
-    return "\n".join(one.getMessage() for one in caplog.records if one.levelno == logging.WARNING)
+    return "\n".join(record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
 
 
 def ten_read(place: Place) -> Checkpoint:

@@ -30,8 +30,8 @@ def closing() -> Iterator[Callable[[Any], Any]]:
         return one
 
     yield keep
-    for one in reversed(every):
-        one.close()
+    for resource in reversed(every):
+        resource.close()
 
 
 class Heard:
@@ -50,7 +50,7 @@ def test_messages_come_whole_from_any_pieces() -> None:
     data = b"".join(frame(encode(message)) for message in said)
     for size in (1, 3, 7, 1000, len(data)):
         reading = FrameParser()
-        found = [one for at in range(0, len(data), size) for one in reading.feed(data[at : at + size])]
+        found = [entry for at in range(0, len(data), size) for entry in reading.feed(data[at : at + size])]
         assert list(map(decode, found)) == said
 
 

@@ -1,4 +1,4 @@
-"""What a read says that can't be: soon, with the cause and the way out, before anything is claimed."""
+"""Errors of impossible reads: early, with cause and remedy, before the query claims anything."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_wrong_password_is_told_at_once(secured: Any, group: str | None) -> No
 
 
 def refused(given: dict[str, str], schema: StructType | None = None) -> KafkaError:
-    """What Spark is told of a query, by the first method that it calls: the constructor's words it swallows."""
+    """Return the error that Spark gets from a query's first method: Spark swallows the constructor's text."""
     source = KohortDataSource(given)
     reader: Any = source.streamReader(declared(source) if schema is None else schema)
     found = set()
@@ -148,7 +148,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_in_a_batch_read_and_a_warnin
         with Run({key: value for key, value in given.items() if group or key != "group.id"}) as run:
             for _ in range(3):
                 run.plan()
-        warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+        warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert [text for text in warned if "the query waits for one" in text] == warned[:1]
     place.make()
     place.produce(range(4))

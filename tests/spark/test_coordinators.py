@@ -34,7 +34,7 @@ def two(apache_kafka: ApacheKafka) -> Iterator[list[CoordinatorProcess]]:
 def stage(two: list[CoordinatorProcess], tmp_path: Path) -> Iterator[Stage]:
     """At the coordinators: groups are theirs, topics Kafka's."""
     name = uuid.uuid4().hex[:8]
-    servers = ",".join(one.address for one in two)
+    servers = ",".join(entry.address for entry in two)
     with Admin(servers) as admin:
         admin.create_topics([NewTopic(f"t-{name}", PARTITIONS)]).all()
         yield Stage(servers, admin, tmp_path, f"t-{name}", f"g-{name}")
@@ -96,7 +96,7 @@ def test_a_query_and_a_python_member_push_through_the_deaths_of_their_coordinato
         host, _, port = two[0].address.rpartition(":")
         _, place = coordinator(host, int(port), stage.group)
         assert place is not None
-        next(one for one in two if one.address == f"{place[0]}:{place[1]}").kill()
+        next(entry for entry in two if entry.address == f"{place[0]}:{place[1]}").kill()
         stage.produce(200)
         stage.until(lambda: covered() and share(), "both read on, and are members of the other coordinator")
         member.kill()

@@ -79,7 +79,7 @@ def test_a_revocation_waits_for_the_running_batch_and_its_commit(
         gate.open.set()
         assignment = stage.assigned(newcomer, 2)
         found = newcomer.committed(assignment.partitions)
-        assert [one.offset for one in found.values() if one is not None] == [10, 10]
+        assert [position.offset for position in found.values() if position is not None] == [10, 10]
     assert sink.values() == list(range(40))
 
 
@@ -146,7 +146,11 @@ class Application:
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
         """Partition, start and end of what it wrote."""
-        return [(one["partition"], one["start"], one["end"]) for facts in self.batches for one in facts["ranges"]]
+        return [
+            (offset_range["partition"], offset_range["start"], offset_range["end"])
+            for facts in self.batches
+            for offset_range in facts["ranges"]
+        ]
 
 
 def java_of(process: MemberProcess) -> int:

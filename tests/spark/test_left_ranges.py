@@ -1,4 +1,4 @@
-"""What a batch that is run again leaves to the group is read, whatever later runs of the query know by a checkpoint.
+"""Ranges that a repeated batch leaves to the group are read, whatever later runs know by a checkpoint.
 
 Spark's calls are made without Spark (`histories.engine`).
 """
@@ -49,7 +49,7 @@ class Query:
 
     def committed(self) -> dict[int, int]:
         found = self.admin.list_consumer_group_offsets(self.group, self.partitions).all()
-        return {tp.partition: one.offset for tp, one in found.items() if one is not None}
+        return {tp.partition: position.offset for tp, position in found.items() if position is not None}
 
     def member(self) -> GroupMember:
         """Another one of its group."""

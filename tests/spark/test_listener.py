@@ -1,4 +1,4 @@
-"""What the application hears of its queries, and what its word to their sources changes."""
+"""The application's events about its queries, and their effect on the sources."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_idle_query_has_no_lag_and_gives_partitions_to_a_member_that_joins(
         stage.servers, stage.group, topics=[stage.topic], client_id="newcomer", max_poll_interval_ms=BOUND_MS
     ) as newcomer:
         mine = stage.assigned(newcomer, PARTITIONS // 2).partitions
-        assert [one.offset for one in newcomer.committed(mine).values() if one is not None] == [10, 10]
+        assert [position.offset for position in newcomer.committed(mine).values() if position is not None] == [10, 10]
         assert sorted(map(len, stage.members().values())) == [2, 2], "the query was not evicted"
     stage.until(lambda: stage.members() == {"q": (0, 1, 2, 3)}, "it has all again, without a trigger")
     assert query.isActive and len(sink.every) == 1

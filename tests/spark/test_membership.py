@@ -147,12 +147,12 @@ def test_the_progress_does_not_wait_for_the_watching_thread() -> None:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [found[0] for one in caplog.messages if (found := re.search("rebalance [0-9]+", one)) is not None]
+    return [found[0] for message in caplog.messages if (found := re.search("rebalance [0-9]+", message)) is not None]
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_rebalance_while_a_batch_runs_is_no_standstill_of_the_query(protocol: str) -> None:
-    """What comes back from a member that leaves is held before the batch is over."""
+    """A leaving member's partitions return before the batch is over."""
     with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
         with Admin(broker.bootstrap_servers) as admin:
             admin.create_topics([NewTopic("flights", 2)])
@@ -223,7 +223,7 @@ def test_the_planner_hears_why_a_join_is_refused_and_the_log_has_no_traceback(
                 place.held()
         finally:
             place.close()
-    assert [one for one in caplog.records if one.name == "kohort.spark" or one.exc_info] == []
+    assert [record for record in caplog.records if record.name == "kohort.spark" or record.exc_info] == []
 
 
 @pytest.mark.parametrize(

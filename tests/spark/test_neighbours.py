@@ -57,14 +57,14 @@ def neighbour(broker: Broker, protocol: str, topic: str) -> GroupMember:
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def looked(place: GroupMembership, *others: GroupMember) -> bool:
     """Whether the query has looked who else is there; the others let go what is wanted."""
-    for one in others:
-        if one.revocation() is not None:
-            one.release()
+    for entry in others:
+        if entry.revocation() is not None:
+            entry.release()
     return not place._subscription_check._left
 
 
@@ -198,7 +198,7 @@ def test_nothing_is_concluded_while_a_classic_group_does_not_tell() -> None:
 
 
 def test_a_group_that_never_tells_is_asked_a_few_times(broker: Broker) -> None:
-    """As of one that has no such member any more."""
+    """The source then treats the group as one without such a member."""
     options = parse_options(
         {"kafka.bootstrap.servers": broker.bootstrap_servers, "group.id": "etl", "subscribe": "flights"}
     )

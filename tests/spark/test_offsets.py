@@ -1,4 +1,4 @@
-"""What the checkpoint keeps of a batch, and who wins after a restart."""
+"""A batch in the checkpoint, and the rule which offset wins after a restart."""
 
 from __future__ import annotations
 

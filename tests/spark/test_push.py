@@ -74,7 +74,7 @@ def share(run: Run, consumer: Consumer, count: int = 1) -> None:
 def shares(place: Place) -> list[int]:
     """How many partitions each member has."""
     described = place.admin.describe_consumer_groups([place.group]).all()[place.group]
-    return sorted(len(one.assignment or ()) for one in described.members)
+    return sorted(len(member.assignment or ()) for member in described.members)
 
 
 def plan(run: Run) -> tuple[Any, list[Any]]:

@@ -67,14 +67,14 @@ class Stage:
 
     def committed(self) -> list[int]:
         found = self.admin.list_consumer_group_offsets(self.name, self.partitions).all()
-        return [0 if one is None else one.offset for one in found.values()]
+        return [0 if position is None else position.offset for position in found.values()]
 
     def member(self, **settings: Any) -> GroupMember:
         servers = self.broker.bootstrap_servers
         return GroupMember(servers, self.name, topics=[self.name], heartbeat_interval_ms=200, **settings)
 
     def share(self, member: GroupMember, count: int) -> Assignment:
-        """What a member holds once it has so many partitions."""
+        """Return a member's partitions once it has this many."""
 
         def holds() -> bool:
             if member.revocation() is not None:
@@ -240,7 +240,7 @@ def test_a_revocation_waits_for_the_word_and_no_longer(stage: Stage, closing: Ca
         assert newcomer.assignment().partitions == ()
         assert query.sink_done(first)
         mine = stage.share(newcomer, 2).partitions
-        assert [one.offset for one in newcomer.committed(mine).values() if one is not None] == [10, 10]
+        assert [position.offset for position in newcomer.committed(mine).values() if position is not None] == [10, 10]
 
 
 @pytest.mark.parametrize("then", ["fail", "release"])

@@ -1,4 +1,4 @@
-"""What rebalances cost a query, in times that the test gives, and what its progress says of them."""
+"""The cost of rebalances to a query, in times that the test gives, and the query's progress about them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_each_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     rebalances.batch_began(900)
     rebalances.batch_ended(1_100)
     rebalances.take([of(2, 1_000, 1_400), of(3, 1_400, 1_500)])
-    assert [(one.levelname, one.name) for one in caplog.records] == [("INFO", "kohort.spark")] * 2
+    assert [(record.levelname, record.name) for record in caplog.records] == [("INFO", "kohort.spark")] * 2
     place = "generation 7: 2 partitions owned, 1 gained, 3 lost"
     assert caplog.messages == [
         f"[group etl][member m-1] rebalance 2 completed, {place}; downtime 300 ms of 400",

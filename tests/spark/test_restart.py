@@ -60,16 +60,22 @@ def test_scenario_19_an_unfinished_batch_is_replayed_or_released_after_partition
         mine = {tp.partition for tp in everywhere - set(other.assignment().partitions)}
 
         def read() -> dict[int, set[int]]:
-            """What is in the sink, of each partition of the query's."""
+            """Return the sink's rows of each partition of the query."""
             with sink.lock:
                 rows = [row for rows in sink.batches.values() for row in rows]
             return {partition: {row[2] for row in rows if row[1] == partition} for partition in mine}
 
-        until(lambda: all(len(read()[each]) == EACH for each in mine), "all that is the query's is read", WAIT_S)
+        until(
+            lambda: all(len(read()[partition]) == EACH for partition in mine), "all that is the query's is read", WAIT_S
+        )
         assert query.isActive, query.exception()
         query.stop()
         again = {"owned": [row for row in failed if row[1] in mine], "all": failed, "none": []}
         assert [row[:3] for row in sink.batches[number]] == [row[:3] for row in again[planned]]
-        committed = {tp.partition: one for tp, one in other.committed(sorted(everywhere)).items() if one is not None}
-        left = {partition: one.offset for partition, one in committed.items() if partition not in mine}
+        committed = {
+            tp.partition: position
+            for tp, position in other.committed(sorted(everywhere)).items()
+            if position is not None
+        }
+        left = {partition: position.offset for partition, position in committed.items() if partition not in mine}
         assert not any(left.values()), "what it left to the group was not read there, and is all there to be read"

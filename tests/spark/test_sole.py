@@ -73,7 +73,7 @@ def test_without_a_group_every_query_reads_all_and_none_is_refused(place: Place,
 
 
 def test_where_ids_can_not_tell_the_same_options_are_warned_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """As on Spark Connect: each query has a source object of its own, and the application is out of reach."""
+    """On Spark Connect each query has a source object of its own, and the application is out of reach."""
     place.make()
     first = begin(dumps(KohortDataSource(place.options())))
     try:

@@ -174,8 +174,8 @@ def test_spark_reads_every_table(spark: Any, stage: Stage) -> None:
     def frame(name: str) -> Any:
         return spark.read.format("kohort").options(**{"kafka.bootstrap.servers": stage.servers, "table": name}).load()
 
-    for name, one in TABLES.items():
-        assert frame(name).columns == [column for column, _ in one.columns]
+    for name, value in TABLES.items():
+        assert frame(name).columns == [column for column, _ in value.columns]
         assert frame(name).count() > 0 or name == "members"
     lag = frame("lag").where(f"group = '{stage.group}'").selectExpr("sum(lag) AS lag").first()
     assert lag["lag"] == 4

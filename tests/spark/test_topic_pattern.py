@@ -219,7 +219,7 @@ def compiles(java: Any, pattern: str) -> bool:
 
 @pytest.mark.parametrize("protocol", [None, "classic", "consumer"])
 def test_a_topic_is_read_whose_name_contains_a_match(place: Place, protocol: str | None) -> None:
-    """The same for a query alone, for classic members and for a coordinator that looks for topics itself."""
+    """Tested for a query alone, for classic members, and for a coordinator that matches topics itself."""
     place.protocol = protocol or "classic"
     names = {"in": place.make("orders"), "dlq": place.make("orders-dlq"), "out": place.make("Orders")}
     assert len(set(names.values())) == 3

@@ -60,7 +60,7 @@ def test_a_topic_made_again_while_the_query_was_down(
     caplog.clear()
     with Run(options(place, grouped, True), log) as run:
         assert run.read(0) == []
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @GROUPED

@@ -28,13 +28,13 @@ FIRST_MS = 1_700_000_000_000
 
 @pytest.fixture
 def servers(our_broker: Broker) -> str:
-    """What the lines depend on of a broker is the same everywhere: tests/peers."""
+    """Start one server: the behaviour tested here is the same on every broker (tests/peers)."""
     return our_broker.bootstrap_servers
 
 
 @pytest.fixture(params=["classic", "push"])
 def place(servers: str, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Whose queries are members by this protocol."""
+    """The place of queries that are members by this protocol."""
     with Admin(servers) as admin:
         yield Place(servers, admin, request.param)
 
@@ -57,7 +57,7 @@ def by_partition(place: Place, first: int, second: int) -> str:
 
 
 def commit(place: Place, first: int, second: int, metadata: str = "") -> None:
-    """As an administrator, or another member that has ended."""
+    """Commit like an administrator, or like another member that has ended."""
     at = zip(place.partitions(), (first, second), strict=True)
     place.admin.alter_consumer_group_offsets(
         place.group, {tp: OffsetAndMetadata(offset, metadata) for tp, offset in at}
@@ -296,12 +296,12 @@ def test_all_planned_ranges_are_read_again_and_then_a_reset_counts(
 
 
 def test_offsets_that_were_saved_and_put_back_count(filled: Place, halfway: Checkpoint) -> None:
-    """What the administrator saved carries the query's own stamp: of a batch before the last."""
+    """The administrator's copy carries the query's own stamp, of the batch before last."""
     saved = filled.admin.list_consumer_group_offsets(filled.group, filled.partitions()).all()
     with Run(filled.options(maxOffsetsPerTrigger=6), halfway) as run:
         assert run.read(20) == list(range(20, 40))
-    back = {tp: one for tp, one in saved.items() if one is not None}
-    assert {Stamp.from_metadata(one.metadata) is not None for one in back.values()} == {True}
+    back = {tp: position for tp, position in saved.items() if position is not None}
+    assert {Stamp.from_metadata(position.metadata) is not None for position in back.values()} == {True}
     filled.admin.alter_consumer_group_offsets(filled.group, back).all()
     with Run(filled.options(), halfway) as run:
         assert run.read(20) == list(range(20, 40))
@@ -314,7 +314,7 @@ def test_saved_offsets_of_just_before_the_last_batch_count_without_their_metadat
     saved = filled.admin.list_consumer_group_offsets(filled.group, filled.partitions()).all()
     with Run(filled.options(), halfway) as run:
         assert run.read(20) == list(range(20, 40))
-    kept = {one.metadata for one in saved.values() if one is not None}
+    kept = {position.metadata for position in saved.values() if position is not None}
     commit(filled, 10, 10, kept.pop() if metadata else "")
     with Run(filled.options(), halfway) as run:
         assert len(run.read(left)) == left
@@ -364,7 +364,7 @@ def test_an_offset_without_records_is_data_loss(filled: Place, halfway: Checkpoi
 def test_a_leader_that_stood_still_takes_no_records_away(
     filled: Place, halfway: Checkpoint, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    """It wakes, takes itself for the leader still, and ends before what was read from its successor."""
+    """The old leader wakes as if still leader, and its log ends before records read from its successor."""
     stale, real = iter(range(3)), RangeReader.present_offsets
 
     def asleep(self: RangeReader, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
@@ -531,7 +531,7 @@ def test_committed_needs_a_group(filled: Place) -> None:
 
 
 def test_available_now_shares_with_a_continuous_query_of_its_group(filled: Place) -> None:
-    """It ends with its own share read; the rest is the other's."""
+    """The query ends with its own share read; the other query has the rest."""
     with Run(filled.options()) as continuous:
         assert continuous.read(20) == list(range(20))
         stamped(filled, range(20, 40))

@@ -1,4 +1,4 @@
-"""What a task of a write does, without Spark: where records go, in which order, and what a failure leaves behind."""
+"""A write task without Spark: the records' partitions and order, and the effects of a failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan(servers: str, *columns: str, topic: str | None = None, **settings: str)
 
 
 def read(servers: str, topic: str) -> dict[int, list[Record]]:
-    """What a topic holds, by partition."""
+    """Return a topic's records by partition."""
     with Consumer(servers) as consumer:
         places = [TopicPartition(topic, number) for number in range(3)]
         consumer.assign(places)

@@ -33,9 +33,9 @@ class Relay:
         """End all connections; new ones end at once."""
         with self._lock:
             self._is_cut = True
-            for each in self._open:
+            for sock in self._open:
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
         """Let new connections pass."""
@@ -52,8 +52,8 @@ class Relay:
                         near.close()
                         continue
                     self._open |= {near, far}
-                for one, other in ((near, far), (far, near)):
-                    thread = threading.Thread(target=self._pass_on, args=(one, other), daemon=True)
+                for source, other in ((near, far), (far, near)):
+                    thread = threading.Thread(target=self._pass_on, args=(source, other), daemon=True)
                     self._threads.append(thread)
                     thread.start()
 
@@ -81,5 +81,5 @@ class Relay:
         self._listening.close()
         for thread in self._threads:
             thread.join(10)
-        for each in self._open:
-            each.close()
+        for sock in self._open:
+            sock.close()

@@ -37,9 +37,8 @@ def make_certificates(folder: Path) -> None:
 class SecuredKafka(ApacheKafka):
     """Listeners beside the plain one.
 
-    TLS, TLS with client certificates, SASL, SASL over TLS, SASL whose logins last two seconds, TLS with a certificate
-    that has expired, and with one of another host. Rights by
-    StandardAuthorizer.
+    TLS, TLS with client certificates, SASL, and SASL over TLS. SASL whose logins last two seconds. TLS with a
+    certificate that has expired, and with one of another host. Rights by StandardAuthorizer.
 
     Super users are alice, whose password is "secret", the holder of the client certificate, and whoever comes in plain.
     With PLAIN, bob and carol log in too, with the same password, and have no rights.

@@ -25,4 +25,4 @@ def test_long_files_come_first_then_those_with_many_tests(request: pytest.Fixtur
         return made
 
     given = [item(FEW, "a"), item(MANY, "b"), item(LONG[1], "c"), item(MANY, "d"), item(LONG[0], "e")]
-    assert [one.name for one in ordered(given)] == ["e", "c", "b", "d", "a"]
+    assert [test.name for test in ordered(given)] == ["e", "c", "b", "d", "a"]

@@ -67,7 +67,7 @@ def _snake(name: str) -> str:
 
 
 class Comparison:
-    """What one of our messages says that Kafka's schema does not, or the other way round."""
+    """Differences between one of our messages and Kafka's schema, in both directions."""
 
     def __init__(self, kind: type[Message], schema: dict[str, Any]) -> None:
         self.kind = kind

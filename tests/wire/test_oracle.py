@@ -62,7 +62,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return round(value.timestamp() * 1000)
     if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, (memoryview, bytearray)):
         return bytes(value)
     return value
@@ -81,7 +81,7 @@ def _compare(ours: Any, theirs: Any, where: str) -> None:
     elif isinstance(ours, uuid.UUID):
         assert ours == (theirs or uuid.UUID(int=0)), where
     elif isinstance(ours, list) and ours and isinstance(ours[0], uuid.UUID):
-        assert ours == [each or uuid.UUID(int=0) for each in theirs], where
+        assert ours == [their_id or uuid.UUID(int=0) for their_id in theirs], where
     else:
         assert _plain(ours) == _plain(theirs), where
 
@@ -93,8 +93,8 @@ def _is_own(field: Field) -> bool:
 def _unset_own(value: Any) -> None:
     """Take what is not Kafka's out of a message, wherever in it."""
     if isinstance(value, list):
-        for each in value:
-            _unset_own(each)
+        for item in value:
+            _unset_own(item)
     elif isinstance(value, Struct):
         for field in value.FIELDS:
             if _is_own(field):

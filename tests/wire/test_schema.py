@@ -223,7 +223,7 @@ def test_a_tagged_field_in_one_of_many_elements_is_skipped_and_a_null_that_may_n
         return bytes([PLAIN_COUNT + 1]) + plain * (PLAIN_COUNT - 1) + b"\0\0\0\7" + text + tags + b"\0"
 
     plain = Many.decode(many(b"\1", b"\0"), 0)
-    assert [each.text for each in plain.items] == [""] * PLAIN_COUNT
+    assert [item.text for item in plain.items] == [""] * PLAIN_COUNT
     assert Many.decode(many(b"\1", b"\1\5\2ab"), 0) == plain
     with pytest.raises(WireError):
         Many.decode(many(b"\0", b"\0"), 0)

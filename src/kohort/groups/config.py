@@ -11,6 +11,13 @@ MIB = 1 << 20
 INT_MAX = 2**31 - 1
 
 
+def _distinct_assignors(names: tuple[str, ...]) -> None:
+    if not names:
+        raise ValueError("name at least one assignor: the first is the default of groups")
+    if len(set(names)) < len(names):
+        raise ValueError("name each assignor once")
+
+
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
     """The group coordinator's settings: names and defaults of Kafka 4.4, except where `why` says otherwise."""
@@ -118,7 +125,11 @@ class GroupConfig:
         "group.consumer.max.size", INT_MAX, low=1, unit="members", why="a consumer group refuses members beyond it"
     )
     consumer_assignors: tuple[str, ...] = knob(
-        "group.consumer.assignors", ("uniform", "range"), why="server-side assignors; the first is the default"
+        "group.consumer.assignors",
+        ("uniform", "range"),
+        choices=("uniform", "range"),
+        check=_distinct_assignors,
+        why="server-side assignors; the first is the default",
     )
     consumer_migration_policy: str = knob(
         "group.consumer.migration.policy",

@@ -1,4 +1,4 @@
-"""What is done on one connection, from a seed; and what the broker owes for it."""
+"""One connection's actions, drawn from a seed, and the responses that the broker owes for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAITS = ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat")
 
 
 class Finding(Exception):
-    """What must not happen has happened."""
+    """A broken promise: the broker did something that must not happen."""
 
 
 @dataclass
@@ -191,7 +191,7 @@ def large(line: Line, pick: random.Random) -> bool:
     steps = (
         CreateTopicsRequest(topics=[make(name=name, num_partitions=count, replication_factor=1), *more]),
         CreatePartitionsRequest(topics=[grow]),
-        DeleteTopicsRequest(topic_names=[name, *(each.name for each in more)]),
+        DeleteTopicsRequest(topic_names=[name, *(case.name for case in more)]),
     )
     for number, message in enumerate(steps):
         version = min(5, message.MAX_VERSION)

@@ -27,7 +27,7 @@ NOTHING = Taken(0, 0, 0, 0)
 
 @dataclass
 class Report:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         findings: each with the case's number and the bytes that were sent in it.
@@ -132,7 +132,7 @@ class Run:
         self.report.most = Taken(*map(max, self.report.most, taken))
         bounds = Taken(RESIDENT_KIB_MAX, DESCRIPTORS, THREADS_MAX, int(LOG_BYTES_MAX + passed_s * LOG_BYTES_PER_S_MAX))
         for name, value, bound in zip(Taken._fields, taken, bounds, strict=True):
-            if value > bound and not any(name in each for each in self.report.findings):
+            if value > bound and not any(name in finding for finding in self.report.findings):
                 self.report.findings.append(f"{name}: {value}, the bound is {bound}")
         if self._broker.process.poll() is not None:
             raise AssertionError(f"the broker has ended: {self._broker.log.read_text()[-3_000:]}")

@@ -22,7 +22,7 @@ END_S = 60.0
 
 
 class Taken(NamedTuple):
-    """What the broker takes."""
+    """The resources that the broker uses."""
 
     resident_kib: int
     descriptors: int
@@ -53,7 +53,7 @@ class Watched:
         self.address = words[1]
 
     def end(self) -> int:
-        """Its exit code after SIGTERM."""
+        """Send SIGTERM and return the broker's exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(END_S)
@@ -68,7 +68,7 @@ class Watched:
             self.process.stdout.close()
 
     def taken(self) -> Taken:
-        """What it takes now."""
+        """Return the resources that the broker uses now."""
         proc = Path(f"/proc/{self.process.pid}")
         status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
         return Taken(
@@ -79,7 +79,7 @@ class Watched:
         )
 
     def where(self) -> str:
-        """What its threads are doing."""
+        """Return the stacks of the broker's threads."""
         before = self.log.stat().st_size
         self.process.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
@@ -88,7 +88,7 @@ class Watched:
             return log.read().decode(errors="replace")
 
     def complaint(self) -> str:
-        """What is new in the log and speaks of a fault in the broker, else ""."""
+        """Return new log lines that report a fault in the broker, else ""."""
         with self.log.open("rb") as log:
             log.seek(self._seen)
             new = log.read()

@@ -1,4 +1,4 @@
-"""What must hold of a whole run. Ownership and commits by the members' own words: `tests/peers/churn/check.py`."""
+"""Properties of a whole run. Ownership and commits as the members report them: `tests/peers/churn/check.py`."""
 
 from __future__ import annotations
 

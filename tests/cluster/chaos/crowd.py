@@ -33,7 +33,7 @@ class Process:
     asked: dict[int, tuple[int, dict[str, int]]] = field(default_factory=dict)
 
     def news(self) -> list[dict[str, Any]]:
-        """What it has said since this was asked last."""
+        """Return the member's output since the last call."""
         if not self.member.log.exists():
             return []
         with self.member.log.open("rb") as file:
@@ -138,9 +138,9 @@ class Crowd:
                     self.newest_ns[partition] = max(self.newest_ns.get(partition, 0), sent_ns)
 
     def missing(self, since_ns: int) -> str:
-        """What keeps the group from being stable since then; nothing when it is.
+        """Return what keeps the group from being stable since then; nothing when it is stable.
 
-        Stable: each partition has one member that says that it has it, and a commit sent since then was acknowledged.
+        Stable: each partition has one member that reports it, and a commit sent since then was acknowledged.
         """
         self.look()
         died = [member.died for member in self.story.members if member.died]

@@ -1,4 +1,4 @@
-"""What befalls servers and members: each fault begins, lasts, and is made good; chance says which comes next."""
+"""Faults of servers and members: each begins, lasts and is undone; chance draws the next one."""
 
 from __future__ import annotations
 
@@ -90,19 +90,19 @@ class Faults:
         asked = [Asked(known) for known in self._known]
 
         def begin_pause() -> None:
-            for one in asked:
-                one.connect(servers.addresses[number])
+            for probe in asked:
+                probe.connect(servers.addresses[number])
             stop(servers.coordinators[number].process.pid)
 
         def end_pause() -> None:
-            for one in asked:
-                one.send()
+            for probe in asked:
+                probe.send()
             sleeper = servers.coordinators[number]  # another process may have its number later
             said = len(sleeper.lines)
             wake(sleeper.process.pid)
-            for one in asked:
-                one.receive()
-                one.said = lambda: "".join(sleeper.lines[said:])
+            for probe in asked:
+                probe.receive()
+                probe.said = lambda: "".join(sleeper.lines[said:])
 
         return Fault("coordinator", kind, target, seconds, begin_pause, end_pause, asked=asked)
 

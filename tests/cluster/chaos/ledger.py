@@ -66,7 +66,7 @@ class Ledger(threading.Thread):
         self.acknowledged[name], self.newest_ns[name] = number, sent_ns
 
     def wrong(self) -> Iterator[str]:
-        """What is there now, held against what was acknowledged."""
+        """Return the differences between the topic now and what was acknowledged."""
         if self.error is not None:
             raise self.error
         with self._writing:

@@ -95,7 +95,7 @@ class Asked:
             self._connection.close()
 
     def take(self, answer: OffsetFetchResponse) -> None:
-        """What an answer says."""
+        """Record the content of an answer."""
         (group,) = answer.groups
         self.error = ErrorCode(group.error_code)
         if self.error is ErrorCode.NONE:

@@ -152,7 +152,7 @@ class Run:
         return found
 
     def _produced(self, crowd: Crowd) -> dict[str, list[tuple[int, int]]]:
-        """What Kafka has: a record that was sent again is acknowledged without its offset."""
+        """Return the records in Kafka: a record that was sent twice is acknowledged without its offset."""
         found: dict[str, list[tuple[int, int]]] = {}
         with RangeReader(self.servers.brokers, columns=("value",)) as reader:
             for name in crowd.partitions:

@@ -125,7 +125,7 @@ class Servers:
 
 
 def stop(pid: int) -> None:
-    """It stands still, and its connections stay."""
+    """Stop the process (SIGSTOP); its connections stay open."""
     os.kill(pid, signal.SIGSTOP)
 
 

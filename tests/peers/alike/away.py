@@ -112,7 +112,7 @@ def who_is_away_longer_than_its_session_is_out(side: Side, version: int) -> None
         return beat(group, MEMBERS["b"], epoch, topic_partitions=[])
 
     def told_both(answer: Any) -> bool:
-        """What became free before the new target was made may be told first: targets are made beside the requests."""
+        """Partitions free before the new target may be assigned first: targets are computed beside requests."""
         return told(answer) and sum(len(part.partitions) for part in answer.assignment.topic_partitions) == 2
 
     side.until(next_beat, version, told_both, "b")

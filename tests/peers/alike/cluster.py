@@ -20,7 +20,7 @@ from tests.peers.alike.operations import without_words
 
 def asking(*topics: Any, **fields: Any) -> MetadataRequest:
     make = MetadataRequest.MetadataRequestTopic
-    asked = [make(topic_id=each, name=None) if isinstance(each, uuid.UUID) else make(name=each) for each in topics]
+    asked = [make(topic_id=topic, name=None) if isinstance(topic, uuid.UUID) else make(name=topic) for topic in topics]
     return MetadataRequest(topics=asked, **{"allow_auto_topic_creation": False, **fields})
 
 
@@ -134,9 +134,9 @@ def creations(side: Side, version: int) -> None:
 
     def keep(answer: Any) -> None:
         without_words(answer)
-        for each in answer.topics:
-            side.call(each.topic_id, f"id of {each.name}")
-            each.configs = None if each.configs is None else []
+        for entry in answer.topics:
+            side.call(entry.topic_id, f"id of {entry.name}")
+            entry.configs = None if entry.configs is None else []
 
     for number, fields in enumerate(
         (
@@ -186,8 +186,8 @@ def creations(side: Side, version: int) -> None:
 def without_id(answer: Any) -> None:
     """Kafka makes up an id for a topic that it does not make."""
     without_words(answer)
-    for each in answer.topics:
-        each.topic_id, each.configs = uuid.UUID(int=0), []
+    for topic in answer.topics:
+        topic.topic_id, topic.configs = uuid.UUID(int=0), []
 
 
 @scenario(DeleteTopicsRequest)
@@ -197,9 +197,9 @@ def deletions(side: Side, version: int) -> None:
 
     def deleting(*names: Any) -> DeleteTopicsRequest:
         states = [
-            state(topic_id=each, name=None) if isinstance(each, uuid.UUID) else state(name=each) for each in names
+            state(topic_id=name, name=None) if isinstance(name, uuid.UUID) else state(name=name) for name in names
         ]
-        plain = [each for each in names if isinstance(each, str)]
+        plain = [name for name in names if isinstance(name, str)]
         return DeleteTopicsRequest(topics=states, topic_names=plain, timeout_ms=10_000)
 
     side.ask(deleting(side.name("missing"), ""), version, keep=without_words)
@@ -222,8 +222,8 @@ def deletions(side: Side, version: int) -> None:
 
 
 def without_texts(answer: Any) -> None:
-    for each in answer.results:
-        each.error_message = None
+    for result in answer.results:
+        result.error_message = None
 
 
 @scenario(CreatePartitionsRequest)
@@ -232,7 +232,7 @@ def growth(side: Side, version: int) -> None:
     make, placed = CreatePartitionsRequest.CreatePartitionsTopic, CreatePartitionsRequest.CreatePartitionsAssignment
 
     def growing(name: str, count: int, *brokers: list[int], validate_only: bool = False) -> CreatePartitionsRequest:
-        assignments = [placed(broker_ids=each) for each in brokers] or None
+        assignments = [placed(broker_ids=broker) for broker in brokers] or None
         asked = [make(name=name, count=count, assignments=assignments)]
         return CreatePartitionsRequest(topics=asked, timeout_ms=10_000, validate_only=validate_only)
 

@@ -39,9 +39,9 @@ def known_here(answer: Any) -> None:
     without_words(answer)
     for result in answer.results:
         result.error_message = None
-        result.configs = [each for each in result.configs if not each.name.startswith(NOT_HERE)]
-        for each in result.configs:
-            each.documentation = None
+        result.configs = [config for config in result.configs if not config.name.startswith(NOT_HERE)]
+        for config in result.configs:
+            config.documentation = None
 
 
 @scenario(DescribeConfigsRequest)
@@ -79,8 +79,8 @@ def changing(kind: int, name: str, ops: list[tuple[str, int, str | None]], **fie
 
 def words_apart(answer: Any) -> None:
     without_words(answer)
-    for each in answer.responses:
-        each.error_message = each.error_message or None
+    for response in answer.responses:
+        response.error_message = response.error_message or None
 
 
 @scenario(AlterConfigsRequest)
@@ -140,7 +140,7 @@ def changes(side: Side, version: int) -> None:
     keys = ["retention.ms", "segment.bytes", "cleanup.policy"]
 
     def settled(answer: Any) -> bool:
-        return "compact" in {each.value for each in answer.results[0].configs}
+        return "compact" in {item.value for item in answer.results[0].configs}
 
     side.until(lambda: describing(TOPIC, topic, keys), 4, settled)
     side.ask(describing(GROUP, group), 4, keep=known_here)
@@ -154,7 +154,11 @@ def lists(side: Side, version: int) -> None:
 
     def of_this_run(answer: Any) -> None:
         answer.config_resources = sorted(
-            (each for each in answer.config_resources if each.resource_name in (topic, group, "1")),
+            (
+                config_resource
+                for config_resource in answer.config_resources
+                if config_resource.resource_name in (topic, group, "1")
+            ),
             key=lambda each: (each.resource_type, each.resource_name),
         )
 
@@ -236,4 +240,4 @@ def replaces_of_the_broker(side: Side, version: int) -> None:
 
 def has(value: str) -> Callable[[Any], bool]:
     """Whether a description has a setting of this value: Kafka's broker learns of a change a moment later."""
-    return lambda answer: value in {each.value for each in answer.results[0].configs}
+    return lambda answer: value in {item.value for item in answer.results[0].configs}

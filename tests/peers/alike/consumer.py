@@ -75,7 +75,7 @@ def settle(side: Side, group: str, member: str, version: int, topic: str, *, by:
     topic_id = side.id_of(topic)
     for _ in range(200):
         parts = [] if answer.assignment is None else answer.assignment.topic_partitions
-        held = [owns(topic_id, *each.partitions) for each in parts]
+        held = [owns(topic_id, *partition.partitions) for partition in parts]
         before = answer
         answer = side.silently(beat(group, member, before.member_epoch, topic_partitions=held), version, by)
         assert answer.error_code == 0, answer
@@ -413,7 +413,7 @@ def only(*groups: str) -> Any:
 
     def keep(answer: Any) -> None:
         answer.groups = sorted(
-            (each for each in answer.groups if each.group_id in groups), key=lambda each: each.group_id
+            (group for group in answer.groups if group.group_id in groups), key=lambda each: each.group_id
         )
 
     return keep
@@ -459,7 +459,7 @@ def a_commit_that_was_meant_for_an_earlier_group_of_the_name(side: Side, version
 
 @scenario(1)
 def a_member_that_comes_back_at_its_epoch_with_nothing_is_told_all_it_has(side: Side, version: int) -> None:
-    """As our own client does that let go for its silence: it is known still, and disturbs nobody."""
+    """Our own client does so after it released its partitions in silence: it is still known, and disturbs nobody."""
     group, topic, a = side.name("group"), topic_of(side), MEMBERS["a"]
     epoch = settle(side, group, a, version, topic).member_epoch
     whole = {"topic_partitions": [], "rebalance_timeout_ms": 60_000, "subscribed_topic_names": [topic]}

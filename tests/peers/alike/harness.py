@@ -209,7 +209,7 @@ class Side:
         assert answer.error_code == 0, answer
 
     def transcript(self) -> list[tuple[str, Any, str]]:
-        """What this side answered, in terms that both sides share."""
+        """Return this side's answers, in terms that both sides share."""
         return [(said.label, self._plain(said.answer, ""), said.on_purpose) for said in self.said]
 
     def _plain(self, value: Any, field: str) -> Any:
@@ -218,7 +218,7 @@ class Side:
                 f.name: self._plain(getattr(value, f.name), f.name) for f in value.FIELDS if f.name not in NOT_COMPARED
             }
         if isinstance(value, list):
-            plain = [self._plain(each, field) for each in value]
+            plain = [self._plain(item, field) for item in value]
             return plain if field in ORDERED else sorted(plain, key=_key)
         if isinstance(value, uuid.UUID):
             return self._names.get(str(value), "<no id>" if value.int == 0 else "<unknown id>")
@@ -244,7 +244,7 @@ def _key(value: Any) -> tuple[str, ...]:
     if not isinstance(value, dict):
         return (f"{value:06d}" if isinstance(value, int) else str(value),)
     named = [value[key] for key in KEYS if key in value]
-    return (*(f"{each:06d}" if isinstance(each, int) else str(each) for each in named), repr(value))
+    return (*(f"{event:06d}" if isinstance(event, int) else str(event) for event in named), repr(value))
 
 
 def fit(value: Any, version: int) -> None:
@@ -254,9 +254,9 @@ def fit(value: Any, version: int) -> None:
             setattr(value, field.name, field.fresh_default())
             continue
         inner = getattr(value, field.name)
-        for each in inner if isinstance(inner, list) else [inner]:
-            if isinstance(each, Struct):
-                fit(each, version)
+        for event in inner if isinstance(inner, list) else [inner]:
+            if isinstance(event, Struct):
+                fit(event, version)
 
 
 Scenario = Callable[[Side, int], None]
@@ -268,8 +268,8 @@ def scenario(*versions: type | int) -> Callable[[Scenario], Scenario]:
 
     def register(run: Scenario) -> Scenario:
         numbers: list[int] = []
-        for each in versions:
-            numbers += [each] if isinstance(each, int) else _range(each)
+        for version in versions:
+            numbers += [version] if isinstance(version, int) else _range(version)
         name = f"{run.__module__.rpartition('.')[2]}.{run.__name__}"
         assert name not in SCENARIOS
         SCENARIOS[name] = (run, tuple(numbers) or (0,))
@@ -323,7 +323,7 @@ def _told_apart(theirs: list[tuple[str, Any, str]], mine: list[tuple[str, Any, s
         if label != other:
             found.append(f"#{number} {label} at Kafka, {other} at ours")
             break
-        apart = [f"#{number} {label}: {each}" for each in differences(left, right)]
+        apart = [f"#{number} {label}: {difference}" for difference in differences(left, right)]
         if reason:
             reasons.add(reason)
             differing |= {reason} if apart else set()

@@ -57,7 +57,7 @@ def sync(group: str, member: str, generation: int, shares: dict[str, bytes] | No
         group_id=group,
         generation_id=generation,
         member_id=member,
-        assignments=[make(member_id=each, assignment=share) for each, share in (shares or {}).items()],
+        assignments=[make(member_id=value, assignment=share) for value, share in (shares or {}).items()],
         **values,
     )
 
@@ -68,7 +68,7 @@ def heartbeat(group: str, member: str, generation: int, instance: str | None = N
 
 def leave(group: str, *members: tuple[str, str | None] | str) -> LeaveGroupRequest:
     """Up to version 2 the first member's id counts."""
-    pairs = [(each, None) if isinstance(each, str) else each for each in members]
+    pairs = [(member, None) if isinstance(member, str) else member for member in members]
     make = LeaveGroupRequest.MemberIdentity
     return LeaveGroupRequest(
         group_id=group,
@@ -84,8 +84,8 @@ def describe(*groups: str, operations: bool = False) -> DescribeGroupsRequest:
 def known(side: Side, group: str) -> None:
     """Wait until a group that was just made can be described and listed.
 
-    Apache Kafka answers the join that makes a classic group before the group's record is committed, and describes only
-    what is: a request that follows at once may miss the group.
+    Apache Kafka answers the join that creates a classic group before the group's record is committed. It describes
+    committed groups only, so a request that follows at once may miss the group.
     """
 
     def found() -> bool:
@@ -160,7 +160,10 @@ def offset_delete(group: str, wanted: dict[str, list[int]]) -> OffsetDeleteReque
     return OffsetDeleteRequest(
         group_id=group,
         topics=[
-            make(name=name, partitions=[part.OffsetDeleteRequestPartition(partition_index=each) for each in parts])
+            make(
+                name=name,
+                partitions=[part.OffsetDeleteRequestPartition(partition_index=partition) for partition in parts],
+            )
             for name, parts in wanted.items()
         ],
     )

@@ -94,7 +94,7 @@ def commits_by_unknown_id(side: Side, version: int) -> None:
     ]
     side.ask(request, version, keep=by_topic)
     asked = OffsetFetchRequest.OffsetFetchRequestTopics
-    wanted = [asked(topic_id=each.topic_id, partition_indexes=[0, 1]) for each in request.topics]
+    wanted = [asked(topic_id=entry.topic_id, partition_indexes=[0, 1]) for entry in request.topics]
     groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=wanted)]
     side.ask(OffsetFetchRequest(groups=groups), 10, keep=lambda answer: by_topic(answer.groups[0]))
 
@@ -176,8 +176,8 @@ def fetches(side: Side, version: int) -> None:
 
 def in_order(answer: Any) -> None:
     """Topics by name, or by offset where they have ids: of a whole group they come in no order."""
-    for each in [answer, *answer.groups]:
-        each.topics.sort(key=lambda topic: (topic.name, topic.partitions[0].committed_offset))
+    for entry in [answer, *answer.groups]:
+        entry.topics.sort(key=lambda topic: (topic.name, topic.partitions[0].committed_offset))
 
 
 @scenario(8, 9, 10)
@@ -306,5 +306,5 @@ def coordinators(side: Side, version: int) -> None:
 
 def without_text(answer: Any) -> None:
     """Only whether there is a text: brokers have their own words."""
-    for each in [answer, *answer.coordinators]:
-        each.error_message = "words" if each.error_code and each.error_message else each.error_message
+    for result in [answer, *answer.coordinators]:
+        result.error_message = "words" if result.error_code and result.error_message else result.error_message

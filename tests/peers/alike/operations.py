@@ -1,7 +1,4 @@
-"""What administrators ask of a cluster.
-
-Leaders, reassignments, log folders, quorum, features, ACLs, users, quotas, SASL.
-"""
+"""Administration of a cluster: leaders, reassignments, log folders, quorum, features, ACLs, users, quotas, SASL."""
 
 from __future__ import annotations
 
@@ -41,9 +38,9 @@ def without_words(answer: Any) -> None:
         value = getattr(answer, field.name)
         if field.name == "error_message" and value:
             answer.error_message = "words"
-        for each in value if isinstance(value, list) else [value]:
-            if hasattr(each, "FIELDS"):
-                without_words(each)
+        for item in value if isinstance(value, list) else [value]:
+            if hasattr(item, "FIELDS"):
+                without_words(item)
 
 
 def listed(wanted: dict[str, list[int]], make: Any, name: str = "topic", parts: str = "partitions") -> list[Any]:
@@ -91,7 +88,7 @@ def elections(side: Side, version: int) -> None:
 
     def of_this_run(answer: Any) -> None:
         results = answer.replica_election_results
-        answer.replica_election_results = [each for each in results if each.topic.startswith(side.prefix)]
+        answer.replica_election_results = [result for result in results if result.topic.startswith(side.prefix)]
 
     make = ElectLeadersRequest.TopicPartitions
     for kind in (0, 1, 2) if version else (0,):
@@ -146,7 +143,7 @@ def log_folders(side: Side, version: int) -> None:
         for result in answer.results:
             result.log_dir = "folder"
             result.total_bytes, result.usable_bytes = min(result.total_bytes, 1), min(result.usable_bytes, 1)
-            result.topics = [each for each in result.topics if each.name.startswith(side.prefix)]
+            result.topics = [entry for entry in result.topics if entry.name.startswith(side.prefix)]
 
     for wanted in ({topic: [0, 1, 7]}, {side.name("missing"): [0]}, {topic: []}, {}):
         side.ask(DescribeLogDirsRequest(topics=listed(wanted, make)), version, keep=keep)
@@ -203,12 +200,12 @@ def users(side: Side, version: int) -> None:
         """
 
         def asked() -> DescribeUserScramCredentialsRequest:
-            users = [DescribeUserScramCredentialsRequest.UserName(name=each) for each in names]
+            users = [DescribeUserScramCredentialsRequest.UserName(name=entry) for entry in names]
             return DescribeUserScramCredentialsRequest(users=users)
 
         def is_known(answer: Any) -> bool:
             found = {result.user: len(result.credential_infos) for result in answer.results}
-            return known is None or tuple(found[each] for each in names) == known
+            return known is None or tuple(found[entry] for entry in names) == known
 
         side.until(asked, 0, is_known, keep=without_words)
 

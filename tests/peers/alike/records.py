@@ -1,7 +1,4 @@
-"""What is told of records that can't be had or taken.
-
-Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch.
-"""
+"""Records that cannot be read or written: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What transactional producers are told.
-
-InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn.
-"""
+"""Answers to transactional producers: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn."""
 
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ def begun(side: Side, name: str, version: int = 4) -> tuple[int, int]:
 
 
 def described(side: Side, name: str) -> None:
-    """What the coordinator says of a transactional id, once no end of a transaction is under way."""
+    """Return the coordinator's description of a transactional id, once no transaction is ending."""
 
     def keep(answer: Any) -> Any:
         return not answer.transaction_states[0].transaction_state.startswith("Prepare")
@@ -208,7 +205,7 @@ def sorted_results(answer: Any) -> None:
     """By topic and partition: they come in no order."""
     for topics in [
         answer.results_by_topic_v3_and_below,
-        *(each.topic_results for each in answer.results_by_transaction),
+        *(transaction.topic_results for transaction in answer.results_by_transaction),
     ]:
         topics.sort(key=lambda topic: topic.name)
         for topic in topics:

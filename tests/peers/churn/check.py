@@ -1,8 +1,8 @@
-"""What must never be seen in a group of real clients. Each property is a function from a reading to its violations.
+"""Properties that a group of real clients must never break.
 
 Ownership is what the members themselves say: from `assigned` to the end of `revoked`, to `lost`, to the last word or to
-the kill. A paused member owns nothing once its session may have ended; it is exempt until it wakes and learns of it,
-and the commits it tries meanwhile must be refused.
+the kill. A paused member owns nothing once its session may have ended. It is exempt until it wakes and learns of it.
+Its commits meanwhile must be refused.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def fenced(reading: Reading) -> Iterator[Violation]:
 
 
 def nothing_lost(reading: Reading) -> Iterator[Violation]:
-    """What is committed was processed before, and at the end everything was processed and is committed."""
+    """Committed records were processed before, and at the end every record was processed and is committed."""
     at = Seconds(reading.story)
     done: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for tenure in reading.tenures:

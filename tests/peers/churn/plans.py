@@ -1,4 +1,4 @@
-"""What a run of churn is made of: clients, protocols over time, and how often what happens."""
+"""Plans of a churn run: clients, protocols over time, and the frequency of each event."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Plan:
     rebalance_ms: int = 20_000
 
     def protocols(self, share: float) -> tuple[str, ...]:
-        """What new members speak when this share of the time is over."""
+        """Return the protocol of new members after this share of the time."""
         return [stage.protocols for stage in self.stages if stage.since <= share][-1]
 
     @property
     def broker_settings(self) -> dict[str, str | int]:
-        """What the broker must be told, ours and Apache Kafka alike."""
+        """Return the settings of both brokers, ours and Apache Kafka."""
         return {
             "group.initial.rebalance.delay.ms": 0,
             "group.min.session.timeout.ms": min(6_000, self.session_ms),

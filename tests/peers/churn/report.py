@@ -176,8 +176,8 @@ def show(told: dict[str, Any], title: str, console: Console) -> None:
     )
     for name, waits in told["takeover_s"].items():
         console.print(f"s from a kill of {name} until its partitions were given to others {waits}")
-    for each in told["evicted"][:40]:
-        console.print(f"{each['at_s']:9.3f} s  {each['member']} was evicted, and was neither paused nor killed")
+    for eviction in told["evicted"][:40]:
+        console.print(f"{eviction['at_s']:9.3f} s  {eviction['member']} was evicted, and was neither paused nor killed")
     for violation in told["violations"][:40]:
         console.print(
             f"[red]{violation['at_s']:9.3f} s  {violation['property']}[/]: {violation['text']}", highlight=False

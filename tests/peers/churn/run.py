@@ -335,7 +335,7 @@ class Run:
         return any(event["e"] == "records" and event["t"] > self.story.churned_ns for event in member.events)
 
     def _missing(self, admin: Admin) -> str:
-        """What is not consumed and committed, and partitions without exactly one owner."""
+        """Return records not consumed and committed, and partitions without exactly one owner."""
         try:
             committed = self._committed(admin)
         except KafkaError as error:

@@ -1,4 +1,4 @@
-"""What happened in a run, read from the members' logs and the driver's notes."""
+"""The events of a run, read from the members' logs and the driver's notes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(300)]
 
 @dataclass(frozen=True, slots=True)
 class Churned:
-    """What came of a run, and why clients took no part in it."""
+    """The result of a run, and the reasons why clients took no part in it."""
 
     reading: Reading
     found: list[Violation]

@@ -55,17 +55,19 @@ def _counts(outcome: Outcome) -> dict[str, Any]:
 def _show(results: list[dict[str, Any]]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 150)
     table = Table("suite", "version", "passed", "failed", "fail as expected, or can't run", "skipped by itself")
-    for each in results:
-        if "unavailable" in each:
-            table.add_row(each["suite"], each["version"], "-", "-", each["unavailable"], "-")
+    for result in results:
+        if "unavailable" in result:
+            table.add_row(result["suite"], result["version"], "-", "-", result["unavailable"], "-")
             continue
-        reasons = "\n".join(f"{name}: {why}" for name, why in {**each["expected"], **each["left_out"]}.items())
-        failed = str(len(each["unexpected"])) + ("" if each["whole"] else ", and did not end")
-        table.add_row(each["suite"], each["version"], str(each["passed"]), failed, reasons, str(each["skipped"]))
+        reasons = "\n".join(f"{name}: {why}" for name, why in {**result["expected"], **result["left_out"]}.items())
+        failed = str(len(result["unexpected"])) + ("" if result["whole"] else ", and did not end")
+        table.add_row(
+            result["suite"], result["version"], str(result["passed"]), failed, reasons, str(result["skipped"])
+        )
     console.print(table)
-    for each in results:
-        for name, said in each.get("unexpected", {}).items():
-            console.print(f"[red]{each['suite']}: {name}[/red]")
+    for result in results:
+        for name, said in result.get("unexpected", {}).items():
+            console.print(f"[red]{result['suite']}: {name}[/red]")
             console.print("\n".join(said), markup=False, highlight=False)
 
 

@@ -24,7 +24,7 @@ _SAID_MAX = 40
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a suite's tests, by their names; subtests count as tests.
+    """The results of a suite's tests by name; subtests count as tests.
 
     Attributes:
         failed: with the last lines that each printed.
@@ -45,7 +45,7 @@ class Outcome:
         return {
             name: said
             for name, said in self.failed.items()
-            if name not in above and not any(name == each or name.startswith(f"{each}/") for each in known)
+            if name not in above and not any(name == prefix or name.startswith(f"{prefix}/") for prefix in known)
         }
 
 
@@ -88,7 +88,7 @@ class _Tests:
     files: Path
 
     def command(self, short: bool) -> list[str]:
-        """What runs them, and prints their events."""
+        """Return the command that runs the tests and prints their events."""
         runs = [self.go, "tool", "test2json", str(self.program), "-test.v=test2json", f"-test.timeout={_TIMEOUT_S}s"]
         if short:
             runs.append(f"-test.run={self.suite.short}")

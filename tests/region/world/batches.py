@@ -96,7 +96,11 @@ class BatchMember(Member):
             return
         mine = [batch[part] for part in sorted(batch)][task::2]
         whose = [part.partition for part in sorted(batch)][task::2]
-        offsets = [(one, offset) for one, (begin, end) in zip(whose, mine, strict=True) for offset in range(begin, end)]
+        offsets = [
+            (partition, offset)
+            for partition, (begin, end) in zip(whose, mine, strict=True)
+            for offset in range(begin, end)
+        ]
         columns = [pa.array([row[0] for row in offsets], pa.int32()), pa.array([row[1] for row in offsets], pa.int64())]
         self.stages = True
         try:
@@ -150,7 +154,7 @@ class BatchMember(Member):
             self.step(member_events.Revoked(self.wanted_back.pop(0)))
 
     def hear_of_eviction(self) -> None:
-        """What was wanted back is somebody else's."""
+        """Handle an eviction: partitions to be released now belong to another member."""
         self.wanted_back.clear()
         super().hear_of_eviction()
 
@@ -175,7 +179,7 @@ class BatchMember(Member):
         return {part: self.positions[part] for part in self.machine.begins}
 
     def finished_keys(self) -> tuple[Staged, ...]:
-        """What they staged."""
+        """Return the keys that finished tasks staged."""
         return tuple(staged for _, staged in self.keys)
 
     def save(self, cut: Cut) -> None:

@@ -134,7 +134,7 @@ class Disk:
         for file, data in (node.names or {}).items():
             if not file.startswith("_"):
                 lines = data.data.decode().split("\n")[:-1]
-                found.update((int(one), int(other)) for one, other in (line.split() for line in lines))
+                found.update((int(word), int(other)) for word, other in (line.split() for line in lines))
         if found != wanted:
             raise ViolatedError(f"sequence {sequence}: missing {wanted - found}, too many {found - wanted}")
 

@@ -138,7 +138,7 @@ class Group:
         seat.begin()
 
     def leave(self, member: Member) -> None:
-        """Who was killed says nothing: its session ends."""
+        """Leave the group. A killed member sends nothing: its session ends."""
         seat = self.seats.pop(member.incarnation, None)
         if seat is not None and member.ended:
             seat.leave()
@@ -176,10 +176,10 @@ class Group:
         self.do(TransactionEnded(1, epoch, commit=commit))
 
     def offsets(self) -> dict[int, int]:
-        """What is committed, by partition."""
+        """Return the committed offsets by partition."""
         answers: list[OffsetFetchReply] = []
         self.ask(OffsetFetch(self.number(), GROUP), answers.append)
-        return {one.partition: one.offset for one in answers[0].offsets if one.offset >= 0}
+        return {offset.partition: offset.offset for offset in answers[0].offsets if offset.offset >= 0}
 
 
 def wrong_offsets(committed: dict[int, int], positions: dict[Part, Position], initial: dict[Part, Initial]) -> str:

@@ -1,7 +1,7 @@
 """Records that the log loses before a member has read them, and the errors that say so.
 
-The event thread that ships decides which partition is moved. The error's value names the partition; its text names
-another one, as the text of an error that a broker or a library has written may.
+The event thread that ships decides which partition is moved. The error's value names the partition. Its text names
+another one, as texts of a broker or a library may.
 """
 
 from __future__ import annotations

@@ -152,12 +152,12 @@ class Member:
 
     def _perhaps_an_older(self, plane: Plane) -> Plane:
         """Now and then what it has read of the topic is not the last word."""
-        older = [one for one in self.world.planes if one.alive]
+        older = [entry for entry in self.world.planes if entry.alive]
         stale = older and not self.world.healed and self.clock.chance.random() < 0.1
         return self.clock.chance.choice(older) if stale else plane
 
     def cut_off(self) -> None:
-        """Its connection ends; each side notices in its own time."""
+        """End the member's connection; each side notices in its own time."""
         plane, connection = self.plane, self.connection
         if plane is not None:
             self.clock.after(self.clock.chance.randint(1, NOTICE_MS), lambda: plane.hang_up(connection))
@@ -401,7 +401,7 @@ class Member:
                 pass
 
     def begin_epoch(self, epoch: int) -> None:
-        """What it stages from now on is of this one."""
+        """Begin an epoch: rows staged from now on belong to it."""
         self.epoch = epoch
         self.world.stored.writes[self.name, epoch] = tuple(self.folders)
         self.world.losses.passed.pop((self.name, epoch), None)  # of another history, after the topic was brought back
@@ -441,7 +441,7 @@ class Member:
             self.clock.after(500, lambda: self.publish(place))
 
     def ends_by(self, error: BaseException) -> None:
-        """Its process has died, or its application gives up."""
+        """End the member: its process died, or its application gives up."""
         if self.alive:
             last = [folder.calls.trace[-1] for folder in self.folders.values() if folder.calls.trace]
             self.clock.tell(f"{self.name} ends by {error!r} at {last}")

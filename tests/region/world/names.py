@@ -1,4 +1,4 @@
-"""What things are called in the world."""
+"""Names of things in the simulated region."""
 
 from __future__ import annotations
 

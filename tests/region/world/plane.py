@@ -64,7 +64,7 @@ class Plane:
         self.clock.after(50, self._tick)
 
     def _look(self) -> None:
-        """Who has written nothing for long looks whether another has taken over."""
+        """Look whether another control plane has taken over, after a long time without a write."""
         if not self.alive:
             return
         awake = self.clock.now_ms >= self.sleeps_until_ms
@@ -126,7 +126,7 @@ class Plane:
         self.clock.after(at_ms - self.clock.now_ms, arrive)
 
     def ask_for_the_initial_state(self) -> None:
-        """As a person does."""
+        """Ask for a reset to the initial state, like an operator."""
         if self.alive and self.machine.plane.members:
             self.step(plane_events.Heard(-1, AskReset("a person", forced=True, initial=True)))
 
@@ -172,13 +172,15 @@ class Plane:
 
     def _check_all_are_back(self) -> None:
         """The region runs when everyone has gone back; who closes may have left before it was asked again."""
-        here = [one for connection, one in self.clients.items() if one.alive and one.connection == connection]
-        late = [one.name for one in here if one.machine.going_back and not one.machine.closing]
+        here = [
+            client for connection, client in self.clients.items() if client.alive and client.connection == connection
+        ]
+        late = [member.name for member in here if member.machine.going_back and not member.machine.closing]
         if late:
             raise ViolatedError(f"the region runs while {', '.join(late)} goes back")
 
     def _check_is_not_needed(self, member: Member) -> None:
-        """Who leaves is not the last in a place that a reset to the initial state empties, or is about to."""
+        """Check that the leaving member is not the last in a place that a full reset empties, or is about to."""
         for disk in member.disks:
             self._check_is_not_needed_in(disk.place, member)
 
@@ -222,7 +224,7 @@ class Plane:
         """A process that has ended stays so: what is seen of it may be told late."""
         if self.alive and self.clock.now_ms < self.sleeps_until_ms:
             self.clock.after(self.sleeps_until_ms - self.clock.now_ms, lambda: self._look_at_process(process))
-        elif self.alive and process not in {one.process for one in self.world.living()}:
+        elif self.alive and process not in {member.process for member in self.world.living()}:
             self.step(plane_events.ProcessEnded(process))
 
     def _write(self, writing: Pauses[plane_events.Event], then: Callable[[], None] = lambda: None) -> None:
@@ -264,7 +266,7 @@ class Plane:
         self._emptying = [manifest for manifest in self._emptying if manifest not in effect.facts]
 
     def die(self) -> None:
-        """Its clients notice in their own time."""
+        """End the control plane; its clients notice in their own time."""
         self.alive = False
         for connection, client in self.clients.items():
             self.clock.after(

@@ -45,7 +45,7 @@ OUT = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.GRO
 
 
 class Seat:
-    """What a member knows of its membership.
+    """A member's own view of its membership.
 
     Attributes:
         epoch: or generation.
@@ -82,7 +82,7 @@ class Seat:
         return self.sits() and awake and not self.flying
 
     def say(self) -> None:
-        """What is due now."""
+        """Return the requests that are due now."""
         raise NotImplementedError
 
     def leave(self) -> None:
@@ -90,7 +90,7 @@ class Seat:
         raise NotImplementedError
 
     def unanswered(self) -> None:
-        """What was asked will never be answered."""
+        """Forget pending requests: no answer will arrive."""
         self.flying = False
 
     def topics_changed(self) -> None:
@@ -160,7 +160,7 @@ class ConsumerSeat(Seat):
         elif reply.error is ErrorCode.NONE:
             self.epoch = reply.member_epoch
             if reply.assignment is not None:
-                self.target = {part(number) for each in reply.assignment for number in each.partitions}
+                self.target = {part(number) for topic in reply.assignment for number in topic.partitions}
             self.reconcile()
         else:
             raise AssertionError(reply)
@@ -187,7 +187,7 @@ class ClassicSeat(Seat):
             self.group.ask(beat, lambda reply: self.member.in_turn(lambda: self._beaten(reply)))
 
     def _join(self) -> None:
-        owned = [TopicPartition(TOPIC, each.partition) for each in self.owned]
+        owned = [TopicPartition(TOPIC, entry.partition) for entry in self.owned]
         event = JoinGroup(
             request=self.group.number(),
             group_id=GROUP,
@@ -222,8 +222,8 @@ class ClassicSeat(Seat):
     def _sync(self, reply: JoinGroupReply) -> None:
         given: tuple[tuple[str, bytes], ...] = ()
         if reply.members:
-            claims = {each.member_id: decode_claim(each.metadata) for each in reply.members}
-            topics = {each.member_id: decode_topics(each.metadata) for each in reply.members}
+            claims = {member.member_id: decode_claim(member.metadata) for member in reply.members}
+            topics = {member.member_id: decode_topics(member.metadata) for member in reply.members}
             everything = [TopicPartition(TOPIC, number) for number in range(self.group.count)]
             shares = assign(claims, topics, everything, cooperative=True)
             given = tuple((who, encode_assignment(parts)) for who, parts in sorted(shares.items()))
@@ -241,7 +241,7 @@ class ClassicSeat(Seat):
             self.joins = True
             self.say()
         elif reply.error is ErrorCode.NONE:
-            self.target = {part(each.partition) for each in decode_assignment(reply.assignment)}
+            self.target = {part(entry.partition) for entry in decode_assignment(reply.assignment)}
             self.reconcile()
         else:
             raise AssertionError(reply)
@@ -277,5 +277,5 @@ class ClassicSeat(Seat):
 
 
 def _packed(parts: set[Part]) -> tuple[TopicPartitions, ...]:
-    numbers = tuple(sorted(each.partition for each in parts))
+    numbers = tuple(sorted(entry.partition for entry in parts))
     return (TopicPartitions(TOPIC_ID, numbers),) if numbers else ()

@@ -13,7 +13,7 @@ from tests.region.world.disk import Disk, Record
 
 @dataclass
 class Stored:
-    """What the topic holds of the region.
+    """The region's records in the topic.
 
     Attributes:
         disks: by their place.
@@ -100,7 +100,7 @@ class Stored:
         disk.check_published(disk.published)
 
     def _share(self, place: str, contributions: tuple[Contribution, ...]) -> dict[Part, tuple[int, int]]:
-        """What those who write to a place have read."""
+        """Return the partitions read by the members that write to a place."""
         those = [given for given in contributions if place in self.writes[given.member, given.epoch]]
         return {part_of(span): (span.begin, span.end) for given in those for span in given.spans}
 

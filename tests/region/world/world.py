@@ -1,7 +1,7 @@
 """A region in virtual time: the machines of its control planes and members, a group, a topic and connections that fail.
 
-The coordinator and the sink are those that ship; what a topic and its transactions do is modelled in as little as the
-machines can see of it. A record is its partition and offset.
+The coordinator and the sink are those that ship. The topic and its transactions are a model, as small as the machines
+can see. A record is its partition and offset.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class World:
         state = self.plane.machine.state
         if state not in (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING):
             raise ViolatedError(f"the region is {state.name} long after all faults have ended")
-        stay = [one.name for one in self.living() if one.machine.closing]
+        stay = [member.name for member in self.living() if member.machine.closing]
         if stay:
             raise ViolatedError(f"{', '.join(stay)} wanted to leave, and is not told to")
         if self.unpublished():

@@ -17,7 +17,7 @@ from kohort.spark import register
 
 
 class Order(TypedDict):
-    """What the program is told.
+    """The program's input.
 
     Attributes:
         place: the session's master, or the address of a Spark Connect server.

@@ -60,7 +60,11 @@ def environment(version: str) -> Environment:
     """
     pins = (ROOT / "requirements" / "dev.txt").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extra = [one for one in project["optional-dependencies"]["spark"] if not one.startswith("pyspark")]
+    extra = [
+        requirement
+        for requirement in project["optional-dependencies"]["spark"]
+        if not requirement.startswith("pyspark")
+    ]
     wanted = [f"pyspark[connect]=={version}", *project["dependencies"], *extra]
     digest = hashlib.sha256("\n".join([*wanted, pins]).encode()).hexdigest()[:12]
     folder = CACHE / f"pyspark-{version}-{digest}"

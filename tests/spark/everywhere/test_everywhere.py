@@ -1,4 +1,4 @@
-"""The same program in every place: what it writes, reads, commits and sees, against what the brokers have."""
+"""One program in every environment: its writes, reads, commits and results, compared with the brokers' data."""
 
 from __future__ import annotations
 
@@ -145,7 +145,10 @@ def seen_in(
     assert values(brokers.plain, copy) == (ids if WHOLE else [])
     with Admin(brokers.plain) as admin:
         offsets = admin.list_consumer_group_offsets(group, [TopicPartition(topic, number) for number in range(2)]).all()
-    assert {tp.partition: one and one.offset for tp, one in offsets.items()} == {0: COUNT // 2, 1: COUNT // 2}
+    assert {tp.partition: position and position.offset for tp, position in offsets.items()} == {
+        0: COUNT // 2,
+        1: COUNT // 2,
+    }
     assert seen["lag"] == [[0, COUNT // 2, 0], [1, COUNT // 2, 0]]
     return seen
 
@@ -158,7 +161,7 @@ def test_local_cluster_and_sasl_over_tls(secured: SecuredKafka, tmp_path: Path) 
 
 @LONG
 def test_local_cluster(our_broker: Broker, tmp_path: Path) -> None:
-    """The same on our broker."""
+    """Run the program on a local Spark cluster and our broker."""
     seen_in("local-cluster[2,1,512]", Brokers(our_broker.bootstrap_servers), tmp_path, CLUSTER)
 
 
@@ -244,7 +247,7 @@ def read_stream(spark: Any, options: dict[str, str], folder: Path) -> None:
 def test_a_wrong_password_is_told_as_that(
     use: Callable[[Any, dict[str, str], Path], None], spark: Any, secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    """Who was refused, by which broker and how: not that something did not happen in time."""
+    """The error names the user, the broker and the reason, not a timeout."""
     options = secured_options(secured, "wrong")
     for _ in range(ATTEMPTS):
         with pytest.raises(PySparkException) as caught:

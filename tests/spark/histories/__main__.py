@@ -1,8 +1,8 @@
 """Plays many histories: `make spark-histories RUNS=5000`.
 
 `python -m tests.spark.histories [--runs 200] [--start 0] [--jobs 8] [--json]`, or one: `--seed 17 [--folder F]`, which
-tells its story. What follows of a seed is the plan; what threads and processes make of it differs from run to run, so
-that a failure may need several: `--seed 17 --runs 20`.
+tells its story. The seed decides the plan. Threads and processes carry it out differently in each run, so a failure may
+need several: `--seed 17 --runs 20`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--seed", type=int, help="this seed alone, --runs times (once when not given)")
     parser.add_argument("--jobs", type=int, default=8, help="histories at a time (default 8); most of each is waiting")
-    parser.add_argument("--mutant", default="", choices=["", *(one.__name__ for one in MUTANTS)], help="plant a fault")
+    parser.add_argument(
+        "--mutant", default="", choices=["", *(mutant.__name__ for mutant in MUTANTS)], help="plant a fault"
+    )
     parser.add_argument("--folder", type=Path, help="where failed histories stay (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
@@ -136,13 +138,13 @@ def main() -> int:
         "seconds": round(seconds, 1),
         "per minute": round(count * 60 / seconds, 1),
         **figures,
-        "failed": {str(one.seed): one.violations for one in failed},
+        "failed": {str(run.seed): run.violations for run in failed},
     }
     if asked.json:
         print(json.dumps(told))
     else:
         print(*(f"{name}: {value}" for name, value in told.items() if name != "failed"), sep=", ")
-        print(f"{len(failed)} failed{': ' if failed else ''}{', '.join(str(one.seed) for one in failed)}")
+        print(f"{len(failed)} failed{': ' if failed else ''}{', '.join(str(run.seed) for run in failed)}")
     return 1 if failed or count < len(seeds) else 0
 
 

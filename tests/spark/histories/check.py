@@ -1,4 +1,4 @@
-"""What must hold of every history. Each property is a function from a story to what contradicts it."""
+"""Properties of every history. Each is a function from a story to its violations."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rows_are_true(story: Story) -> Iterator[str]:
 
 
 def finished_batches_are_whole(story: Story) -> Iterator[str]:
-    """What a finished batch says that it read was in its sink: all of a range, or, released, nothing of it."""
+    """The rows that a finished batch reports were in its sink: all of a range, or none of a released one."""
     by_place = {place: number for number, place in story.produced.items()}
     for write in story.kept():
         batch = write.batch
@@ -138,9 +138,9 @@ def replays_what_is_its_own(story: Story) -> Iterator[str]:
 
 
 def what_is_left_stays_left(story: Story) -> Iterator[str]:
-    """What one run leaves out of a batch that it repeats, no later run reads in it again.
+    """If one run leaves a part out of a repeated batch, no later run reads that part in it.
 
-    A sink that takes each batch once may have it without that part, and would pass over what comes later.
+    A sink that takes each batch once may have it without that part, and would skip it if it came later.
     """
     if not story.grouped:
         return

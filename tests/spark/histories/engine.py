@@ -1,7 +1,7 @@
 """Spark's micro-batch execution of one run of a query, without Spark: its calls in its order, its two logs on disk.
 
-The order is what traces of PySpark 4.2 and 4.3 show. The data source and the reader travel as pickles, as they do to
-the process that drives a query, to the planning process and to the workers; offsets travel as text.
+The order is what traces of PySpark 4.2 and 4.3 show. The data source and the reader travel as pickles, and offsets as
+text. Spark does the same to the process that drives a query, to the planning process and to the workers.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Execution:
         return answer
 
     def _resume(self) -> None:
-        """What the checkpoint says; a batch without an entry in the log of commits is run again."""
+        """Resume from the checkpoint; a batch without an entry in the commit log runs again."""
         latest = self.offsets.latest()
         if latest is None:
             return
@@ -152,9 +152,9 @@ class Execution:
         return [(*tp, end) for tp, end in every.items()]
 
     def _holds(self) -> set[TopicPartition]:
-        """What the query's member holds, whatever the query makes of it; nothing where it is no member.
+        """Return the partitions of the query's member, whatever the query makes of them; none if it is no member.
 
-        In a rebalance that has lasted for a while: also what it held before, which nobody has yet.
+        In a rebalance that takes long, this includes its earlier partitions that no member has yet.
         """
         group = getattr(getattr(self.reader._query, "_coordinator", None), "_group", None)
         member = getattr(group, "_member", None)

@@ -52,7 +52,7 @@ LOOK_S = 0.04
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a history."""
+    """The result of a history."""
 
     seed: int
     violations: list[str]
@@ -119,7 +119,10 @@ class History:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._ids = itertools.count()
-        self._living = [_Living(one, self.folder / one.name, list(one.turns)) for one in self.plan.applications]
+        self._living = [
+            _Living(application, self.folder / application.name, list(application.turns))
+            for application in self.plan.applications
+        ]
         self._partitions = {f"{self.prefix}-{name}": self.plan.partitions for name in self.plan.names}
         self._began = time.monotonic()
         self._held_back = self._healing = False
@@ -345,7 +348,7 @@ class History:
         """Committed and end offset of partitions where they differ; a partition without records needs no commit."""
         places = self._places()
         found = self.place.admin.list_consumer_group_offsets(self.prefix, list(places)).all()
-        committed = {tp: one.offset for tp, one in found.items() if one is not None}
+        committed = {tp: position.offset for tp, position in found.items() if position is not None}
         return {tp: (committed.get(tp, 0), end) for tp, (_, end) in places.items() if committed.get(tp, 0) != end}
 
     def _drained(self) -> bool:

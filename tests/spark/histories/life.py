@@ -48,7 +48,7 @@ class Run:
         os.write(self._story, json.dumps(told).encode() + b"\n")
 
     def listen(self) -> None:
-        """What the source logs goes into the story too."""
+        """Add the source's log lines to the story."""
         heard = logging.Handler(logging.WARNING)
         heard.emit = lambda record: self.tell("log", text=record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("kohort").addHandler(heard)

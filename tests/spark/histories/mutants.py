@@ -50,7 +50,7 @@ def raises_by_anyones_checkpoint() -> None:
     """The checkpoint raises the group's offset, whoever committed it."""
 
     def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
-        return max((one.offset for one in (committed, reached) if one is not None), default=None)
+        return max((mutant.offset for mutant in (committed, reached) if mutant is not None), default=None)
 
     place_module.resume_at = resume
 
@@ -68,7 +68,7 @@ def raises_by_a_batch_that_was_left() -> None:
 
 
 def releases_inside_a_batch() -> None:
-    """What the group wants back is given at once."""
+    """Release partitions inside a batch, as soon as the group asks for them."""
     begin = GroupMembership.begin
 
     def begun(self: GroupMembership, held: Held) -> bool:
@@ -232,5 +232,5 @@ def plant(name: str) -> None:
     """
     if not name:
         return
-    [mutant] = [one for one in MUTANTS if one.__name__ == name]
+    [mutant] = [entry for entry in MUTANTS if entry.__name__ == name]
     mutant()

@@ -103,7 +103,7 @@ def _fork(life: str, log: str, wakers: tuple[int, int]) -> int:
 
 
 class _Room:
-    """What runs here."""
+    """The state of this process's run."""
 
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}

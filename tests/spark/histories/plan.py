@@ -1,4 +1,4 @@
-"""What happens in one history, drawn from its seed."""
+"""Events of one history, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -236,6 +236,6 @@ def source_options(plan: Plan, application: Application, servers: str, prefix: s
 
 
 def healthy(application: Application) -> dict[str, str]:
-    """Its options when everything heals: not a record at a time."""
+    """Return the query's options for the final phase without faults: more than one record at a time."""
     slow = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxRecordsPerPartition")
     return {name: value for name, value in application.options.items() if name not in slow}

@@ -1,8 +1,8 @@
 """Three real Spark applications in one group, held to the properties of the histories: `make spark-churn MINUTES=10`.
 
-`python -m tests.spark.histories.real [--minutes 10] [--protocol classic] [--json]`. One joins late; in turn
-one is killed by SIGKILL with its JVM, one is stopped, one is paused with all its processes for 30 s; what ended comes
-back with its checkpoint. Then everything is read and committed, and the checker looks at what the sinks took.
+`python -m tests.spark.histories.real [--minutes 10] [--protocol classic] [--json]`. One joins late. In turn one is
+killed by SIGKILL with its JVM, one is stopped, and one is paused with all its processes for 30 s. Ended queries return
+with their checkpoints. Then everything is read and committed, and the checker looks at what the sinks took.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class Application:
         return any(told["e"] == "begin" and told["life"] == self.runs for told in said)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Its story, with what Spark's own log of offsets says of each batch."""
+        """Return the query's story, with the offset log of Spark for each batch."""
         file = self.folder / STORY
         said = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         begins = [told for told in said if told["e"] == "begin"]
-        said = [told for told in said if told["life"] in {one["life"] for one in begins}]
+        said = [told for told in said if told["life"] in {start["life"] for start in begins}]
         checkpoint = self.folder / "checkpoint-0"
         commits, offsets = Log(checkpoint / "commits").written(), Log(checkpoint / "offsets")
         planned: dict[int, tuple[int, Any]] = {}
@@ -126,7 +126,7 @@ class Application:
         for told in [told for told in said if told["e"] == "write"]:
             life, end = planned[told["batch"]]
             if told["life"] != life:
-                began = next(one["at"] for one in begins if one["life"] == told["life"])
+                began = next(start["at"] for start in begins if start["life"] == told["life"])
                 said.append(_batch("tasks", told["at"] - 1, told["life"], began, told["batch"], end))
         order = {"begin": 0, "plan": 1, "tasks": 1}
         return iter(sorted(said, key=lambda told: (told["life"], order.get(told["e"], 2), told["at"])))
@@ -193,7 +193,7 @@ class Churn:
     def _at_work(self, applications: Iterable[Application]) -> None:
         """Produces until each has begun its present run: starting Spark takes seconds, or a minute."""
         until = time.monotonic() + SETTLE_S
-        while not all(one.begun() for one in applications) and time.monotonic() < until:
+        while not all(application.begun() for application in applications) and time.monotonic() < until:
             self._produce(1.0)
 
     def _note(self, text: str) -> None:
@@ -244,7 +244,7 @@ class Churn:
             with contextlib.suppress(KafkaError):
                 ends = self._admin.list_offsets(dict.fromkeys(places, "latest")).all()
                 found = self._admin.list_consumer_group_offsets(GROUP, places).all()
-                committed = {tp: one.offset for tp, one in found.items() if one is not None}
+                committed = {tp: position.offset for tp, position in found.items() if position is not None}
                 if all(committed.get(tp, 0) == end.offset for tp, end in ends.items()):
                     return
             time.sleep(0.5)

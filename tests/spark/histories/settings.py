@@ -1,4 +1,4 @@
-"""What one run of a query is told, as JSON from the process that plays a history to the one that runs the query."""
+"""Settings of one query run, as JSON from the process that plays a history to the one that runs the query."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What is known of a history when it is over.
-
-What was produced and taken away, what the applications noted, what their checkpoints hold, and the commits that the
-group's journal has, in its order.
-"""
+"""All facts about a finished history: records, the applications' notes, their checkpoints, the journal's commits."""
 
 from __future__ import annotations
 
@@ -70,7 +66,7 @@ class Tasks:
 
 @dataclass(slots=True)
 class Write:
-    """What a sink took of a batch, at one time.
+    """One write of a batch into a sink.
 
     Attributes:
         rows: by partition: (generation, rangeStart, rangeEnd) and [(offset, id)].
@@ -140,7 +136,7 @@ class Story:
     ends: dict[TopicPartition, int] = field(default_factory=dict)
 
     def kept(self) -> list[Write]:
-        """What sinks hold of finished batches: of each its last write, which replaces those before."""
+        """Return the sinks' rows of finished batches: the last write of each, which replaces earlier ones."""
         last = {write.batch: write for write in sorted(self.writes, key=lambda write: write.at_ns)}
         return [write for batch, write in last.items() if batch in self.finished]
 
@@ -234,7 +230,7 @@ def _note_reads(tasks: Tasks, said: Mapping[str, Any]) -> None:
 def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, int, int], list[tuple[int, int]]]]]:
     found = defaultdict(list)
     for topic, partition, generation, start, end, rows in said:
-        found[TopicPartition(topic, partition)].append(((generation, start, end), [(at, one) for at, one in rows]))
+        found[TopicPartition(topic, partition)].append(((generation, start, end), [(at, row) for at, row in rows]))
     return dict(found)
 
 

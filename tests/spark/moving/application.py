@@ -1,8 +1,8 @@
 """A program that runs two queries under both sources in turn: `python -m … SERVERS FOLDER JAR[,JAR…] [RUN]`.
 
-The one is stateless and reads two topics by two `load()`s, each a member of a group of its own; the other counts by key
-and has no group. Every second run fails inside a batch, before the sink has taken it. The last line of the output is
-JSON: the values that the sink of the first has taken, and the counts of the second.
+The first is stateless and reads two topics by two `load()`s, each a member of a group of its own. The second counts by
+key and has no group. Every second run fails inside a batch, before the sink has taken it. The last line of the output
+is JSON: the values that the sink of the first has taken, and the counts of the second.
 
 With a RUN it is one step of such a story, whose sinks are a file. `kafka-killed` and `kohort-killed` end by SIGKILL
 when both queries are inside a batch; `kafka` and `kohort` read to the end. A run of Kafka's source first converts what

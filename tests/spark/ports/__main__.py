@@ -1,8 +1,8 @@
 """Every job of the list under both formats in one session: `python -m … FOLDER SERVERS JAR[,JAR…] [NAME…]`.
 
-Writes `outcomes.json` into the folder: for each job and format its rows, or its error, and the seconds it took.
-A job that Spark refuses with ours is run again as its author mends it, and unchanged in a session that has ours in
-place of Spark's own source.
+Writes `outcomes.json` into the folder: for each job and format its rows, or its error, and the seconds it took. A job
+that Spark refuses with our source runs twice more. One run has its author's change. The other is unchanged, in a
+session with our source in place of Spark's own.
 """
 
 from __future__ import annotations

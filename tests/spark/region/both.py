@@ -56,7 +56,7 @@ class Both:
 
     def _deliver(self, members: Sequence[int]) -> bool:
         news = False
-        for member in (one for one in members if one in self.connections):
+        for member in (member for member in members if member in self.connections):
             connection, said = self.connections[member], self.query.planes[member].said
             while self._sent[member] < len(said):
                 self._sent[member], news = self._sent[member] + 1, True
@@ -96,8 +96,8 @@ class Both:
             self.query.turn(member)
 
     def sequences(self) -> list[tuple[str, ...]]:
-        """Who contributed to each."""
-        return [one.manifest.members for one in self.plane.commits]
+        """Return the members that contributed to each checkpoint."""
+        return [commit.manifest.members for commit in self.plane.commits]
 
     def ends(self) -> tuple[int, ...]:
         """Where t and u go on, by the last sequence."""
@@ -105,4 +105,4 @@ class Both:
 
     def batches(self) -> list[int]:
         """All that is in a sequence."""
-        return [key.unit for one in self.plane.commits for given in one.contributions for key in given.keys]
+        return [key.unit for commit in self.plane.commits for given in commit.contributions for key in given.keys]

@@ -189,7 +189,7 @@ class Region:
         return {tp.partition: (span.start, span.end) for tp, span in batch.spans.items()}
 
     def check(self) -> None:
-        """What was planned so far is in order, and nothing is committed to the group."""
+        """Check that all plans so far are in order, and that nothing is committed to the group."""
         moved = {part.handing: part.next for lost in self.desk.lost_parts for part in lost.parts}
         check_chains(self.batches, self.desk.starts, moved)
         assert self.place.committed() == {}

@@ -15,7 +15,7 @@ def _node(path: Path) -> Node:
     if not path.is_dir():
         data = path.read_bytes()
         return Node(data=bytearray(data), synced=data)
-    names = {each.name: _node(each) for each in path.iterdir()}
+    names = {entry.name: _node(entry) for entry in path.iterdir()}
     return Node(names=names, durable=dict(names))
 
 

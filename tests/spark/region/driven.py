@@ -1,7 +1,7 @@
 """A query of a region without Spark: its members' threads are stepped by the test, and so are its batches.
 
-Everything is the real thing but three: the group (what it gives is written down), the control plane (the test says its
-orders) and Spark, whose part (ask the seat, log the offsets, hand rows to the sink, log the commit) `Run` plays.
+Three parts are not real. The group's assignments are prepared, and the test gives the control plane's orders. `Run`
+plays Spark: it asks the seat, logs the offsets, hands rows to the sink and logs the commit.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Run:
         for log in ("offsets", "commits"):
             (self.folder / log).mkdir(exist_ok=True)
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
-        self._number = max((int(one.name) for one in (self.folder / "commits").iterdir()), default=-1)
+        self._number = max((int(path.name) for path in (self.folder / "commits").iterdir()), default=-1)
 
     def stop(self) -> None:
         assert self.may_stop.wait(30)
@@ -140,7 +140,7 @@ class Run:
         self._offsets[source] = BatchOffset(
             before.query, before.batch + 1, 1, spans, {"t": TOPIC, "u": TOPIC}, "g", held.epoch, handings
         )
-        ends = [json.dumps(one.to_json()) for one in self._offsets]
+        ends = [json.dumps(offset.to_json()) for offset in self._offsets]
         (self.folder / "offsets" / f"{self._number + 1}").write_text("\n".join(["v1", "{}", *ends]))
 
     def finish(self) -> None:
@@ -172,7 +172,7 @@ def _tp(part: HandedPart) -> TopicPartition:
 
 
 class Spark:
-    """What makes runs, as `BuiltQuery`; each waits until it may begin."""
+    """A factory of runs, like `BuiltQuery`; each run waits until it may begin."""
 
     def __init__(self) -> None:
         self.output, self.operators, self.sources = "[]", (), ("t",)
@@ -238,7 +238,7 @@ class Driven:
         return self.spark.runs[-1]
 
     def said(self, kind: type[Said], member: int = 0) -> list[Said]:
-        return [one for one in self.planes[member].said if isinstance(one, kind)]
+        return [event for event in self.planes[member].said if isinstance(event, kind)]
 
     def order(self, *orders: told.Order, member: int = 0) -> None:
         for order in orders:
@@ -297,4 +297,4 @@ class Driven:
 
 
 def spans_of(given: Contribution) -> dict[int, tuple[int, int]]:
-    return {one.partition: (one.begin, one.end) for one in given.spans}
+    return {span.partition: (span.begin, span.end) for span in given.spans}

@@ -16,16 +16,16 @@ from kohort.spark.source.region_offsets import RegionOffsets
 def ignores_handings(self: RegionOffsets, handed: Handed, at: Any) -> None:
     known = self.__dict__.setdefault("_by_name", {})
     known.update({(tp.topic, tp.partition): position for tp, position in at.items()})
-    self._reached = {one.handing: known.get((one.topic, one.partition), one.start) for one in handed.parts}
+    self._reached = {part.handing: known.get((part.topic, part.partition), part.start) for part in handed.parts}
 
 
 def always_at_the_start(self: RegionOffsets, handed: Handed, at: Any) -> None:
-    self._reached = {one.handing: one.start for one in handed.parts}
+    self._reached = {part.handing: part.start for part in handed.parts}
 
 
 def forgets_what_a_look_misses(self: RegionOffsets, handed: Handed, at: Any) -> None:
-    reached = {one.handing: at[tp] for tp, one in self._parts.items() if tp in at}
-    self._reached = {one.handing: reached.get(one.handing, one.start) for one in handed.parts}
+    reached = {part.handing: at[tp] for tp, part in self._parts.items() if tp in at}
+    self._reached = {part.handing: reached.get(part.handing, part.start) for part in handed.parts}
 
 
 def commits(self: RegionOffsets, batch: BatchOffset, timeout_ms: float | None = None) -> None:

@@ -75,7 +75,10 @@ class Application:
             if path.exists()
         )
         self.stage.signs["slow starts"] = lambda: [
-            one.query._slow for region in self.made for one in list(region._running.values()) if one.query is not None
+            query.query._slow
+            for region in self.made
+            for query in list(region._running.values())
+            if query.query is not None
         ]
         self.stage.until(holds, what)
 

@@ -1,11 +1,11 @@
 """Stateful queries over rows that can be read again, with other values after a point, and what they must give.
 
-The rows of batch b are the numbers from 20 b up to 20 (b + 1), as Spark's rate-micro-batch source counts them; what a
-row holds is computed from its number and its timeline's salt, alike in SQL and here. A region that goes back to batch N
-reads later rows again, which then have another salt: a query that kept anything of the time that was given up shows it.
-State must therefore be of use long after it was written, and little of it be written anew by each batch: else a later
-batch would hide what an older one left. The expectations are plain Python, by what the operators mean, and know nothing
-of how Spark keeps state.
+The rows of batch b are the numbers from 20 b up to 20 (b + 1), as Spark's rate-micro-batch source counts them. A row's
+content comes from its number and its timeline's salt, alike in SQL and here. A region that resets to batch N reads
+later rows again with another salt. A query that kept anything of the abandoned time shows it. Queries must therefore
+use state long after it was written, and each batch must rewrite little of it. Otherwise a later batch would hide what
+an older one left. The expectations are plain Python, from the meaning of the operators, and know nothing of how Spark
+keeps state.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Timeline:
 
     def batch(self, number: int) -> list[Row]:
         salt = sum(number > cut for cut in self.cuts)
-        return [Row(each, salt) for each in range(number * ROWS, (number + 1) * ROWS)]
+        return [Row(amount, salt) for amount in range(number * ROWS, (number + 1) * ROWS)]
 
     def batches(self, count: int) -> list[list[Row]]:
         return [self.batch(number) for number in range(count)]
@@ -211,14 +211,14 @@ def _transform(rows: Callable[[], Any]) -> Any:
 
             amount, count = self.total.get() if self.total.exists() else (0, 0)
             for frame in rows:
-                for each in frame["amount"]:
-                    amount, count = amount + int(each), count + 1
-                    self.amounts.appendValue((int(each),))
-                    times = self.digits.getValue((int(each) % 10,))
-                    self.digits.updateValue((int(each) % 10,), ((times[0] if times else 0) + 1,))
+                for entry in frame["amount"]:
+                    amount, count = amount + int(entry), count + 1
+                    self.amounts.appendValue((int(entry),))
+                    times = self.digits.getValue((int(entry) % 10,))
+                    self.digits.updateValue((int(entry) % 10,), ((times[0] if times else 0) + 1,))
             self.total.update((amount, count))
-            listed = sum(each[0] for each in self.amounts.get())
-            most = max(each[0] for each in self.digits.values())
+            listed = sum(entry[0] for entry in self.amounts.get())
+            most = max(digit[0] for digit in self.digits.values())
             yield pd.DataFrame({"key": [key[0]], "c": [count], "a": [amount], "l": [listed], "m": [most]})
 
         def close(self) -> None:
@@ -243,7 +243,7 @@ def _transformed(batches: Sequence[Sequence[Row]]) -> Iterator[list[tuple[int, .
 
 
 def _counted(batches: Sequence[Sequence[Row]]) -> Iterator[list[tuple[int, ...]]]:
-    """As `_aggregated`, in another order of columns."""
+    """Return the counts like `_aggregated`, with another order of columns."""
     yield from ([(key, count, amount) for key, count, amount in batch] for batch in _aggregated(batches))
 
 
@@ -259,5 +259,5 @@ OPERATORS = {
 
 
 def expected(operator: Operator, timeline: Timeline, batches: int) -> Output:
-    """What each batch gives."""
+    """Return the expected result of each batch."""
     return [sorted(rows) for rows in operator.expected(timeline.batches(batches))]

@@ -15,7 +15,7 @@ from kohort.spark import SparkRegion
 
 
 class Order(TypedDict):
-    """What it is told."""
+    """The program's input."""
 
     servers: str
     region: str

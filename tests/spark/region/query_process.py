@@ -33,7 +33,7 @@ COLUMNS = ["partition", "offset", "CAST(value AS STRING) AS value"]
 
 @dataclass(frozen=True)
 class Told:
-    """What the application does.
+    """The application's input.
 
     Attributes:
         queries: their names.
@@ -200,7 +200,7 @@ def session() -> Any:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the application."""
     from kohort.spark.region.spark_region import SparkRegion
 
     told = Told(**json.loads(sys.argv[1]))

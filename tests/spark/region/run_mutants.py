@@ -29,7 +29,7 @@ def _whatever_the_handing(self: RegionQuery, run: Any, member: QueryThread, last
     handings = {} if batch is None else dict(batch.handings)
 
     def handed(seat: HandingSeat) -> Any:
-        return {at: mock.Mock(handing=handings.get(at), topic_id=one.topic_id) for at, one in _HANDED(seat).items()}
+        return {at: mock.Mock(handing=handings.get(at), topic_id=topic.topic_id) for at, topic in _HANDED(seat).items()}
 
     with mock.patch.object(HandingSeat, "handed", handed), mock.patch.object(StagedBatches, "after", return_value=-1):
         return _ENDS(self, run, member, last)

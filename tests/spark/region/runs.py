@@ -151,10 +151,10 @@ PLAN = Plan()
 def taken_back_twice(
     spark: Any, operator: Operator, folder: Path, later_snapshots: str = OFTEN
 ) -> tuple[Output, Output]:
-    """What three runs of a query gave, and what they must have given, batch by batch and run by run."""
+    """Return the results of three runs of a query and the expected results, by batch and run."""
     plan, place = PLAN, [str(folder / f"e{epoch}") for epoch in (1, 2, 3)]
     timelines = [Timeline(), Timeline((plan.back,)), Timeline((plan.back, plan.again))]
-    runs = [Run(spark, operator, timeline, Path(each)) for timeline, each in zip(timelines, place, strict=True)]
+    runs = [Run(spark, operator, timeline, Path(entry)) for timeline, entry in zip(timelines, place, strict=True)]
     with settings(spark, {f"{_STORE}minDeltasForSnapshot": OFTEN}):
         runs[0].until_batch(plan.given_up, lambda: max(runs[0].snapshots(), default=0) > plan.back + 2)
     assert folders.last_batch(place[0]) == plan.given_up - 1
@@ -171,7 +171,7 @@ def taken_back_twice(
     assert list(runs[2].rows) == list(range(plan.again + 1, plan.last_of_all + 1))
     got = [rows for run in runs for rows in run.rows.values()]
     wanted = [expected(operator, run.timeline, max(run.rows) + 1)[min(run.rows) :] for run in runs]
-    return got, [rows for each in wanted for rows in each]
+    return got, [rows for batch in wanted for rows in batch]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

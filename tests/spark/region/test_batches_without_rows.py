@@ -31,7 +31,7 @@ def session(spark: Any) -> Iterator[Any]:
 def put(folder: Path, number: int, *seconds: int) -> None:
     """A file with a row for each second; the files are read in the order of their numbers."""
     folder.mkdir(exist_ok=True)
-    text = "".join(json.dumps({"at": each, "file": number}) + "\n" for each in seconds)
+    text = "".join(json.dumps({"at": second, "file": number}) + "\n" for second in seconds)
     (folder / f".{number}").write_text(text)
     os.utime(folder / f".{number}", (MADE + number, MADE + number))
     (folder / f".{number}").rename(folder / f"{number}.json")
@@ -69,7 +69,7 @@ def test_files_are_read_again_from_where_the_query_goes_on(session: Any, tmp_pat
     again = run(lines(session, tmp_path / "in"), tmp_path / "e2")
     assert min(again) == 3
     kept = [row for number in (0, 1, 2) for row in first[number]]
-    assert sorted(kept + [row for rows in again.values() for row in rows]) == [(each, each) for each in range(8)]
+    assert sorted(kept + [row for rows in again.values() for row in rows]) == [(number, number) for number in range(8)]
 
 
 def windows(session: Any, folder: Path) -> Any:

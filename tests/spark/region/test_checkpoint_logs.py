@@ -1,4 +1,4 @@
-"""What logs say: also those that a power loss left, of later versions, and of sources in any order."""
+"""Content of checkpoint logs: also those left by a power loss, of later versions, and of sources in any order."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _noted(*paths: str) -> str:
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
 def test_schemas_are_found_below_the_new_folder(scheme: str) -> None:
-    """As Spark writes paths: not escaped, so that blanks and per cent signs stay."""
+    """Spark writes paths without escaping, so blanks and per cent signs stay."""
     inside = "state/0/_stateSchema/default/0_1b7c"
     text, schemas = with_paths_below("v2/0", _noted(f"{scheme}/a b%20c/state/9/e1/{inside}"), "/neu ä/e2")
     assert schemas == [inside]

@@ -21,7 +21,7 @@ pytestmark = LAST_RESORT
 
 
 def once(*numbers: range) -> Counter[str]:
-    return Counter(str(number) for each in numbers for number in each)
+    return Counter(str(number) for group in numbers for number in group)
 
 
 def without_repeats(frame: DataFrame) -> DataFrame:
@@ -53,7 +53,7 @@ def test_a_job_that_runs_now_and_then(application: Application) -> None:
 
 
 def test_a_query_without_state_may_give_other_columns_into_another_place(application: Application) -> None:
-    """Its first place takes none, see above; the other has what comes from then on, and columns in another order."""
+    """The first place takes no other columns, see above; the new one has later rows, in another column order."""
     app, stage = application, application.stage
 
     def run(build: Any, into: str) -> None:

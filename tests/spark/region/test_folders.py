@@ -42,7 +42,7 @@ def query(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def names(folder: Path) -> set[str]:
-    return {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def numbered(found: set[str], folder: str) -> set[int]:
@@ -60,7 +60,7 @@ def test_logs_end_with_the_batch_and_state_one_behind_it(query: Path) -> None:
     assert numbered(old, "state/0/0") == set(range(1, 7))
     assert numbered(there, "state/0/0") == numbered(there, "state/0/1") == set(range(1, BACK + 2))
     assert "metadata" in there and ".metadata.crc" in there
-    assert {each for each in old if "/SSTs/" in each} == {each for each in there if "/SSTs/" in each}
+    assert {file for file in old if "/SSTs/" in file} == {file for file in there if "/SSTs/" in file}
 
 
 def test_each_file_has_its_checksum_and_each_checksum_its_file(query: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_file_that_is_changed_through_its_link_would_be_noticed(query: Path) -
 
 def test_one_folder_is_derived_from_another_and_so_on(query: Path) -> None:
     for epoch, batch in ((2, 4), (3, 3), (10, 1), (11, 0)):
-        before = 1 if epoch == 2 else max(int(each.name[1:]) for each in query.iterdir())
+        before = 1 if epoch == 2 else max(int(path.name[1:]) for path in query.iterdir())
         derive(epoch_folder(str(query), before), epoch_folder(str(query), epoch), batch)
         assert last_batch(f"{query}/e{epoch}") == batch
         assert f"{query}/e{epoch}/state" in (query / f"e{epoch}/state/0/_metadata/v2/0").read_text()
@@ -144,7 +144,7 @@ def test_other_sources_logs_come_whole(query: Path) -> None:
     for name in ("0", ".0.crc", "9.compact", "12", ".13.x.tmp"):
         (query / "e1/sources/0" / name).write_text("v1")
     derive(f"{query}/e1", f"{query}/e2", BACK)
-    assert {each.name for each in (query / "e2/sources/0").iterdir()} == {"0", ".0.crc", "9.compact", "12"}
+    assert {path.name for path in (query / "e2/sources/0").iterdir()} == {"0", ".0.crc", "9.compact", "12"}
 
 
 def test_state_and_operators_are_told(checkpoints: dict[str, Path]) -> None:
@@ -168,7 +168,7 @@ def test_nothing_is_told_of_a_query_without_state(tmp_path: Path) -> None:
 def test_without_a_batch_the_folder_is_empty(tmp_path: Path) -> None:
     for _ in range(2):
         derive(f"{tmp_path}/e1", f"{tmp_path}/q/e2", None)
-        assert [each.name for each in (tmp_path / "q").iterdir()] == ["e2"] and not names(tmp_path / "q/e2")
+        assert [path.name for path in (tmp_path / "q").iterdir()] == ["e2"] and not names(tmp_path / "q/e2")
 
 
 def test_a_second_call_leaves_the_folder_as_it_is(query: Path) -> None:
@@ -209,7 +209,7 @@ def test_files_of_unknown_kinds_are_refused_by_name(query: Path, path: str) -> N
     (query / "e1" / path).write_text("?")
     with pytest.raises(InvalidInputError, match=re.escape(f"{query}/e1/{path}")):
         derive(f"{query}/e1", f"{query}/e2", BACK)
-    assert {each.name for each in query.iterdir()} == {"e1"}, "nothing was begun"
+    assert {entry.name for entry in query.iterdir()} == {"e1"}, "nothing was begun"
 
 
 def test_what_spark_has_removed_is_named_with_its_setting(query: Path) -> None:
@@ -239,7 +239,7 @@ def test_state_that_could_not_be_loaded_is_noticed(query: Path, gone: str) -> No
     partition = gone[0]
     loads = (state / partition / "3.zip").exists() or (
         (state / partition / "3.changelog").exists()
-        and any((state / partition / f"{each}.zip").exists() for each in (1, 2))
+        and any((state / partition / f"{number}.zip").exists() for number in (1, 2))
     )
     with (
         contextlib.nullcontext() if loads else pytest.raises(CorruptDataError, match=f"state/0/{partition} has no ver")
@@ -365,9 +365,9 @@ def test_what_spark_cleans_away_meanwhile_is_not_needed_unless_it_is(disk: Volum
             refused.append(name)
     versions = {int(Path(name).name.split(".")[0]) for name in refused}
     snapshots = {
-        int(Path(each).stem) for each in files_at(disk, OLD) or {} if re.fullmatch(r"/state/0/0/\d\.zip", each)
+        int(Path(file).stem) for file in files_at(disk, OLD) or {} if re.fullmatch(r"/state/0/0/\d\.zip", file)
     }
-    base = max(each for each in {0, *snapshots} if each <= BACK + 1)
+    base = max(entry for entry in {0, *snapshots} if entry <= BACK + 1)
     assert versions == set(range(base + 1, BACK + 2))
 
 
@@ -444,7 +444,7 @@ def test_epochs_before_the_oldest_kept_are_forgotten(tmp_path: Path) -> None:
         (tmp_path / name / "state/0").write_text("v1")
     assert forget(str(tmp_path), ()) == []
     assert forget(str(tmp_path), (4, 9)) == [1, 2, 3]
-    assert {each.name for each in tmp_path.iterdir()} == {"e4", "e7", "e8.tmp", "e9", "other", "e", "e1x"}
+    assert {path.name for path in tmp_path.iterdir()} == {"e4", "e7", "e8.tmp", "e9", "other", "e", "e1x"}
     assert forget(str(tmp_path), (4, 9)) == [] and forget(f"{tmp_path}/none", (1,)) == []
 
 

@@ -1,4 +1,4 @@
-"""What a source may read now, asked and changed by two threads."""
+"""The offsets that a source may read now, queried and changed by two threads."""
 
 from __future__ import annotations
 

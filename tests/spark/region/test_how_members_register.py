@@ -1,4 +1,4 @@
-"""What the members of a query say of its state: by it the region keeps others out of their groups."""
+"""A query's members report its state, by which the region keeps others out of their groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -
     takes_part = behaviour(declared, shares=pinned, keeps=True)
     for number, name in enumerate(("a", "a#2")):
         machine = region._machine(declared, number, (sink,), takes_part)
-        [said] = [one.report for one in machine.step(happens.Connected()) if isinstance(one, happens.Say)]
+        [said] = [event.report for event in machine.step(happens.Connected()) if isinstance(event, happens.Say)]
         assert isinstance(said, told.Register)
         assert (said.name, said.group, said.shares) == (name, "gh"[number], pinned)
         assert said.of and said.sources == 2

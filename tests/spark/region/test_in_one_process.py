@@ -1,4 +1,4 @@
-"""What befalls queries of a region without anyone being killed, with Spark: two applications in one process."""
+"""Faults of region queries without a kill, with Spark: two applications in one process."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _in_batch(apps: Applications, query: str) -> Callable[[], bool]:
 def test_partitions_move_during_a_long_batch_and_come_back_and_nobody_goes_back(
     apps: Applications, stage: Stage
 ) -> None:
-    """Who is asked for them finishes the batch, then there is a sequence, then they go. Later they come back."""
+    """A member asked for partitions finishes its batch, a checkpoint follows, then they move. Later they return."""
     stage.produce(400)
     apps.set("closed")
     apps.start("a")

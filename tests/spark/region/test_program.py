@@ -26,7 +26,7 @@ pytestmark = [
 
 @contextmanager
 def program(stage: Stage, until: str | None, spark: Environment = OWN) -> Iterator[subprocess.Popen[str]]:
-    """It has its own process group: what a terminal sends to all of one, a test sends to the program alone."""
+    """Start the program in its own process group, so that a test can signal it as a terminal does."""
     order = Order(
         servers=stage.servers,
         region=f"r-{stage.topic}",
@@ -73,7 +73,7 @@ def test_a_signal_ends_it_with_a_last_sequence(stage: Stage) -> None:
 def _has_staged(folder: Path, number: int) -> bool:
     runs = [path for path in (folder / "regions").glob("*/q/e*") if path.name[1:].isdigit()]
     newest = max(runs, key=lambda path: int(path.name[1:]), default=None)
-    done = [] if newest is None else [int(one.name) for one in newest.glob("commits/*") if one.name.isdigit()]
+    done = [] if newest is None else [int(name.name) for name in newest.glob("commits/*") if name.name.isdigit()]
     return len(runs) > number and len(done) > number
 
 

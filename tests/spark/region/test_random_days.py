@@ -1,8 +1,8 @@
 """Two queries of a region through days of chance: partitions move at cuts, batches are cut off, all go back.
 
-The region here is a model of what a cut relies on: each query contributes its last finished batch, for each partition
-its end if that batch was planned under the handing-out that the query has, else the start that it was given. What is
-published must be every record once, whatever happened in between.
+The region here is a model of what a checkpoint relies on: each query contributes its last finished batch. For each
+partition that is the batch's end, if it was planned under the query's current assignment version, else the given start.
+Each record must be published once, whatever happened in between.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Days:
     def move(self) -> None:
         """A partition goes to another query, or, for a while, to nobody: what runs is finished, then the cut."""
         number = self.chance.randrange(PARTITIONS)
-        for runner in [one for one in self.runners if number in one.held]:
+        for runner in [runner for runner in self.runners if number in runner.held]:
             runner.settle()
             self.cut()
             runner.desk.take(number)
@@ -205,16 +205,16 @@ def days(place: Place) -> Iterator[Callable[[int], Days]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for member in made:
+        member.close()
 
 
 def test_whatever_happens_every_record_is_published_once(days: Callable[[int], Days]) -> None:
     every = [days(seed) for seed in range(SEEDS)]
-    for one in every:
-        one.live()
-        assert one.place.committed(count=PARTITIONS) == {}
-    assert sum(one.moves for one in every) > 20 and sum(one.resets for one in every) > 5
+    for member in every:
+        member.live()
+        assert member.place.committed(count=PARTITIONS) == {}
+    assert sum(query.moves for query in every) > 20 and sum(query.resets for query in every) > 5
 
 
 @pytest.mark.parametrize(

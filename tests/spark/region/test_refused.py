@@ -1,4 +1,4 @@
-"""What can't be in a region is told before the first batch: what is wrong, and what to do instead."""
+"""Queries that cannot be in a region: an error before the first batch says what is wrong, and what to do instead."""
 
 from __future__ import annotations
 
@@ -206,8 +206,8 @@ def make(spark: SparkSession, stage: Stage) -> Iterator[Callable[[str], SparkReg
         return every[-1]
 
     yield made
-    for one in every:
-        one.close()
+    for member in every:
+        member.close()
 
 
 def declare(region: SparkRegion, stage: Stage, name: str, group: str, folder: str) -> None:
@@ -244,13 +244,13 @@ def test_another_regions_group_and_folder_and_who_reads_in_the_group(
             mine.start()
     assert not spark.streams.active
     described = stage.admin.describe_consumer_groups([f"{stage.group}-free"]).values
-    assert not any(one.members for one in described.values()), "who could have started did not"
+    assert not any(member.members for member in described.values()), "who could have started did not"
 
 
 def test_a_right_that_is_missing(
     make: Callable[[str], SparkRegion], stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the broker says is tried in tests/region/test_rights.py; here, that it comes out of `run` and ends all."""
+    """The broker's answer is tested in tests/region/test_rights.py; here, that `run` raises it and ends all queries."""
 
     def refused(self: Any, group: str) -> None:
         raise NotAuthorizedError("no right to write")

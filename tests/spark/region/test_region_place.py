@@ -324,7 +324,7 @@ def test_a_seat_without_an_application_is_refused(region: Region) -> None:
 
 
 def test_a_seat_is_asked_before_anything_else_of_a_query(region: Region) -> None:
-    """What the application refuses is told before brokers are asked for offsets."""
+    """The application's refusal comes before brokers are asked for offsets."""
     region.desk.refusal = "the region has stopped"
     query: Query = region.query(subscribe="no-such-topic")
     with pytest.raises(InvalidInputError, match="the region has stopped"):

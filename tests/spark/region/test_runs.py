@@ -1,4 +1,4 @@
-"""What a query contributes, gives up and goes back to, whoever of its threads is first."""
+"""A query's contributions, releases and resets, in any order of its threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def join(tmp_path: Path) -> Iterator[Driven]:
 
 
 def reading(query: Driven) -> Driven:
-    """It runs in epoch 5, from 100 and 200 on, and a batch of ten rows each is done."""
+    """Return a run in epoch 5, from 100 and 200 on, after a batch of ten rows from each."""
     query.begin()
     query.give({0: 100, 1: 200})
     query.run.batch()
@@ -74,7 +74,7 @@ def test_what_is_wanted_back_ends_where_a_batch_has_read_it_last(query: Driven) 
     given = query.contribute(Cut(8, 1))
     assert spans_of(given) == {0: (100, 120), 1: (200, 210)} and len(given.keys) == 2
     query.order(told.Completed(3, 8, 0))
-    assert 1 not in {one.partition for one in query.groups[0].held}, "it is let go with the sequence"
+    assert 1 not in {part.partition for part in query.groups[0].held}, "it is let go with the sequence"
 
 
 def test_what_is_wanted_back_during_a_batch_waits_for_it(query: Driven) -> None:
@@ -121,11 +121,11 @@ def test_what_is_lost_just_as_a_batch_has_begun_has_all_go_back(query: Driven) -
     query.give({0: 100, 1: 200})
     query.run.begin()
     query.lose(1)
-    assert [one.forced for one in query.said(told.AskReset)] == [True]
+    assert [report.forced for report in query.said(told.AskReset)] == [True]
 
 
 def test_what_is_lost_is_not_answered_for_once_it_has_come_back(query: Driven) -> None:
-    """It was wanted back, the batch took too long, the group gave it to others, and then here again."""
+    """The group wanted the partition, the batch took too long, the group reassigned it, and then returned it."""
     query.begin()
     query.give({0: 100})
     query.run.begin()
@@ -386,7 +386,7 @@ def test_each_planted_fault_is_seen(tmp_path: Path, what: str) -> None:
 
 
 def test_nothing_is_contributed_while_a_commit_has_no_answer(query: Driven) -> None:
-    """It may still come, after what the sequence commits: the group would be back at the sequence before."""
+    """The answer may still come after the checkpoint's commit: the group would be back at the checkpoint before."""
     query.begin()
     query.give({0: 100})
     query.reset(6, None, 7)
@@ -409,7 +409,7 @@ def test_nothing_is_contributed_while_a_commit_has_no_answer(query: Driven) -> N
     query.threads[0]._step(query.threads[0]._posted.get())
     assert len(committed) == 2 and not query.said(told.Contributed)
     query.turn()
-    assert [one.contribution.spans[0].begin for one in query.said(told.Contributed)] == [100]
+    assert [report.contribution.spans[0].begin for report in query.said(told.Contributed)] == [100]
     assert committed == [{TopicPartition("t", 0): OffsetAndMetadata(100)}] * 3
     query.turn()
     assert len(committed) == 3 and len(query.said(told.Contributed)) == 1
@@ -422,7 +422,7 @@ def test_a_commit_without_an_answer_is_not_sent_again_for_what_is_gone(query: Dr
     committed: list[set[int]] = []
 
     def commit(offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
-        committed.append({one.partition for one in offsets})
+        committed.append({offset.partition for offset in offsets})
         raise TimedOutError("no answer")
 
     query.groups[0].commit = commit  # type: ignore[method-assign,assignment]

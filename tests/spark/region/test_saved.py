@@ -1,4 +1,4 @@
-"""What a sequence knows of a query, and what an upgraded program may change."""
+"""A query's entry in a checkpoint, and the changes that an upgraded program may make."""
 
 from __future__ import annotations
 

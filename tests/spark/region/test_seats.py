@@ -1,4 +1,4 @@
-"""What a source asks its application, over a real channel, without Spark."""
+"""A source's requests to its application, over a real channel, without Spark."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def closing() -> Iterator[Callable[[Any], Any]]:
         return one
 
     yield keep
-    for one in reversed(every):
-        one.close()
+    for seat in reversed(every):
+        seat.close()
 
 
 @pytest.fixture

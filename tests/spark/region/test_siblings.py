@@ -93,8 +93,8 @@ def test_a_lead_that_holds_nothing_stays_until_its_sibling_goes(both: Both, busy
     both.pump()
     both.assign(1)
     both.batch(1)
-    for one in both.query.threads:
-        one.leave()
+    for thread in both.query.threads:
+        thread.leave()
     both.query.turn(0)
     lead = both.query.threads[0]
     assert not lead._over
@@ -117,7 +117,7 @@ def test_the_lead_asks_to_leave_and_its_sibling_goes_with_it(both: Both) -> None
     both.pump()
     assert both.sequences() == [("q0", "q1")]
     assert (both.ends(), both.batches()) == ((110, 110), [0])
-    assert {one.left for one in both.plane.machine.plane.members.values()} == {True}
+    assert {member.left for member in both.plane.machine.plane.members.values()} == {True}
 
 
 def test_while_a_lead_that_has_left_publishes_no_cut_has_its_sibling_alone(both: Both) -> None:
@@ -155,7 +155,7 @@ def test_a_person_stops_one_and_the_query_goes(both: Both, busy: threading.Event
     assert (both.ends(), both.batches()) == ((110, 110), [0])
     both.plane.say(both.connections[0], told.Published(8))
     both.pump()
-    assert all(one._over and one._error is not None for one in both.query.threads)
+    assert all(thread._over and thread._error is not None for thread in both.query.threads)
     del busy
 
 
@@ -276,8 +276,8 @@ def test_nobody_is_given_anything_before_all_of_the_query_are_there(both: Both) 
 def test_who_leaves_and_misses_its_sibling_waits_for_it_so_long(both: Both) -> None:
     both.reads()
     both.takeover()
-    for one in both.query.threads:
-        one.leave()
+    for thread in both.query.threads:
+        thread.leave()
     both.connect(1)
     both.pump(1)
     both.query.turn(1)

@@ -77,7 +77,7 @@ def test_a_join_of_two_topics_is_exact_after_resets(application: Application) ->
     app.until(lambda: region.describe().epoch > epoch, "a reset")
     send(range(70, 80))
     app.until(lambda: pairs() == wanted(80), "all of the query went back")
-    assert {one.epoch for one in region.describe().members} == {region.describe().epoch}
+    assert {member.epoch for member in region.describe().members} == {region.describe().epoch}
     region.close()
     last = app.region()
     app.query(last, "q", joined, "out", source=sources)
@@ -144,7 +144,7 @@ def test_back_to_the_beginning_with_sinks_emptied(application: Application) -> N
 
 
 def test_records_that_are_gone_stop_the_region_unless_that_is_allowed(application: Application) -> None:
-    """What retention took before it was read: told before a batch is made of what is left."""
+    """Retention deleted records before they were read: the error comes before a batch is made of the rest."""
     app, stage = application, application.stage
 
     def run(**source: str) -> None:

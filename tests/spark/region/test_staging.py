@@ -1,4 +1,4 @@
-"""What batches stage: by tasks, under keys of their attempts; and which keys a sequence is given."""
+"""Staging of batches: by tasks, under keys of their attempts; and the keys that a checkpoint gets."""
 
 from __future__ import annotations
 
@@ -71,9 +71,12 @@ def rows(*numbers: int) -> pa.RecordBatch:
 
 def test_a_task_stages_its_rows_in_units_under_its_attempts_keys(tmp_path: Path) -> None:
     doing = task(tmp_path / "out", unit_bytes=1)
-    texts = [one.column("key")[0].as_py() for one in doing.keys_of(iter([rows(1, 2), rows(), rows(3)]), attempt=2)]
+    texts = [batch.column("key")[0].as_py() for batch in doing.keys_of(iter([rows(1, 2), rows(), rows(3)]), attempt=2)]
     keys = [StagedKey.parse(text) for text in texts]
-    assert [(one.epoch, one.unit) for one in keys if one] == [(4, 2 << 20), (4, (2 << 20) + 1)]
+    assert [(contribution.epoch, contribution.unit) for contribution in keys if contribution] == [
+        (4, 2 << 20),
+        (4, (2 << 20) + 1),
+    ]
     doing.output.sink.publish(1, [key for key in keys if key])
     found = pa.parquet.read_table(min((tmp_path / "out").glob("sequence=1/*.parquet")))
     assert found.column("n").to_pylist() == [1, 2]

@@ -48,7 +48,7 @@ def published(app: Application, *names: str) -> Counter[str]:
 def send_by_partition(app: Application, numbers: range) -> None:
     """A value has one partition for ever."""
     for partition in range(4):
-        app.send(app.stage.topic, *(str(one) for one in numbers if one % 4 == partition), partition=partition)
+        app.send(app.stage.topic, *(str(number) for number in numbers if number % 4 == partition), partition=partition)
 
 
 def test_pinned_queries_and_one_that_is_away(application: Application) -> None:
@@ -80,7 +80,7 @@ def test_pinned_queries_and_one_that_is_away(application: Application) -> None:
 def test_without_repeats_is_wrong_where_a_partition_moves_and_the_fault_is_allowed(
     application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with queries that share a group as others do: its assignor moves partitions, and no state with them."""
+    """The queries share an ordinary group: its assignor moves partitions, and no state with them."""
     monkeypatch.setattr("kohort.spark.region.spark_region.check_state", lambda declared, built: True)
     app = application
     send_by_partition(app, range(40))

@@ -133,8 +133,8 @@ def trigger(run: Run) -> bool:
     run.begin(rows=0) if "hold" not in run.ask("held", wait_ms=0) else _without_a_plan(run)
     run.finish()
     run.end()
-    for each in ("offsets", "commits"):
-        for file in (run.folder / each).iterdir():
+    for path in ("offsets", "commits"):
+        for file in (run.folder / path).iterdir():
             if int(file.name) < run._number - 10:
                 file.unlink()
     return True

@@ -1,9 +1,9 @@
 """The whole story of a region in one run: whatever befalls its applications, all that they wrote is the input, once.
 
-Three queries in two applications read one group's topic while it is fed, and write into Parquet files, a Delta table
-and a database; one sink fails at random. An application is killed, a fourth query joins, partitions are added, an
-application sleeps for a minute and wakes, the one with the control plane is killed. Readers look at all three places
-all the time, and another at the group's offsets.
+Three queries in two applications read one group's topic while it grows. They write into Parquet files, a Delta table
+and a database, and one sink fails at random. An application is killed, a fourth query joins, and partitions are added.
+An application sleeps for a minute and wakes, and the one with the control plane is killed. Readers look at all three
+places all the time, and another at the group's offsets.
 
 `make spark-region-story`; it takes minutes each, on our broker and on Apache Kafka, in both protocols.
 """
@@ -91,7 +91,7 @@ class Story(Trial):
 
     def sequences_of(self, *queries: str) -> int:
         """How many sequences with records of one of these there were."""
-        return sum(any(one.member in queries and _rows(one) for one in step.contributions) for step in self._steps)
+        return sum(any(row.member in queries and _rows(row) for row in step.contributions) for step in self._steps)
 
     @property
     def _steps(self) -> Sequence[Step]:
@@ -112,7 +112,7 @@ class Story(Trial):
 
     def has_published(self, partition: int) -> bool:
         """Whether a sequence has records of a partition."""
-        spans = (span for step in self._steps for one in step.contributions for span in one.spans)
+        spans = (span for step in self._steps for contribution in step.contributions for span in contribution.spans)
         return any(span.partition == partition and span.end > span.begin for span in spans)
 
     def found(self) -> Counter[tuple[int, int, str]]:
@@ -141,11 +141,13 @@ class Story(Trial):
         return list({look.place: look for look in list(self.watcher.looks)}.values())
 
     def _holds_floors(self) -> None:
-        """What was staged before a reset counts in no sequence after it."""
+        """Rows staged before a reset count in no checkpoint after it."""
         for reset in self.history.resets:
             for step in self._steps:
                 if step.number > reset.to:
-                    late = [one.member for one in step.contributions if one.epoch < reset.epoch]
+                    late = [
+                        contribution.member for contribution in step.contributions if contribution.epoch < reset.epoch
+                    ]
                     assert not late, f"sequence {step.number} has what {late} did before the reset to {reset.to}"
 
     def close(self) -> None:
@@ -185,7 +187,7 @@ def is_killed(story: Story, app: Application) -> None:
 
 
 def stops_outside_the_database(story: Story, app: Application) -> None:
-    """Who stands still within a transaction of SQLite keeps the file locked for all, readers too."""
+    """A process stopped within a transaction of SQLite keeps the file locked for all, readers too."""
     while True:
         app.signal(signal.SIGSTOP)
         with contextlib.closing(sqlite3.connect(story.folder / "flights.db", isolation_level=None)) as database:
@@ -253,7 +255,7 @@ def test_all_that_was_written_is_the_input_once(story: Story) -> None:
     sleeps_for_a_minute(story, second)
     is_killed(story, first)
     story.ends_exactly()
-    resets = [f"to {one.to}: {one.cause}" for one in story.history.resets]
+    resets = [f"to {reset.to}: {reset.cause}" for reset in story.history.resets]
     story.tell(
         f"{len(story.sent)} records, {len(story.history.sequences)} sequences, {len(story.history.terms)} terms, "
         f"{story.watcher.count} looks, {len(story.watcher.looks)} of them new, {story.watch.looks} looks at offsets"

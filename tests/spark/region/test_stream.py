@@ -41,8 +41,10 @@ def seat(desk: Desk) -> Iterator[str]:
 
 def planned(checkpoint: Path) -> list[BatchOffset]:
     """The offsets of the batches in a checkpoint, in order."""
-    files = sorted((one for one in (checkpoint / "offsets").iterdir() if one.name.isdigit()), key=lambda f: int(f.name))
-    return [BatchOffset.from_json(json.loads(one.read_text().splitlines()[-1])) for one in files]
+    files = sorted(
+        (path for path in (checkpoint / "offsets").iterdir() if path.name.isdigit()), key=lambda f: int(f.name)
+    )
+    return [BatchOffset.from_json(json.loads(file.read_text().splitlines()[-1])) for file in files]
 
 
 def rows(sink: Sink) -> list[tuple[int, int]]:

@@ -34,7 +34,7 @@ STILL_S = 180.0
 
 
 class Application:
-    """Its processes, one run after another."""
+    """An application: its processes, one run after another."""
 
     def __init__(self, name: str, told: Told) -> None:
         self.name, self.told = name, told
@@ -125,7 +125,7 @@ class Watch:
 
     def _difference(self, admin: Admin, region: Region) -> tuple[int, str]:
         seen = region.describe()
-        at = {TopicPartition(one.topic, one.partition): one.offset for one in seen.positions}
+        at = {TopicPartition(position.topic, position.partition): position.offset for position in seen.positions}
         told = admin.list_consumer_group_offsets(self.name, list(at)).all()
         found = {tp: told[tp].offset if told.get(tp) is not None else 0 for tp in at}
         return seen.sequence, "" if found == at else f"the group has {found}, the sequence {at}"

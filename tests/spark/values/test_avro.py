@@ -287,7 +287,7 @@ ASKED: list[int] = []
 
 
 def schemas(number: int) -> str | None:
-    """What a registry would answer."""
+    """Return the answers of a schema registry."""
     ASKED.append(number)
     if number == 500:
         raise ConnectionError("the registry is down")
@@ -316,7 +316,7 @@ def test_values_are_read_by_the_schemas_that_wrote_them(function: str) -> None:
         None,
     ]
     parts = decoder.decode(pa.array(values, pa.binary()))
-    assert [one and (one["n"], one["s"]) for one in parts.joined().to_pylist()] == [
+    assert [row and (row["n"], row["s"]) for row in parts.joined().to_pylist()] == [
         *((1, None), (2, "two"), None, None, None, None, (3, None), None, None)
     ]
     assert sorted(parts.reasons) == [2, 3, 4, 5, 7]

@@ -41,7 +41,7 @@ MAPS = pa.struct([("n", pa.int16()), ("m", pa.map_(pa.string(), pa.int32()))])
 
 
 def one_by_one(kind: pa.DataType, values: list[bytes | None], zone: Any = UTC) -> tuple[list[str], set[int]]:
-    """What each value is by itself, as text (NaN is not itself), and which are bad."""
+    """Return each value read alone, as text (NaN differs from itself), and which values are bad."""
     records = JsonRecords(kind, zone)
     found, bad = [], set()
     for row, value in enumerate(values):
@@ -69,7 +69,7 @@ def by_column(kind: pa.DataType, values: list[bytes | None], zone: Any = UTC) ->
     found = parts.joined()
     found.validate(full=True)
     assert found.type.equals(kind)
-    return [repr(one) for one in found.to_pylist()], set(parts.reasons)
+    return [repr(value) for value in found.to_pylist()], set(parts.reasons)
 
 
 small = st.integers(-200, 200)
@@ -184,14 +184,14 @@ def test_a_column_is_what_its_records_are_one_by_one(kind: pa.DataType) -> None:
     ids=str,
 )
 def test_what_arrows_reader_alone_would_take(values: list[bytes | None], bad: list[int]) -> None:
-    """As many rows as records, or none too few, and yet not one for each."""
+    """Arrow's reader finds as many rows as records, or enough, and yet not one for each record."""
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array(values, pa.binary()))
     assert sorted(parts.reasons) == bad
     assert by_column(NUMBERED, values) == one_by_one(NUMBERED, values)
 
 
 def test_few_bad_values_among_many_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is good is converted as a whole: only a piece with a bad value is read one by one."""
+    """Good values are converted as a whole: only a piece with a bad value is read one by one."""
     monkeypatch.setattr("kohort.spark.values.isolate.ONE_BY_ONE_MAX", ONE_BY_ONE_MAX)
     seen: list[bytes] = []
     convert = JsonRecords.convert
@@ -208,7 +208,7 @@ def test_few_bad_values_among_many_are_found(monkeypatch: pytest.MonkeyPatch) ->
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array(values, pa.binary()))
     assert sorted(parts.reasons) == bad
     found = parts.joined().to_pylist()
-    assert [one and one["n"] for one in found] == [None if n in bad else n for n in range(20_000)]
+    assert [row and row["n"] for row in found] == [None if n in bad else n for n in range(20_000)]
     assert len(seen) <= len(bad) * ONE_BY_ONE_MAX
 
 
@@ -219,8 +219,8 @@ def test_damage_never_shifts_a_row(data: st.DataObject) -> None:
     noise = data.draw(st.lists(texts(NUMBERED) | st.binary(max_size=8), min_size=1, max_size=12))
     values: list[bytes | None] = []
     places = {}
-    for number, one in enumerate(noise):
-        values.append(one)
+    for number, value in enumerate(noise):
+        values.append(value)
         places[len(values)] = number
         blank = data.draw(st.sampled_from(["", " ", "\n", "\r\n"]))
         values.append(f'{blank}{{{blank}"n":{number},{blank}"s":"row {number}"}}{blank}'.encode())
@@ -238,7 +238,7 @@ def test_slices_and_many_chunks_keep_their_order(monkeypatch: pytest.MonkeyPatch
     whole = pa.array([b"before", *values, b"after"], pa.binary()).slice(1, 500)
     parts = JsonDecoder(NUMBERED, UTC).decode(whole)
     found = parts.joined().to_pylist()
-    assert [one and one["n"] for one in found] == [None if n in (7, 20, 300, 499) else n for n in range(500)]
+    assert [row and row["n"] for row in found] == [None if n in (7, 20, 300, 499) else n for n in range(500)]
     assert found[20] == {"n": None, "s": "y" * 1000}
     assert set(parts.reasons) == {300}
 
@@ -317,7 +317,7 @@ def test_a_field_that_may_not_be_null_makes_its_record_bad() -> None:
     parts = JsonDecoder(kind, UTC).decode(pa.array(values, pa.binary()))
     assert sorted(parts.reasons) == [1, 2, 4]
     assert parts.reasons[2] == "value.in.x is null, and was declared NOT NULL"
-    assert [one and one["n"] for one in parts.joined().to_pylist()] == [1, None, None, 3, None]
+    assert [row and row["n"] for row in parts.joined().to_pylist()] == [1, None, None, 3, None]
 
 
 @pytest.mark.parametrize("depth", [DEPTH, DEPTH + 1, 200_000])

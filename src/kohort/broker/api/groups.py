@@ -1,8 +1,8 @@
 """Classic group APIs: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, and administration. All versions map to one event.
 
-Versions: JoinGroup 1 adds a rebalance timeout, 4 requires a member id first, 5 adds static members, 7 the protocol type
-in the response, and 8 reasons. With 9 a leader may be told not to assign. LeaveGroup 3 adds several members.
-DescribeGroups 6 reports missing groups. ListGroups 4 adds states, 5 types.
+Versions: JoinGroup 1 adds a rebalance timeout, 4 requires a member id first, and 5 adds static members. Version 7 adds
+the protocol type to the response, and 8 reasons. With 9 a leader may be told not to assign. LeaveGroup 3 adds several
+members. DescribeGroups 6 reports missing groups. ListGroups 4 adds states, 5 types.
 """
 
 from __future__ import annotations

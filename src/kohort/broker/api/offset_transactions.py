@@ -1,7 +1,7 @@
 """AddOffsetsToTxn and TxnOffsetCommit: group offsets that take effect when a transaction commits.
 
-Versions: TxnOffsetCommit 5 adds the group's partition to the transaction itself (KIP-890). 6 names topics by id, and
-has errors for a missing group and a stale member epoch (KIP-1319).
+Versions: TxnOffsetCommit 5 adds the group's partition to the transaction itself (KIP-890). Version 6 names
+topics by id, and has errors for a missing group and a stale member epoch (KIP-1319).
 """
 
 from __future__ import annotations

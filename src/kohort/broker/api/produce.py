@@ -1,7 +1,7 @@
 """Produce: batches are appended to the log unchanged, or recompressed if their topic requires it (`Recompression`).
 
-Versions: 3 is the first with record batches v2. 9 is flexible. 10 adds the leader to errors. 12 adds partitions to a
-transaction by producing to them (KIP-890). 13 names topics by id.
+Versions: 3 is the first with record batches v2, and 9 is flexible. Version 10 adds the leader to errors. Version 12
+adds partitions to a transaction by producing to them (KIP-890). Version 13 names topics by id.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ from kohort.spark.region.checkpoint_state import (
 
 # -- The files of a Spark checkpoint that belong to batches up to N, by the kinds of their names
 #
-# Kinds of files that kohort does not know are refused by name: left out, they would be missing; copied, they might
+# Kinds of files that kohort does not know are refused by name. Left out, they would be missing. Copied, they might
 # belong to a later batch. Names that begin with a dot are checksums, which go with their files, or files being written.
 
 QUERY: Final = "metadata"

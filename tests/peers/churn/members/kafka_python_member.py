@@ -1,8 +1,8 @@
 """A member of a churning group on kafka-python, in the classic protocol; its orders and log as `work.py` says.
 
-Its callbacks run on a thread of its own between and during polls, where nothing can be committed: what is processed is
-committed soon, and what could not be in time is processed again by the next owner. What poll has handed out is always
-processed, as an application would: a partition that goes and comes back is read on behind it.
+Its callbacks run on a thread of its own, between and during polls, where nothing can be committed. Processed records
+are committed soon. The next owner processes again those that were not committed in time. What poll has handed out is
+always processed, as an application would: a partition that goes and comes back is read on behind it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every Python member has in common: its orders, its log, and what it has processed and not yet committed.
+"""The common part of every Python member: its orders, its log, and records that are processed but not yet committed.
 
 A log is one JSON object a line, written with one call, so that a kill loses no line and tears none. `t` is the
 machine's monotonic clock in ns, which all members of a run share. The Go and Java members write the same lines:
@@ -39,7 +39,7 @@ RECONNECT_MS = 1_000
 
 
 class Orders:
-    """What the command line says, as `name=value` words.
+    """The command line's orders, as `name=value` words.
 
     Attributes:
         stopping: is set when the driver says stop, or is gone.
@@ -85,7 +85,7 @@ class Work:
         os.write(self._log, line.encode() + b"\n")
 
     def process(self, partition: Partition, offsets: Sequence[int], values: Iterable[bytes]) -> None:
-        """These records, in this order, are done."""
+        """Record that these records are processed, in this order."""
         self.say("records", partition=_name(partition), offsets=list(offsets), values=[int(value) for value in values])
         self.pending[partition] = offsets[-1] + 1
 
@@ -135,7 +135,7 @@ class Work:
             self.answered(number, offsets)
 
     async def commit_async(self, commit: Callable[[dict[Partition, int]], Awaitable[None]]) -> None:
-        """As `commit`."""
+        """Commit like `commit`, without waiting."""
         if not self.pending:
             return
         number, offsets = self.asking()

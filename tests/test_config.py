@@ -1,0 +1,46 @@
+"""Settings of broker, groups and topics: values that no limit describes are refused when they are set."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.assignors import SERVER
+from kohort.broker.config.settings import BrokerConfig
+from kohort.errors import InvalidInputError
+from kohort.groups.config import GroupConfig
+from kohort.log.config import LogConfig
+from kohort.settings.config import from_properties, settings
+
+FREE = {
+    "broker.rack": "any name",
+    "cluster.id": "any id that a cluster may have",
+    "advertised.host.name": "any name: clients resolve it, the broker does not",
+    "metrics.listen": "read as an address when the broker starts",
+}
+"""Text settings without a list of values, each with the reason."""
+
+
+def test_text_settings_have_a_list_of_values_or_a_check() -> None:
+    for config in (BrokerConfig, GroupConfig, LogConfig):
+        for name, setting in settings(config).items():
+            if "str" in str(setting.type) and name not in FREE:
+                fact = setting.knob
+                assert fact.choices or fact.check, f"{name} takes any text: give it choices or a check"
+
+
+def test_offered_assignors_are_those_that_exist() -> None:
+    assert set(settings(GroupConfig)["group.consumer.assignors"].knob.choices) == set(SERVER)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("nosuch", "must be one of uniform, range"),
+        ("uniform,nosuch", "must be one of uniform, range"),
+        ("", "at least one"),
+        ("range,range", "once"),
+    ],
+)
+def test_assignors_that_cannot_serve_are_refused_at_start(names: str, reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=reason):
+        from_properties(GroupConfig, {"group.consumer.assignors": names})
