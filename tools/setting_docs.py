@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from kohort.broker.config.settings import LOG_NAMES, LOG_UNITS, BrokerConfig
+from kohort.broker.security.settings import SecurityConfig
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConnectionConfig, ConsumerConfig
 from kohort.cluster.settings import CoordinatorConfig
@@ -54,6 +55,14 @@ SECTIONS = (
         "`kohort broker --set NAME=VALUE` or `--config FILE`, and `Broker(config={…})`. Settings of the log and of "
         "groups are given at the same place.",
         BrokerConfig,
+    ),
+    Section(
+        "Listeners",
+        "Of the broker, for listeners with TLS or SASL: see [security.md](security.md). A listener's own value is "
+        "`listener.name.NAME.PROPERTY`, and of one SASL mechanism `listener.name.NAME.MECHANISM.PROPERTY`. Beside them "
+        "`listener.security.protocol.map` and `advertised.listeners` have Kafka's meaning, and "
+        "`allow.insecure.listeners=true` lets a listener beyond loopback serve everyone.",
+        SecurityConfig,
     ),
     Section(
         "Log",

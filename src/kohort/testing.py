@@ -9,6 +9,11 @@ The plugin is installed with the package, so a test only names the fixture:
     @pytest.mark.kohort_broker({"num.partitions": 6})
     def test_with_six_partitions(kohort_broker): ...
 
+    @pytest.mark.kohort_broker(secure=True)
+    def test_login(kohort_broker):
+        with Producer(**kohort_broker.client_properties) as producer:
+            ...
+
 The marker sets properties of that broker, under Kafka's names. It may also mark a class or, as `pytestmark`, a module.
 Nearer markers add to farther ones, and win where both name a property.
 
@@ -32,8 +37,11 @@ if TYPE_CHECKING:  # the plugin is imported by every pytest run; the broker only
 
 __all__ = ["Fault", "kohort_broker", "kohort_broker_factory", "kohort_shared_broker"]
 
-MARKER = "kohort_broker(config): a mapping of broker properties, under Kafka's names, for the fixture kohort_broker"
-_FORM = 'write @pytest.mark.kohort_broker({"num.partitions": 6})'
+MARKER = (
+    "kohort_broker(config, secure=False): a mapping of broker properties, under Kafka's names, for the fixture "
+    "kohort_broker; secure=True: with TLS and a user"
+)
+_FORM = 'write @pytest.mark.kohort_broker({"num.partitions": 6}) or @pytest.mark.kohort_broker(secure=True)'
 
 
 def __getattr__(name: str) -> Any:
@@ -65,40 +73,50 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         )
 
 
-def _marked_config(item: pytest.Item) -> dict[str, Any]:
-    """Return the properties from the markers of a test, its class and its module, the nearest last.
+def _marked_config(item: pytest.Item) -> tuple[dict[str, Any], bool]:
+    """Return the properties and `secure` from the markers of a test, its class and its module, the nearest last.
 
     Raises:
         pytest.fail.Exception: a marker has another form.
     """
     config: dict[str, Any] = {}
+    secure = False
     for mark in reversed(list(item.iter_markers("kohort_broker"))):
-        given = [*mark.args, *mark.kwargs.values()]
-        if len(given) != 1 or not set(mark.kwargs) <= {"config"} or not isinstance(given[0], Mapping):
+        named = dict(mark.kwargs)
+        wanted = named.pop("secure", None)
+        given = [*mark.args, *named.values()]
+        fits = len(given) + (wanted is not None) > 0 and all(isinstance(value, Mapping) for value in given)
+        if not fits or len(given) > 1 or not set(named) <= {"config"} or wanted not in (None, True, False):
             said = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
             pytest.fail(
                 f"@pytest.mark.kohort_broker({said}): it takes one mapping of broker properties; {_FORM}",
                 pytrace=False,
             )
-        config |= given[0]
-    return config
+        config |= given[0] if given else {}
+        secure = secure if wanted is None else wanted
+    return config, secure
 
 
 @pytest.fixture
 def kohort_broker_factory(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Start any number of brokers, each with its own data folder; all end with the test.
 
-    Call it with `config=` (a mapping) and, to keep data from one broker to the next, with `data_dir=`.
+    Call it with `config=` (a mapping) and, to keep data from one broker to the next, with `data_dir=`. With
+    `secure=True` clients have to log in over TLS, by the broker's `client_properties`.
     """
     from kohort.broker import Broker
 
     with ExitStack() as running:
         started = 0
 
-        def start(config: Mapping[str, Any] | None = None, data_dir: Path | None = None) -> Broker:
+        def start(
+            config: Mapping[str, Any] | None = None, data_dir: Path | None = None, secure: bool = False
+        ) -> Broker:
             nonlocal started
             started += 1
-            return running.enter_context(Broker(data_dir or tmp_path / f"kohort-broker-{started}", config or {}))
+            folder = data_dir or tmp_path / f"kohort-broker-{started}"
+            files = tmp_path / "kohort-security" if secure else None
+            return running.enter_context(Broker(folder, config or {}, secure=files))
 
         yield start
 
@@ -108,9 +126,9 @@ def kohort_broker(request: pytest.FixtureRequest, kohort_broker_factory: Callabl
     """Start a broker for one test; `@pytest.mark.kohort_broker({…})` sets its properties."""
     from kohort.errors import InvalidInputError
 
-    config = _marked_config(request.node)
+    config, secure = _marked_config(request.node)
     try:
-        return kohort_broker_factory(config=config)
+        return kohort_broker_factory(config=config, secure=secure)
     except InvalidInputError as error:
         refused = error.message
     pytest.fail(f"@pytest.mark.kohort_broker({config!r}): {refused}", pytrace=False)

@@ -235,7 +235,7 @@ def test_a_reset_counts_where_the_groups_offsets_are_asked_for() -> None:
         ),
         (
             {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "OAUTHBEARER"},
-            "takes a function that returns tokens, which an option can't be",
+            "a function that returns tokens can't be an option",
         ),
         ({"kafka.group.protocol": "new"}, "^kafka.group.protocol must be one of classic"),
     ],

@@ -67,7 +67,7 @@ class Control:
         os.set_blocking(0, False)
         self._loop.add_reader(0, self._on_control)
         self._watch_parent()
-        _say({"ready": self._broker.address})
+        _say({"ready": self._broker.address, "listeners": self._broker.listeners})
 
     def _watch_parent(self) -> None:
         """Watch the parent process as well: another process may have inherited the pipe and keep it open."""

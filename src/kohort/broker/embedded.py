@@ -29,6 +29,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from kohort.broker.config.single_broker import idle_text
+from kohort.broker.security.addresses import addresses_of
+from kohort.broker.security.development import LISTENER, DevelopmentFiles, development_files
+from kohort.broker.security.settings import INSECURE
 from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.settings.arguments import checked, checked_call
@@ -51,11 +54,16 @@ class Broker:
     Args:
         data_dir: the folder that stores topics and groups; None: a temporary folder, deleted at the end.
         config: broker, topic and group properties under Kafka's names.
-        listen: HOST:PORT; port 0 picks a free one.
+        listen: HOST:PORT, or a list of listeners as Kafka writes it, such as `SASL_SSL://127.0.0.1:0`; port 0 picks a
+            free one.
+        insecure: whether a listener that other machines can reach may serve everyone, without a login.
+        secure: a folder for a certificate, a user and clients' properties, made if missing: the broker then takes
+            only clients that log in over TLS, by `client_properties`. Needs the extra `security`.
         log_level: the level of the broker's log on standard error, a name or number of `logging`.
 
     Attributes:
-        bootstrap_servers: the broker's address, HOST:PORT.
+        bootstrap_servers: the address of the (first) listener, HOST:PORT.
+        listeners: the address of each listener by its name.
         data_dir: the data folder in use.
 
     Raises:
@@ -64,6 +72,7 @@ class Broker:
     """
 
     bootstrap_servers: str
+    listeners: dict[str, str]
     data_dir: Path
 
     @checked_call
@@ -73,6 +82,8 @@ class Broker:
         config: Mapping[str, str | float | bool | Sequence[str] | None] | None = None,
         listen: str = "127.0.0.1:0",
         *,
+        insecure: bool = False,
+        secure: str | Path | None = None,
         log_level: str | int = logging.WARNING,
     ) -> None:
         levels = logging.getLevelNamesMapping()
@@ -80,12 +91,18 @@ class Broker:
             raise InvalidInputError(f"log_level must be one of {', '.join(levels)}, not {log_level!r}")
         if text := idle_text(config or {}):
             warnings.warn(text, stacklevel=3)  # this method's caller is the check of its arguments
+        config = dict(config or {})
+        self._files: DevelopmentFiles | None = None
+        if secure is not None:
+            self._files = development_files(Path(secure), [address.host for address in addresses_of(listen)])
+            config = {**self._files.broker_properties(), **config}
+            listen = listen if "://" in listen else f"{LISTENER}://{listen}"
         self._temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="kohort-") if data_dir is None else data_dir)
         self._options = {
             "data_dir": str(self.data_dir),
             "listen": listen,
-            "config": dict(config or {}),
+            "config": config | ({INSECURE: True} if insecure else {}),
             "log_level": log_level,
             "temporary": self._temporary,
         }
@@ -101,9 +118,16 @@ class Broker:
             raise
         self._child = child
         self.bootstrap_servers = child.address
-        self._options["listen"] = child.address  # a restart takes the same port
+        self.listeners = child.listeners
+        self._options["listen"] = child.listen  # a restart takes the same ports
         folder = self.data_dir if self._temporary else None
         self._finalizer = weakref.finalize(self, _end, child.process, folder, os.getpid())
+
+    @property
+    def client_properties(self) -> dict[str, str]:
+        """What a client has to set to connect, under Kafka's names: `Producer(**broker.client_properties)`."""
+        servers = self.bootstrap_servers
+        return {"bootstrap.servers": servers} if self._files is None else self._files.client_properties(servers)
 
     @property
     def pid(self) -> int:
@@ -245,6 +269,8 @@ class _Child:
             self._abandon()
             raise error_for(answer["code"], answer["error"])
         self.address: str = answer["ready"]
+        self.listen: str = answer["listeners"]
+        self.listeners = dict(listener.split("://", 1) for listener in self.listen.split(","))
 
     def _abandon(self) -> None:
         self.process.kill()

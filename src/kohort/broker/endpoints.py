@@ -113,7 +113,10 @@ class SingleBrokerEndpoints:
         return leaders
 
     def _place(self, connection: Connection) -> Endpoint:
-        """Return this broker at its advertised address, or at the address that the client connected to."""
-        config = self._live.broker
-        host = config.advertised_host or connection.local[0]
-        return Endpoint(self._me[0], host, config.advertised_port or self._port, config.rack)
+        """Return this broker at the advertised address of the client's listener, or at the one that the client used."""
+        config, listener = self._live.broker, connection.client.listener
+        host, port = config.advertised_host, config.advertised_port or self._port
+        if listener is not None:
+            host, port = listener.advertised_host or host, listener.advertised_port or config.advertised_port or 0
+            port = port or connection.local[1]
+        return Endpoint(self._me[0], host or connection.local[0], port, config.rack)

@@ -22,6 +22,7 @@ from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
 from kohort.broker.purgatory import Purgatory
 from kohort.broker.server.connection import ClientSession
+from kohort.broker.server.listener import ListenerSocket
 from kohort.broker.shards import GroupShards
 from kohort.broker.slices import SliceQueue
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
@@ -151,6 +152,7 @@ class Node(GroupHost):
         self.live = live
         live.listeners.append(self._settings_changed)
         self.host, self.port = address
+        self.listeners: Sequence[ListenerSocket] = ()
         self.waits = Purgatory(loop)
         places = SingleBrokerEndpoints(live, store, self.port)
         super().__init__(loop, live.groups, self._make_topics, places, self._open_journal, api_keys)

@@ -16,12 +16,13 @@ from kohort.broker.config.single_broker import idle_text
 from kohort.broker.metrics import Snapshot
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
+from kohort.broker.security.addresses import bracketed
+from kohort.broker.security.listeners import named_addresses, open_listeners, sasl_servers
 from kohort.broker.server.dispatch import Dispatcher, api_keys
-from kohort.broker.server.listener import listening_socket, open_file_limit, shares
-from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
+from kohort.broker.server.listener import open_file_limit, shares
+from kohort.broker.serving import Serving, announce, log_to_stderr, serve_until_ended
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
-from kohort.settings.config import parse_listen
 
 log = logging.getLogger("kohort.broker")
 
@@ -63,17 +64,25 @@ class RunningBroker:
             retention_check_ms=config.retention_check_ms,
             producer_check_ms=config.producer_check_ms,
         )
-        sock = listening_socket(*parse_listen(listen))
+        listeners = open_listeners(listen, properties)
         try:
             store = LogStore(
                 data_dir, defaults=live.log, limits=limits, node_id=config.node_id, cluster_id=config.cluster_id
             )
         except BaseException:
-            sock.close()
+            for listener in listeners:
+                listener.sock.close()
             raise
-        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), sock.getsockname()[:2])
+        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (listeners[0].host, listeners[0].port))
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
-        self.serving = Serving(self.node, sock, config, descriptors.connections, dispatcher.dispatch)
+        self.serving = Serving(self.node, listeners, config, descriptors.connections, dispatcher.dispatch)
+        users = properties.get("sasl.users.location")
+        if users:
+            self.node.users.add_from(str(users))
+        logins = sasl_servers(listen, properties, self.node.users, self.serving.server.logins)
+        for listener in listeners:
+            listener.sasl = logins.get(listener.name)
+        self.node.listeners = listeners
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
         self._beside = beside
         self.node.start()
@@ -84,8 +93,21 @@ class RunningBroker:
 
     @property
     def address(self) -> str:
-        """The listening address, as HOST:PORT."""
+        """The address of the first listener, as HOST:PORT."""
         return self.serving.address
+
+    @property
+    def advertised_address(self) -> str:
+        """The address of the first listener as its clients are told it, HOST:PORT."""
+        first, config = self.serving.listeners[0], self.node.config
+        host = first.advertised_host or config.advertised_host or first.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"{bracketed(host)}:{first.advertised_port or config.advertised_port or first.port}"
+
+    @property
+    def listeners(self) -> str:
+        """All listeners with their actual ports, in the form of the property `listeners`."""
+        return named_addresses(self.serving.listeners)
 
     async def begin(self) -> None:
         """Start the companion, if any, then accept clients."""
@@ -130,13 +152,25 @@ def serve(
     serve_until_ended(start, RunningBroker.begin, on_ready)
 
 
-def run_broker(listen: str, data_dir: str | Path, properties: Mapping[str, Any], beside: Beside | None = None) -> int:
-    """Run the command `kohort broker`; return the exit code."""
+def run_broker(
+    listen: str,
+    data_dir: str | Path,
+    properties: Mapping[str, Any],
+    beside: Beside | None = None,
+    on_listening: Callable[[str], None] | None = None,
+) -> int:
+    """Run the command `kohort broker`; return the exit code. `on_listening` gets the address before it is printed."""
     log_to_stderr()
+
+    def ready(broker: RunningBroker, ended: asyncio.Event) -> None:
+        if on_listening is not None:
+            on_listening(broker.advertised_address)
+        announce(broker, ended)
+
     if text := idle_text(properties):
         log.warning(text)
     try:
-        serve(data_dir, listen, properties, beside=beside)
+        serve(data_dir, listen, properties, ready, beside)
     except KafkaError as error:
         sys.stderr.write(f"kohort broker: {error.message}\n")
         return 1

@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kohort.broker.config.settings import BrokerConfig
@@ -19,7 +19,7 @@ from kohort.broker.host import GroupHost
 from kohort.broker.metrics import Snapshot
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.framing import Frame
-from kohort.broker.server.listener import Server
+from kohort.broker.server.listener import ListenerSocket, Server
 from kohort.broker.server.log import LogThrottle
 from kohort.settings.config import parse_listen
 
@@ -32,6 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger("kohort.broker")
 
 IDLE_CHECK_S = 5.0
+CERTIFICATES_CHECK_S = 1.0
 LEFT_OUT_S = 60.0
 """Interval of the log lines that count suppressed lines."""
 METRICS_WAIT_S = 10.0
@@ -48,24 +49,26 @@ class Serving:
     """The socket of a host, with its connections, metrics and log filter.
 
     Attributes:
-        host, port: the listening address.
+        host, port: the address of the first listener.
         server: the connections.
     """
 
     def __init__(
         self,
         groups: GroupHost,
-        sock: socket.socket,
+        listeners: Sequence[ListenerSocket] | socket.socket,
         config: BrokerConfig,
         room: int,
         dispatch: Callable[[Connection, Frame], None],
     ) -> None:
-        """Create a server. `sock` is bound but not listening; `room` is the number of descriptors for connections."""
+        """Create a server. Sockets are bound but not listening; `room` is the number of descriptors for connections."""
         self._groups = groups
         self._loop = groups.loop
-        self._sock = sock
+        if isinstance(listeners, socket.socket):
+            listeners = [ListenerSocket("PLAINTEXT", listeners)]
+        self.listeners = listeners
         self._config = config
-        self.host, self.port = sock.getsockname()[:2]
+        self.host, self.port = listeners[0].host, listeners[0].port
         self.server = Server(self._loop, config, room, dispatch, groups.client_lost)
         self._lines = LogThrottle()
         self._metrics: MetricsServer | None = None
@@ -101,20 +104,30 @@ class Serving:
 
     @property
     def address(self) -> str:
-        """The listening address, as HOST:PORT."""
+        """The address of the first listener, as HOST:PORT."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def listen(self) -> None:
         """Accept clients."""
         self._lines.begin()
-        self.server.listen(self._sock)
+        for listener in self.listeners:
+            self.server.listen(listener)
+        if any(listener.tls is not None for listener in self.listeners):
+            self._check_certificates()
         self._check_idle()
         self._report_suppressed()
 
     def _check_idle(self) -> None:
         self.server.close_idle()
         self._loop.call_later(IDLE_CHECK_S, self._check_idle)
+
+    def _check_certificates(self) -> None:
+        """Reload certificates whose files have changed, off the loop."""
+        for listener in self.listeners:
+            if listener.tls is not None and listener.tls.changed:
+                self._loop.run_in_executor(None, listener.tls.reload)
+        self._loop.call_later(CERTIFICATES_CHECK_S, self._check_certificates)
 
     def _report_suppressed(self) -> None:
         self._lines.report_suppressed()
@@ -125,7 +138,8 @@ class Serving:
         if self._metrics is not None:
             await self._loop.run_in_executor(None, self._metrics.close)
         self.server.stop_listening()
-        self._sock.close()
+        for listener in self.listeners:
+            listener.sock.close()
         self._groups.stop_waiting()
         await self.server.drained(self._config.shutdown_ms / 1000)
         self.server.close()

@@ -226,13 +226,17 @@ def _command_page(called: str, app: App, commands: Mapping[str, str] = NO_COMMAN
     ]
     positional = [argument for argument in arguments if argument.index is not None]
     own = [argument for argument in arguments if argument.index is None and not argument.keys]
-    common = [argument for argument in arguments if argument.keys]
+    common = [argument for argument in arguments if argument.keys]  # fields of a class of options
+    every = any(argument.name == "--json" for argument in common)
     usage = " ".join([called, *map(_in_usage, positional), "[OPTIONS]"])
     sections = [
         ("Commands", list(commands.items())),
         ("Arguments", [(_label(argument), _about(argument)) for argument in positional]),
         ("Options", [*((_label(argument), _about(argument)) for argument in own), _OF_HELP]),
-        ("Options of every command", [(_label(argument), _about(argument)) for argument in common]),
+        (
+            "Options of every command" if every else "Options about security",
+            [(_label(argument), _about(argument)) for argument in common],
+        ),
     ]
     return _page(usage, _description(getattr(app.default_command, "__doc__", None)), sections)
 

@@ -117,6 +117,19 @@ class ConnectionSettings(TypedDict, total=False):
     sasl_oauth_token: Callable[[], str] | None
     """Called for a bearer token at every login (OAUTHBEARER). Default: None."""
 
+    sasl_oauthbearer_token_url: str | None
+    """Https: URL that is asked for bearer tokens by the grant of client credentials, or a file: URL of a token.
+    Default: None."""
+
+    sasl_oauthbearer_client_id: str | None
+    """The client's name at the token endpoint. Default: None."""
+
+    sasl_oauthbearer_client_secret: str | None
+    """The client's secret at the token endpoint. Default: None."""
+
+    sasl_oauthbearer_scope: str | None
+    """The scope that the token endpoint is asked for. Default: None."""
+
 
 class ConsumerSettings(ConnectionSettings, total=False):
     """A consumer's settings."""

@@ -204,6 +204,20 @@ class ConnectionConfig:
     sasl_oauth_token: Callable[[], str] | None = knob(  # noqa: RUF009
         "sasl.oauth.token", None, why="called for a bearer token at every login (OAUTHBEARER)"
     )
+    sasl_oauthbearer_token_url: str | None = knob(
+        "sasl.oauthbearer.token.endpoint.url",
+        None,
+        why="https: URL that is asked for bearer tokens by the grant of client credentials, or a file: URL of a token",
+    )
+    sasl_oauthbearer_client_id: str | None = knob(
+        "sasl.oauthbearer.client.credentials.client.id", None, why="the client's name at the token endpoint"
+    )
+    sasl_oauthbearer_client_secret: str | None = knob(
+        "sasl.oauthbearer.client.credentials.client.secret", None, why="the client's secret at the token endpoint"
+    )
+    sasl_oauthbearer_scope: str | None = knob(
+        "sasl.oauthbearer.scope", None, why="the scope that the token endpoint is asked for"
+    )
 
     @property
     def uses_tls(self) -> bool:
@@ -221,6 +235,7 @@ class ConnectionConfig:
             "ssl_keystore_password",
             "ssl_truststore_password",
             "sasl_jaas_config",
+            "sasl_oauthbearer_client_secret",
         )
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

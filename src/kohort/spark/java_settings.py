@@ -26,7 +26,7 @@ _METRICS = "there are no metrics of Java's here"
 _ADDRESSES = "every address that a name has is tried"
 _FINDING = "a client here goes back to the bootstrap addresses by itself"
 _SHARE = "share groups are not read"
-_OAUTH = "it belongs to OAUTHBEARER, which a query can't log in by"
+_OAUTH = "it belongs to a part of OAUTHBEARER that is not there"
 _KERBEROS = "it belongs to Kerberos, which a query can't log in by"
 _PLACING = "records go by the hash of their key, and keyless ones by batches"
 _NONE_OF_JAVA = "it names Java's part of TLS, which Python's takes the place of"
@@ -220,6 +220,9 @@ def _why_ignored(name: str, config: type, known: set[str]) -> str:
     return "Java's clients pass over settings that they do not have, too"
 
 
+_TOKEN_URL = "sasl.oauthbearer.token.endpoint.url"
+
+
 def _check_login(taken: Mapping[str, str]) -> None:
     """Check that a query can log in with its settings.
 
@@ -228,10 +231,10 @@ def _check_login(taken: Mapping[str, str]) -> None:
     """
     if not taken.get("security.protocol", "").strip().upper().startswith("SASL"):
         return
-    if taken.get("sasl.mechanism", "").strip() == "OAUTHBEARER":
+    if taken.get("sasl.mechanism", "").strip() == "OAUTHBEARER" and _TOKEN_URL not in taken:
         raise InvalidInputError(
-            "kafka.sasl.mechanism=OAUTHBEARER takes a function that returns tokens, which an option can't be: use "
-            "SCRAM-SHA-512 or PLAIN over TLS, or a client certificate"
+            f"kafka.sasl.mechanism=OAUTHBEARER needs kafka.{_TOKEN_URL}; a function that returns tokens can't be an "
+            "option. Or use SCRAM-SHA-512 or PLAIN over TLS, or a client certificate"
         )
 
 

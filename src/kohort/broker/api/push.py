@@ -123,6 +123,8 @@ def register(
     if connection.closed:  # a fault rule delayed the request
         return
     host.consumers.turn(connection, asked.group_id, right)
+    if connection.client.login is not None:
+        connection.client.login.close_when_expired(host.loop)
     host.groups.ask(connection.client, event_of(host, connection, asked, topics), answer_to(host, request, asked))
 
 

@@ -1,10 +1,11 @@
-"""ACLs, users, delegation tokens, SASL: responses of a broker without authorizer and without authentication.
+"""ACLs, users and delegation tokens: responses of a broker without authorizer and without tokens.
 
 Versions: ACLs 2 add prefixed patterns; CreateDelegationToken 3 adds an owner.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import TypeAlias
 
@@ -32,11 +33,9 @@ from kohort.wire.security import (
     ExpireDelegationTokenResponse,
     RenewDelegationTokenRequest,
     RenewDelegationTokenResponse,
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
 )
+
+log = logging.getLogger("kohort.broker")
 
 NO_AUTHORIZER = "No Authorizer is configured."
 _Deletion: TypeAlias = AlterUserScramCredentialsRequest.ScramCredentialDeletion
@@ -116,6 +115,12 @@ def alter_users(node: Node, request: Request[AlterUserScramCredentialsRequest]) 
             deletions.append((change.name, change.mechanism))
     if deletions or upsertions:
         node.users.change(deletions, upsertions)
+    if upsertions and all(listener.sasl is None for listener in node.listeners):
+        log.warning(
+            "[user %s] credential stored, but no listener of this broker asks for a login, so nothing checks it: "
+            "add a listener of SASL_SSL (kohort broker --sasl)",
+            upsertions[0][0],
+        )
     return AlterUserScramCredentialsResponse(results=list(results.values()))
 
 
@@ -166,17 +171,6 @@ def describe_tokens(_node: Node, _request: Request[DescribeDelegationTokenReques
     return DescribeDelegationTokenResponse(error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 
-def sasl_handshake(_node: Node, _request: Request[SaslHandshakeRequest]) -> SaslHandshakeResponse:
-    """Reject the handshake, because the listener has no authentication."""
-    return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
-
-
-def sasl_authenticate(_node: Node, _request: Request[SaslAuthenticateRequest]) -> SaslAuthenticateResponse:
-    """Reject the authentication, because the listener has none."""
-    text = "this listener asks for no authentication"
-    return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=text)
-
-
 HANDLERS: list[Handled[Node]] = [
     handled(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
     handled(CreateAclsRequest, CreateAclsResponse, create_acls),
@@ -187,6 +181,4 @@ HANDLERS: list[Handled[Node]] = [
     handled(RenewDelegationTokenRequest, RenewDelegationTokenResponse, renew_token),
     handled(ExpireDelegationTokenRequest, ExpireDelegationTokenResponse, expire_token),
     handled(DescribeDelegationTokenRequest, DescribeDelegationTokenResponse, describe_tokens),
-    handled(SaslHandshakeRequest, SaslHandshakeResponse, sasl_handshake),
-    handled(SaslAuthenticateRequest, SaslAuthenticateResponse, sasl_authenticate),
 ]

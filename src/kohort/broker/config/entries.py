@@ -1,6 +1,7 @@
 """Settings as DescribeConfigs shows them: of topics, this broker and groups, each with the source of its value.
 
-Kafka settings without a meaning here (controllers, replicas, TLS and so on) are not listed.
+Kafka settings without a meaning here (controllers, replicas and so on) are not listed, nor those of TLS and logins,
+some of which are secrets.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from enum import IntEnum
 from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
+from kohort.broker.security.addresses import bracketed
 from kohort.groups.config import GroupConfig
 from kohort.log import FLUSH_NEVER_MS, LogConfig
 from kohort.settings.config import Setting, format_value, settings
@@ -139,12 +141,11 @@ def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Syno
 
 def _facts(node: Node) -> list[Entry]:
     """Return fixed properties of this broker under the names of Kafka's settings for them."""
-    listener = f"PLAINTEXT://{node.host}:{node.port}"
-    advertised = f"PLAINTEXT://{node.config.advertised_host or node.host}:{node.config.advertised_port or node.port}"
+    listeners, advertised, protocols = listener_facts(node)
     facts = (
-        ("listeners", listener, Type.LIST),
+        ("listeners", listeners, Type.LIST),
         ("advertised.listeners", advertised, Type.LIST),
-        ("listener.security.protocol.map", "PLAINTEXT:PLAINTEXT", Type.STRING),
+        ("listener.security.protocol.map", protocols, Type.STRING),
         ("log.dirs", str(node.data_dir), Type.LIST),
         ("broker.id", str(node.id), Type.INT),
         ("log.cleaner.enable", "true", Type.BOOLEAN),
@@ -159,6 +160,19 @@ def _facts(node: Node) -> list[Entry]:
         Entry(name, value, Source.STATIC_BROKER, kind, synonyms=(Synonym(name, value, Source.STATIC_BROKER),))
         for name, value, kind in facts
     ]
+
+
+def listener_facts(node: Node) -> tuple[str, str, str]:
+    """Return the listeners, their advertised addresses and their protocols, in the form of Kafka's properties."""
+    config = node.config
+    listeners, advertised, protocols = [], [], []
+    for listener in node.listeners:
+        host = listener.advertised_host or config.advertised_host or listener.host
+        port = listener.advertised_port or config.advertised_port or listener.port
+        listeners.append(f"{listener.name}://{bracketed(listener.host)}:{listener.port}")
+        advertised.append(f"{listener.name}://{bracketed(host)}:{port}")
+        protocols.append(f"{listener.name}:{listener.protocol}")
+    return ",".join(listeners), ",".join(advertised), ",".join(protocols)
 
 
 def cluster_entries(node: Node) -> list[Entry]:

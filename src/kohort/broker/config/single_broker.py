@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from kohort.broker.security.addresses import ADVERTISED, ANY_HOST, advertised_of, bracketed, client_listeners, listed
+from kohort.broker.security.settings import is_security, security_names
 from kohort.errors import InvalidInputError
 
 # -- Kafka's broker settings without effect here: files that contain them are accepted
@@ -26,8 +28,6 @@ IDLE = frozenset(
         "auto.leader.rebalance.enable",
         "broker.heartbeat.interval.ms",
         "broker.session.timeout.ms",
-        "connection.failed.authentication.delay.ms",
-        "connections.max.reauth.ms",
         "controlled.shutdown.enable",
         "cordoned.log.dirs",
         "delete.records.purgatory.purge.interval.requests",
@@ -112,8 +112,6 @@ IDLE = frozenset(
         "group.streams.topology.description.plugin.class",
         "log.remote.copy.lag.bytes",
         "log.remote.copy.lag.ms",
-        "sasl.oauthbearer.allow.unverified.audience",
-        "sasl.oauthbearer.allow.unverified.issuer",
         "group.share.assignment.interval.ms",
         "group.share.assignors",
         "group.share.delivery.count.limit",
@@ -197,8 +195,6 @@ IDLE = frozenset(
         "replica.socket.receive.buffer.bytes",
         "replica.socket.timeout.ms",
         "sasl.client.callback.handler.class",
-        "sasl.enabled.mechanisms",
-        "sasl.jaas.config",
         "sasl.kerberos.kinit.cmd",
         "sasl.kerberos.min.time.before.relogin",
         "sasl.kerberos.principal.to.local.rules",
@@ -230,21 +226,12 @@ IDLE = frozenset(
         "sasl.oauthbearer.assertion.template.file",
         "sasl.oauthbearer.client.credentials.client.id",
         "sasl.oauthbearer.client.credentials.client.secret",
-        "sasl.oauthbearer.clock.skew.seconds",
-        "sasl.oauthbearer.expected.audience",
-        "sasl.oauthbearer.expected.issuer",
-        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
-        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
-        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
-        "sasl.oauthbearer.jwks.endpoint.url",
         "sasl.oauthbearer.jwt.retriever.class",
         "sasl.oauthbearer.jwt.validator.class",
         "sasl.oauthbearer.scope",
         "sasl.oauthbearer.scope.claim.name",
-        "sasl.oauthbearer.sub.claim.name",
         "sasl.oauthbearer.token.endpoint.url",
         "sasl.server.callback.handler.class",
-        "sasl.server.max.receive.size",
         "share.coordinator.append.linger.ms",
         "share.coordinator.cached.buffer.max.bytes",
         "share.coordinator.cold.partition.snapshot.interval.ms",
@@ -259,27 +246,13 @@ IDLE = frozenset(
         "share.fetch.purgatory.purge.interval.requests",
         "ssl.allow.dn.changes",
         "ssl.allow.san.changes",
-        "ssl.cipher.suites",
-        "ssl.client.auth",
-        "ssl.enabled.protocols",
         "ssl.endpoint.identification.algorithm",
         "ssl.engine.factory.class",
-        "ssl.key.password",
         "ssl.keymanager.algorithm",
-        "ssl.keystore.certificate.chain",
-        "ssl.keystore.key",
-        "ssl.keystore.location",
-        "ssl.keystore.password",
-        "ssl.keystore.type",
-        "ssl.principal.mapping.rules",
         "ssl.protocol",
         "ssl.provider",
         "ssl.secure.random.implementation",
         "ssl.trustmanager.algorithm",
-        "ssl.truststore.certificates",
-        "ssl.truststore.location",
-        "ssl.truststore.password",
-        "ssl.truststore.type",
         "zookeeper.clientCnxnSocket",
         "zookeeper.connect",
         "zookeeper.connection.timeout.ms",
@@ -330,9 +303,6 @@ IDLE_PREFIXES = ("confluent.", "listener.name.", "rlmm.config.", "rsm.config.")
 
 
 _PLACES = ("listeners", "port", "host.name", "log.dirs", "log.dir")
-_ADVERTISED = "advertised.listeners"
-_CONTROLLER = "CONTROLLER"
-_ANY_HOST = "0.0.0.0"
 _UNLIMITED = 2**31 - 1
 
 
@@ -348,29 +318,21 @@ class BrokerLocation(NamedTuple):
     folder: str | None
 
 
-class Listener(NamedTuple):
-    """One entry of a list of listeners, `NAME://HOST:PORT`."""
-
-    name: str
-    host: str
-    port: int
-
-
 def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, Any]]:
     """Extract the listening address and data folder; return them and the other properties.
 
     Raises:
-        InvalidInputError: there are several listeners or folders, TLS or SASL, or an invalid address.
+        InvalidInputError: there are several folders, or an invalid address.
     """
     rest = {key: value for key, value in properties.items() if key not in _PLACES}
     listen = None
     if properties.get("listeners"):
-        listener = _the_listener("listeners", properties)
-        listen = f"{_bracketed(listener.host or _ANY_HOST)}:{listener.port}"
+        listeners = client_listeners("listeners", properties)
+        listen = ",".join(str(listener._replace(host=listener.host or ANY_HOST)) for listener in listeners)
     elif "port" in properties:
-        listen = f"{_bracketed(str(properties.get('host.name') or _ANY_HOST))}:{properties['port']}"
+        listen = f"{bracketed(str(properties.get('host.name') or ANY_HOST))}:{properties['port']}"
     name = "log.dirs" if properties.get("log.dirs") else "log.dir"
-    folders = _parts(properties.get(name))
+    folders = listed(properties.get(name))
     if len(folders) > 1:
         raise InvalidInputError(f"{name}: kohort keeps its data in one folder, not in {len(folders)}; name one of them")
     return BrokerLocation(listen, folders[0] if folders else None), rest
@@ -390,19 +352,18 @@ def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
             problem = check(str(properties[key]).strip())
             if problem:
                 raise InvalidInputError(f"{key}={properties[key]}: {problem}")
-    own = {key: value for key, value in properties.items() if key not in _CHECKS and not is_idle(key)}
-    if properties.get(_ADVERTISED):
-        listener = _the_listener(_ADVERTISED, properties)
-        if listener.host == _ANY_HOST:
-            raise InvalidInputError(f"{_ADVERTISED}: no client can connect to {_ANY_HOST}; name a host that it can")
-        port = listener.port or None  # 0: the one that the socket gets
-        own |= {"advertised.host.name": listener.host or None, "advertised.port": port}
-    return own
+    if properties.get(ADVERTISED):
+        advertised_of(client_listeners(ADVERTISED, properties), properties)
+    return {
+        key: value
+        for key, value in properties.items()
+        if key not in _CHECKS and not is_idle(key) and not is_security(key)
+    }
 
 
 def is_idle(key: str) -> bool:
     """Return whether this is one of Kafka's settings without effect here."""
-    return key in IDLE or key.startswith(IDLE_PREFIXES)
+    return key in IDLE or (key.startswith(IDLE_PREFIXES) and not is_security(key))
 
 
 def idle_text(properties: Mapping[str, Any]) -> str:
@@ -413,42 +374,7 @@ def idle_text(properties: Mapping[str, Any]) -> str:
 
 def known_facts() -> tuple[str, ...]:
     """Return the properties that `own_properties` and `place_in` understand besides the broker's own settings."""
-    return (*_PLACES, *_CHECKS, *IDLE)
-
-
-def _the_listener(key: str, properties: Mapping[str, Any]) -> Listener:
-    """Return the listener for clients in a list of listeners, ignoring controllers' listeners."""
-    controllers = {*_parts(properties.get("controller.listener.names")), _CONTROLLER}
-    found = [_listener(key, text) for text in _parts(properties[key])]
-    ours = [listener for listener in found if listener.name not in controllers]
-    if len(ours) != 1:
-        names = ", ".join(listener.name for listener in ours) or "none"
-        raise InvalidInputError(f"{key}: kohort has one listener for clients, and here are {names}; leave one")
-    protocols = dict(part.partition(":")[::2] for part in _parts(properties.get("listener.security.protocol.map")))
-    protocol = protocols.get(ours[0].name, ours[0].name)
-    if protocol != "PLAINTEXT":
-        raise InvalidInputError(
-            f"{key}: {ours[0].name} is {protocol}, and kohort's broker has no TLS and no SASL; use a PLAINTEXT listener"
-        )
-    return ours[0]
-
-
-def _listener(key: str, text: str) -> Listener:
-    name, separator, address = text.partition("://")
-    host, colon, port = address.rpartition(":")
-    if not separator or not colon or not port.isdecimal() or int(port) > 65535:
-        raise InvalidInputError(f"{key}: {text} is no NAME://HOST:PORT")
-    return Listener(name.strip().upper(), host.removeprefix("[").removesuffix("]"), int(port))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _parts(value: Any) -> list[str]:
-    """Split a comma-separated list."""
-    words = value if isinstance(value, (list, tuple)) else str(value or "").split(",")
-    return [str(word).strip() for word in words if str(word).strip()]
+    return (*_PLACES, *_CHECKS, *security_names(), *IDLE)
 
 
 _Check = Callable[[str], str | None]
@@ -462,13 +388,13 @@ def _one_copy(value: str) -> str | None:
 
 
 def _roles(value: str) -> str | None:
-    if set(_parts(value)) in ({"broker"}, {"broker", "controller"}):
+    if set(listed(value)) in ({"broker"}, {"broker", "controller"}):
         return None
     return "kohort broker is a broker, with nothing to control; remove it or set broker"
 
 
 def _alone(value: str) -> str | None:
-    if len(_parts(value)) < 2:
+    if len(listed(value)) < 2:
         return None
     return "kohort is one node without a quorum; remove it, or name this node alone"
 
@@ -488,7 +414,7 @@ def _only(word: str, why: str) -> _Check:
 
 
 def _taken(_value: str) -> str | None:
-    """Accept a value that `_the_listener` checks together with the listeners."""
+    """Accept a value that `client_listeners` checks together with the listeners."""
     return None
 
 
@@ -504,7 +430,7 @@ _CHECKS: dict[str, _Check] = {
     "controller.quorum.bootstrap.servers": _alone,
     "controller.listener.names": _taken,
     "listener.security.protocol.map": _taken,
-    _ADVERTISED: _taken,
+    ADVERTISED: _taken,
     "authorizer.class.name": _nothing("kohort has no authorizer, everyone who can connect may do everything"),
     "alter.config.policy.class.name": _JAVA,
     "create.topic.policy.class.name": _JAVA,

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from kohort.broker.config.json_file import read_json, write_json
+from kohort.broker.security.mechanisms import ScramCredential
+from kohort.errors import InvalidInputError
+from kohort.settings.config import read_properties
 
 FILE = "users.json"
 MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384
+SALT_BYTES = 24
 
 
 class Users:
     """The users' credentials, by mechanism."""
 
     def __init__(self, folder: Path) -> None:
+        self._secret = secrets.token_bytes(32)
         self._path = folder / FILE
         self._by_name: dict[str, dict[str, dict[str, str | int]]] = read_json(self._path)
 
@@ -29,6 +35,54 @@ class Users:
         """Return a user's mechanisms with their iterations."""
         found = self._by_name.get(user, {})
         return {number: int(found[name]["iterations"]) for number, name in MECHANISMS.items() if name in found}
+
+    def credential(self, user: str, mechanism: str) -> ScramCredential | None:
+        """Return a user's credential for a SCRAM mechanism, by Kafka's name; None: there is none."""
+        found = self._by_name.get(user, {}).get(mechanism)
+        if found is None:
+            return None
+        salt, stored_key, server_key = (bytes.fromhex(str(found[key])) for key in ("salt", "stored_key", "server_key"))
+        return ScramCredential(salt, int(found["iterations"]), stored_key, server_key)
+
+    def made_up(self, user: str, mechanism: str) -> ScramCredential:
+        """Return a credential that no password fits, always the same for a name, and of the form of real ones.
+
+        It has the salt's length and the iterations of an existing user's, so that it can't be told from a real one.
+        """
+        name = "sha256" if mechanism == MECHANISMS[1] else "sha512"
+        size = hashlib.new(name).digest_size
+        made = hmac.digest(self._secret, f"{mechanism} {user}".encode(), "sha512")
+        models = sorted(
+            (len(str(found[mechanism]["salt"])) // 2, int(found[mechanism]["iterations"]))
+            for found in self._by_name.values()
+            if mechanism in found
+        )
+        length, iterations = models[made[0] % len(models)] if models else (SALT_BYTES, ITERATIONS_MIN)
+        salt = b"".join(hmac.digest(made, bytes([part]), "sha512") for part in range(1 + length // 64))[:length]
+        return ScramCredential(salt, iterations, secrets.token_bytes(size), secrets.token_bytes(size))
+
+    def add_from(self, location: str) -> None:
+        """Add the users of a file, NAME=PASSWORD in each line, or change their passwords.
+
+        Raises:
+            InvalidInputError: the file can't be read, or a line is no user.
+        """
+        changes = []
+        for name, password in read_properties(location).items():
+            if not password:
+                raise InvalidInputError(f"{location}: the user {name} has no password")
+            for number, mechanism in MECHANISMS.items():
+                digest = "sha256" if number == 1 else "sha512"
+                known = self.credential(name, mechanism)
+                if known is not None:
+                    salted = hashlib.pbkdf2_hmac(digest, password.encode(), known.salt, known.iterations)
+                    if hmac.compare_digest(hmac.digest(salted, b"Server Key", digest), known.server_key):
+                        continue
+                salt = secrets.token_bytes(SALT_BYTES)
+                salted = hashlib.pbkdf2_hmac(digest, password.encode(), salt, ITERATIONS_MIN)
+                changes.append((name, number, ITERATIONS_MIN, salt, salted))
+        if changes:
+            self.change((), changes)
 
     def change(
         self, deletions: Iterable[tuple[str, int]], upsertions: Iterable[tuple[str, int, int, bytes, bytes]]

@@ -14,15 +14,19 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from kohort.broker.purgatory import WaitingFetch
-from kohort.broker.server.framing import BadFrame, Frame, Frames
+from kohort.broker.server.framing import BadFrame, ForeignProtocol, Frame, Frames
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
 from kohort.log import FileRange
 from kohort.wire.schema import Buffer
+
+if TYPE_CHECKING:
+    from kohort.broker.security.login import SaslLogin
+    from kohort.broker.server.listener import ListenerSocket
 
 # -- The client of a connection, as the broker knows it
 
@@ -55,10 +59,13 @@ class ClientSession:
         shards: the group shards that the client has used, which learn of its disconnect.
         held: heartbeats that a shard may delay, token to shard. The next request releases them.
         waits: the client's fetches in purgatory.
+        listener: the listener that the client connected to.
+        login: the client's SASL login; None: its listener has none.
     """
 
     __slots__ = (
-        "client_id", "held", "host", "lease_ms", "number", "principal", "process", "shards", "software", "waits",
+        "client_id", "held", "host", "lease_ms", "listener", "login", "number", "principal", "process", "shards",
+        "software", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, host: str) -> None:
@@ -71,6 +78,8 @@ class ClientSession:
         self.shards: set[int] = set()
         self.held: dict[int, int] = {}
         self.waits: set[WaitingFetch] = set()
+        self.listener: ListenerSocket | None = None
+        self.login: SaslLogin | None = None
 
     def introduce(self, name: str, version: str, process: str) -> None:
         """Record the client's software and process."""
@@ -125,6 +134,10 @@ class LogSlice:
     def send_to(self, fd: int, count: int) -> int:
         """Send the first `count` bytes to a socket; return how many it accepted."""
         return os.sendfile(fd, self._file.fd, self._position, count)
+
+    def read_at(self, skip: int, count: int) -> bytes:
+        """Read `count` bytes after the first `skip`, for a transport that encrypts them."""
+        return os.pread(self._file.fd, count, self._position + skip)
 
     def drop(self, count: int) -> None:
         """Skip the first bytes, which were sent."""
@@ -466,6 +479,9 @@ class Handler(Protocol):
     def wake(self, connection: Connection) -> None:
         """Schedule a `flush` of the connection."""
 
+    def is_new_problem(self, connection: Connection, why: str) -> bool:
+        """Return whether a client's mistake, which it repeats with each connection, is to be logged now."""
+
 
 class Connection:
     """One connection. All methods run on the loop.
@@ -482,6 +498,7 @@ class Connection:
         "_frames",
         "_handler",
         "_held",
+        "_limits",
         "_loop",
         "_on_frame",
         "_outgoing",
@@ -517,6 +534,7 @@ class Connection:
         self.local = transport.local
         self._handler = handler
         self._on_frame: Callable[[Connection, Frame], None] = handler.on_frame
+        self._limits = limits
         self._flow = FlowControl(limits)
         self._frames = Frames(REQUEST_BYTES_MIN, limits.request_bytes_max)
         self._outgoing = Outgoing(transport)
@@ -553,7 +571,8 @@ class Connection:
 
     def _end_for(self, error: BadFrame) -> None:
         """Send completed responses, then close the connection."""
-        log.warning("closing the connection from %s: %s", self.name, error)
+        if not isinstance(error, ForeignProtocol) or self._handler.is_new_problem(self, str(error)):
+            log.warning("closing the connection from %s: %s", self.name, error)
         self.finish()
 
     def finish(self) -> None:
@@ -631,6 +650,24 @@ class Connection:
         self._held += size
         self._resume_if_room()
 
+    def suspend(self) -> None:
+        """Take no further request until `unsuspend`: a login is being checked."""
+        self.hold(self._flow.bytes_max)
+
+    def unsuspend(self) -> None:
+        """Take requests again."""
+        self.hold(-self._flow.bytes_max)
+
+    def read_ahead(self) -> None:
+        """Process bytes that the transport received before this connection existed."""
+        if not self.closed:
+            self._on_readable()
+
+    def intercept(self, on_frame: Callable[[Connection, Frame], None], size_max: int | None) -> None:
+        """Pass later frames to `on_frame`. `size_max` bounds them; None: `socket.request.max.bytes` does."""
+        self._on_frame = on_frame
+        self._frames.size_max = self._limits.request_bytes_max if size_max is None else size_max
+
     def _pause(self) -> None:
         if self._reading and not self.closed:
             self._reading = False
@@ -665,7 +702,7 @@ class Connection:
 
     def reverse(self) -> ServerRequests:
         """Reverse the connection: later frames are responses to the broker's requests, and may have any size."""
-        turned = ServerRequests(self._queue)
+        turned = ServerRequests(self.send_raw)
         self._on_frame = lambda _, frame: turned.take(frame)
         self._frames.size_min = 0
         return turned
@@ -680,7 +717,7 @@ class Connection:
             self.dirty = True
             self._handler.wake(self)
 
-    def _queue(self, parts: Parts) -> None:
+    def send_raw(self, parts: Parts) -> None:
         """Send a frame that is no response, after all pending responses."""
         if not self.closed:
             unasked = Unasked(parts)

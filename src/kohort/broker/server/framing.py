@@ -14,12 +14,18 @@ Frame: TypeAlias = bytearray | memoryview
 """A frame without its size. It may be modified, and the next read overwrites its memory."""
 
 SIZE_BYTES = 4
+TLS_HANDSHAKE = 0x1603
+"""The first two bytes of a TLS client: a handshake record of version 3."""
 _SIZE = struct.Struct(">i")
 _unpack_size = _SIZE.unpack_from
 
 
 class BadFrame(Exception):
     """Bytes that no valid client sends. The text says why the connection is closed."""
+
+
+class ForeignProtocol(BadFrame):
+    """Bytes of another security protocol than the listener's. A client repeats them with every connection."""
 
 
 class Frames:
@@ -105,6 +111,8 @@ class Frames:
         self._begun, self._wanted = bytearray(rest[SIZE_BYTES:]), size
 
     def _refuse(self, size: int) -> None:
+        if size >> 16 == TLS_HANDSHAKE and self.size_max < size:
+            raise ForeignProtocol("it speaks TLS and this listener does not: set security.protocol without SSL")
         if size > self.size_max:
             raise BadFrame(f"a request of {size} bytes; socket.request.max.bytes is {self.size_max}")
         raise BadFrame(f"{size} is no size of a request; does the client speak Kafka's protocol, without TLS?")

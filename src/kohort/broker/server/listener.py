@@ -10,12 +10,27 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.server.connection import READ_BUFFER_BYTES, ClientSession, Connection, PlainTransport, unmapped
+from kohort.broker.security.pending import PendingLogin, PendingLogins, TlsHandshake
+from kohort.broker.security.tls import ServerTls, TlsTransport
+from kohort.broker.server.connection import (
+    READ_BUFFER_BYTES,
+    ClientSession,
+    Connection,
+    PlainTransport,
+    Principal,
+    Transport,
+    unmapped,
+)
 from kohort.broker.server.framing import Frame
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+
+if TYPE_CHECKING:
+    from kohort.broker.security.login import SaslServer
 
 # -- Shares of the process's file descriptors: exhausting one share leaves the others usable
 
@@ -105,6 +120,42 @@ def _bind_text(host: str, port: int, error: OSError) -> str:
     return f"can't listen on {host}:{port}: {error.strerror or error}"
 
 
+@dataclass(slots=True, eq=False)
+class ListenerSocket:
+    """A listener: a bound socket, and what its clients have to do before they are served.
+
+    Attributes:
+        name: the listener's name.
+        sock: the bound socket.
+        protocol: Kafka's name of the security protocol.
+        advertised_host, advertised_port: where clients reach it; None: the address that they used, and the own port.
+        tls: its TLS; None: connections are not encrypted.
+        sasl: its logins; None: clients do not log in.
+        login_timeout_ms: the deadline of handshake and login.
+    """
+
+    name: str
+    sock: socket.socket
+    protocol: str = "PLAINTEXT"
+    advertised_host: str | None = None
+    advertised_port: int | None = None
+    tls: ServerTls | None = None
+    sasl: SaslServer | None = None
+    login_timeout_ms: int = 30_000
+
+    @property
+    def host(self) -> str:
+        """The host that the socket is bound to."""
+        host: str = self.sock.getsockname()[0]
+        return host
+
+    @property
+    def port(self) -> int:
+        """The port that the socket is bound to."""
+        port: int = self.sock.getsockname()[1]
+        return port
+
+
 class Server:
     """A server that accepts connections, passes their frames on, and limits their number."""
 
@@ -122,7 +173,9 @@ class Server:
         self._spare: socket.socket | None = None
         self.on_frame = on_frame
         self._on_closed = on_closed
-        self._sock: socket.socket | None = None
+        self._listeners: dict[ListenerSocket, None] = {}
+        self.logins = PendingLogins(loop)
+        self._shaking = 0
         self._scratch = memoryview(bytearray(READ_BUFFER_BYTES))
         self._connections: dict[int, Connection] = {}
         self._by_host: dict[str, int] = {}
@@ -143,14 +196,16 @@ class Server:
         self._config = config
         self._limit = min(config.connections_max, self._room)
 
-    def listen(self, sock: socket.socket) -> tuple[str, int]:
-        """Start accepting connections; return the address.
+    def listen(self, listener: ListenerSocket | socket.socket) -> tuple[str, int]:
+        """Start accepting connections of one more listener; return its address.
 
         Raises:
             KafkaError: another process took the port after it was bound.
 
         """
-        host, port = sock.getsockname()[:2]
+        if isinstance(listener, socket.socket):
+            listener = ListenerSocket("PLAINTEXT", listener)
+        host, port, sock = listener.host, listener.port, listener.sock
         try:
             if (
                 self._config.receive_buffer_bytes >= 0
@@ -161,28 +216,28 @@ class Server:
             sock.listen(self._config.listen_backlog)
         except OSError as error:
             raise KafkaError(_bind_text(host, port, error)) from None
-        self._sock = sock
-        self._spare = socket.socket()
-        self._loop.add_reader(sock.fileno(), self._on_acceptable)
+        self._listeners[listener] = None
+        if self._spare is None:
+            self._spare = socket.socket()
+        self._loop.add_reader(sock.fileno(), self._on_acceptable, listener)
         return host, port
 
-    def _on_acceptable(self) -> None:
-        listening = self._sock
+    def _on_acceptable(self, listener: ListenerSocket) -> None:
         for _ in range(ACCEPTS_PER_WAKE):
-            if listening is None:
+            if listener not in self._listeners:
                 return
             try:
-                sock, address = listening.accept()
+                sock, address = listener.sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 log.error("can't accept a connection: %s", error)
-                if error.errno in (errno.EMFILE, errno.ENFILE) and self._refuse_with_spare(listening):
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._refuse_with_spare(listener.sock):
                     continue
-                self._loop.remove_reader(listening.fileno())
-                self._loop.call_later(FULL_PAUSE_S, self._accept_again)
+                self._loop.remove_reader(listener.sock.fileno())
+                self._loop.call_later(FULL_PAUSE_S, self._accept_again, listener)
                 return
-            self._admit(sock, (unmapped(address[0]), address[1]))
+            self._admit(sock, (unmapped(address[0]), address[1]), listener)
 
     def _refuse_with_spare(self, listening: socket.socket) -> bool:
         """Refuse the next connection with the spare descriptor, because none is left; return whether that succeeded.
@@ -203,17 +258,17 @@ class Server:
             self._spare = socket.socket()
         return refused
 
-    def _accept_again(self) -> None:
-        if self._sock is None:
+    def _accept_again(self, listener: ListenerSocket) -> None:
+        if listener not in self._listeners:
             return
         if self._spare is None:
             with contextlib.suppress(OSError):
                 self._spare = socket.socket()
-        self._loop.add_reader(self._sock.fileno(), self._on_acceptable)
+        self._loop.add_reader(listener.sock.fileno(), self._on_acceptable, listener)
 
-    def _admit(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+    def _admit(self, sock: socket.socket, peer: tuple[str, int], listener: ListenerSocket) -> None:
         of_host = self._by_host.get(peer[0], 0)
-        if len(self._connections) >= self._limit or of_host >= self._config.connections_max_per_ip:
+        if len(self._connections) + self._shaking >= self._limit or of_host >= self._config.connections_max_per_ip:
             self._refused += 1
             if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th … : a storm must not fill the log
                 log.warning(
@@ -228,24 +283,88 @@ class Server:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            transport = PlainTransport(sock, peer)
+            transport = PlainTransport(sock, peer) if listener.tls is None else None
+            shaking = TlsTransport(sock, peer, listener.tls.context) if listener.tls is not None else None
         except OSError:  # the peer was gone before we looked
             sock.close()
             return
-        self._next_number += 1
-        client = ClientSession(self._next_number, peer[0])
-        self._connections[client.number] = Connection(self._loop, transport, client, self, self._config, self._scratch)
         self._by_host[peer[0]] = of_host + 1
+        if transport is not None:
+            self._open(transport, listener)
+        elif shaking is not None and listener.tls is not None:
+            self._shaking += 1
+            TlsHandshake(self._loop, self.logins, shaking, listener.tls, listener.name).begin(
+                listener.login_timeout_ms, partial(self._shaken, shaking, listener), partial(self._unshaken, peer[0])
+            )
+
+    def _shaken(
+        self, transport: TlsTransport, listener: ListenerSocket, user: str | None, pending: PendingLogin
+    ) -> None:
+        """Open a connection whose TLS handshake is complete."""
+        self._shaking -= 1
+        connection = self._open(transport, listener, user, pending)
+        self._loop.call_soon(connection.read_ahead)
+
+    def _unshaken(self, host: str) -> None:
+        """Forget a connection whose TLS handshake has failed."""
+        self._shaking -= 1
+        self._left(host)
+
+    def _open(
+        self,
+        transport: Transport,
+        listener: ListenerSocket,
+        user: str | None = None,
+        pending: PendingLogin | None = None,
+    ) -> Connection:
+        """Create the connection. Without SASL, the client is served from now on."""
+        self._next_number += 1
+        client = ClientSession(self._next_number, transport.peer[0])
+        client.listener = listener
+        if user is not None:
+            client.principal = Principal("User", user)
+        connection = Connection(self._loop, transport, client, self, self._config, self._scratch)
+        self._connections[client.number] = connection
+        if listener.sasl is not None:
+            self._let_log_in(connection, listener.sasl, listener, pending)
+        elif pending is not None:
+            pending.end()
+        return connection
+
+    def _let_log_in(
+        self, connection: Connection, sasl: SaslServer, listener: ListenerSocket, pending: PendingLogin | None
+    ) -> None:
+        def close(why: str) -> None:
+            if self.is_new_problem(connection, why):
+                log.warning("[listener %s] closing the connection from %s: %s", listener.name, connection.name, why)
+            connection.close()
+
+        if pending is None:
+            pending = self.logins.begin(listener.login_timeout_ms, close)
+        if pending is None:
+            close("too many clients log in at once")
+            return
+        pending.close = close
+        connection.client.login = sasl.begin(connection, self.on_frame, pending)
+
+    def is_new_problem(self, connection: Connection, why: str) -> bool:
+        """Return whether a client's mistake, which it repeats with each connection, is to be logged now."""
+        return self.logins.notices.is_new(connection.client.host, why)
 
     def on_closed(self, connection: Connection) -> None:
         """Remove a connection that has closed."""
         self._connections.pop(connection.client.number, None)
-        left = self._by_host.get(connection.peer[0], 1) - 1
-        if left > 0:
-            self._by_host[connection.peer[0]] = left
-        else:
-            self._by_host.pop(connection.peer[0], None)
+        if connection.client.login is not None:
+            connection.client.login.closed()
+        self._left(connection.peer[0])
         self._on_closed(connection.client)
+
+    def _left(self, host: str) -> None:
+        left = self._by_host.get(host, 1) - 1
+        if left > 0:
+            self._by_host[host] = left
+        else:
+            self._by_host.pop(host, None)
 
     def wake(self, connection: Connection) -> None:
         """Flush this connection in the loop's next iteration, together with the others that are ready."""
@@ -269,10 +388,10 @@ class Server:
 
     def stop_listening(self) -> None:
         """Stop accepting connections."""
-        if self._sock is not None:
-            self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
-            self._sock = None
+        for listener in self._listeners:
+            self._loop.remove_reader(listener.sock.fileno())
+            listener.sock.close()
+        self._listeners = {}
         if self._spare is not None:
             self._spare.close()
             self._spare = None
@@ -296,5 +415,6 @@ class Server:
     def close(self) -> None:
         """Stop listening, and close all connections."""
         self.stop_listening()
+        self.logins.close()
         for connection in list(self._connections.values()):
             connection.close()

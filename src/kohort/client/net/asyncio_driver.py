@@ -11,7 +11,7 @@ from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import CloseConnection, Command, OpenConnection, SendFrame, alert, describe, tls_error
 from kohort.client.net.runtime import Cancelled, Promise, Work
-from kohort.client.net.security import TlsError, fetched_mechanism, tls_context
+from kohort.client.net.security import TlsError, TlsFiles, fetched_mechanism
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
@@ -33,7 +33,7 @@ class AsyncClient:
         self.cluster = Cluster(config)
         self.cluster.runtime.elapsed_ms = elapsed_ms
         self._loop = asyncio.get_running_loop()
-        self._tls = tls_context(config)
+        self._tls = TlsFiles(config)
         self._pool = BufferPool()
         self._channels: dict[int, _Channel] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
@@ -177,7 +177,7 @@ class AsyncClient:
     async def _connect(self, command: OpenConnection) -> None:
         host, port = command.address.host, command.address.port
         reader = FrameReader(self._pool, self.cluster.config.response_max_bytes)
-        tls = None if command.plain else self._tls
+        tls = None if command.plain else self._tls.current()
         try:
             transport, channel = await self._loop.create_connection(
                 lambda: _Channel(self, command.link, reader),
@@ -188,7 +188,7 @@ class AsyncClient:
             )
             self._channels[command.link] = channel
             mechanism = None
-            if self.cluster.config.sasl_oauth_token is not None:
+            if self.cluster.config.sasl_mechanism == "OAUTHBEARER":
                 mechanism = await asyncio.to_thread(fetched_mechanism, self.cluster.config)
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             refusal = None

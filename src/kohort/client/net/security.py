@@ -3,306 +3,21 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
-import os
-import re
+import logging
 import secrets
 import ssl
-import struct
-import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
+from kohort.io.key_stores import KeyStore, load_identity, trusted
+from kohort.settings.jaas import jaas_options
 
-# -- Certificates in a trust store as Java's clients have it, JKS or PKCS#12. Private keys in it are skipped
-#
-# Source: JDK, sun.security.provider.JavaKeyStore, for JKS; RFC 7292 for PKCS#12.
-
-JKS_MAGIC, JCEKS_MAGIC = b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"
-_DIGEST_BYTES = 20
-_WHITENER = b"Mighty Aphrodite"
-_KEY, _CERTIFICATE = 1, 2
-BYTES_MAX = 64 * 1024 * 1024
-"""A store of all public authorities has a few hundred kilobytes."""
-
-
-def trusted(location: str, password: str | None) -> bytes | None:
-    """Return the certificates of a JKS or PKCS#12 store as DER, concatenated as `ssl` takes them; None for other files.
-
-    Args:
-        location: The file; its first bytes show its format.
-        password: The store's; None: a JKS is not checked for changes.
-
-    Raises:
-        InvalidInputError: The store is damaged or has no certificate, or the password is wrong.
-        OSError: The file can't be read.
-    """
-    data = store_bytes(location)
-    refuse_other_stores(location, data)
-    if data.startswith(JKS_MAGIC):
-        _, certificates = jks_entries(location, data, password, "ssl.truststore.password")
-    elif data.startswith(b"\x30"):  # a DER sequence
-        certificates = _pkcs12(location, data, password)
-    else:
-        return None
-    if not certificates:
-        raise InvalidInputError(f"{location} holds no certificate of an authority")
-    return b"".join(certificates)
-
-
-def store_bytes(location: str) -> bytes:
-    """Read a store.
-
-    Raises:
-        InvalidInputError: The file is far larger than stores are.
-        OSError: The file can't be read.
-    """
-    path = Path(location)
-    if path.stat().st_size > BYTES_MAX:
-        raise InvalidInputError(f"{location} is larger than a store of certificates")
-    return path.read_bytes()
-
-
-def refuse_other_stores(location: str, data: bytes) -> None:
-    """Refuse a kind of Java store that is not supported.
-
-    Raises:
-        InvalidInputError: The store is a JCEKS store.
-    """
-    if data.startswith(JCEKS_MAGIC):
-        raise InvalidInputError(
-            f"{location} is a JCEKS store: make PKCS12 or JKS of it (keytool -importkeystore -deststoretype JKS)"
-        )
-
-
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def take(self, size: int) -> bytes:
-        if size < 0 or self._at + size > len(self._data):
-            raise ValueError("it ends too early")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def number(self) -> int:
-        return int.from_bytes(self.take(4), "big")
-
-    def text(self) -> bytes:
-        (size,) = struct.unpack(">H", self.take(2))
-        return self.take(size)
-
-
-PrivateKeys = list[tuple[bytes, list[bytes]]]
-
-
-def jks_entries(location: str, data: bytes, password: str | None, setting: str) -> tuple[PrivateKeys, list[bytes]]:
-    """Return a JKS store's encrypted private keys with their certificate chains, and its trusted certificates.
-
-    Args:
-        location: The store's path.
-        data: The store's bytes.
-        password: The store's; None: the store is not checked for changes.
-        setting: The name of the password's setting, for errors.
-
-    Raises:
-        InvalidInputError: The password is wrong, or the store damaged.
-    """
-    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if password is not None:
-        made = hashlib.sha1(password.encode("utf-16-be") + _WHITENER + body, usedforsecurity=False).digest()
-        if not hmac.compare_digest(made, digest):
-            raise InvalidInputError(f"{location}: {setting} is wrong, or the file was changed")
-    try:
-        return _entries(_Reader(body))
-    except ValueError as error:
-        raise InvalidInputError(f"{location} is a damaged JKS store: {error}") from None
-
-
-def _entries(reader: _Reader) -> tuple[PrivateKeys, list[bytes]]:
-    reader.take(4)
-    version, count = reader.number(), reader.number()
-    if version not in (1, 2):
-        raise ValueError(f"version {version} is not known")
-    keys: PrivateKeys = []
-    found: list[bytes] = []
-    for _ in range(count):
-        tag = reader.number()
-        reader.text()
-        reader.take(8)
-        if tag == _KEY:
-            key = reader.take(reader.number())
-            keys.append((key, [_certificate(reader, version) for _ in range(reader.number())]))
-        elif tag == _CERTIFICATE:
-            found.append(_certificate(reader, version))
-        else:
-            raise ValueError(f"an entry of kind {tag} is not known")
-    return keys, found
-
-
-def _certificate(reader: _Reader, version: int) -> bytes:
-    if version == 2:
-        kind = reader.text()
-        if kind not in (b"X.509", b"X509"):
-            raise ValueError(f"a certificate is of the kind {kind!r}")
-    return reader.take(reader.number())
-
-
-def _pkcs12(location: str, data: bytes, password: str | None) -> list[bytes]:
-    try:
-        from cryptography.hazmat.primitives.serialization import Encoding, pkcs12
-    except ImportError:
-        raise InvalidInputError(
-            f"{location} is a PKCS12 store, which takes the package cryptography to read: install it, or make PEM of "
-            f"the store (openssl pkcs12 -in {Path(location).name} -nokeys -out ca.pem) and name that in ssl.ca.location"
-        ) from None
-    try:
-        store = pkcs12.load_pkcs12(data, None if password is None else password.encode())
-    except ValueError as error:
-        raise InvalidInputError(
-            f"{location} is no PKCS12 store, or ssl.truststore.password is wrong: {error}"
-        ) from None
-    return [entry.certificate.public_bytes(Encoding.DER) for entry in store.additional_certs]
-
-
-# -- The client's certificate and private key, for mutual TLS: PEM, or a key store as Java's clients have it
-#
-# Source: JDK, sun.security.provider.KeyProtector, for how a JKS store encrypts a private key; RFC 5208 for its content.
-
-_SALT_BYTES = _SHA1_BYTES = 20
-_SUN_PROTECTION = bytes.fromhex("060a2b060104012a02110101")
-"""The object identifier 1.3.6.1.4.1.42.2.17.1.1 of Sun's own encryption of keys."""
-
-
-def load_identity(context: ssl.SSLContext, config: ConnectionConfig) -> None:
-    """Load the client's certificate and private key into a TLS context, if the configuration has any.
-
-    Raises:
-        InvalidInputError: A store can't be read or has no key, or its password is wrong.
-        OSError: A file can't be read.
-    """
-    key, chain = config.ssl_keystore_key, config.ssl_keystore_certificate_chain
-    location = config.ssl_certificate_location
-    if (key is None) != (chain is None):
-        raise InvalidInputError("ssl.keystore.key and ssl.keystore.certificate.chain belong together: give both")
-    if key is not None and chain is not None:
-        if location is not None:
-            raise InvalidInputError("ssl.keystore.key and ssl.keystore.location both have a key: give one of them")
-        _load(context, f"{key.strip()}\n{chain.strip()}\n".encode(), config.ssl_key_password)
-        return
-    if location is None:
-        return
-    data = store_bytes(location)
-    refuse_other_stores(location, data)
-    if data.startswith(JKS_MAGIC):
-        _load(context, _of_jks(location, data, config), None)
-    elif data.startswith(b"\x30"):  # a DER sequence
-        _load(context, _of_pkcs12(location, data, config), None)
-    else:
-        context.load_cert_chain(location, config.ssl_key_location, config.ssl_key_password)
-
-
-def _load(context: ssl.SSLContext, text: bytes, password: str | None) -> None:
-    with _as_file(text) as name:
-        context.load_cert_chain(name, None, password)
-
-
-@contextlib.contextmanager
-def _as_file(data: bytes) -> Iterator[str]:
-    """Yield the path of a file with this content, for `ssl`: in memory if possible, so that no key is on a disk."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("kohort-identity", os.MFD_CLOEXEC)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            yield f"/proc/self/fd/{descriptor}"
-        return
-    with tempfile.NamedTemporaryFile("wb", prefix="kohort-") as file:  # readable by this user alone
-        file.write(data)
-        file.flush()
-        yield file.name
-
-
-def _passwords(location: str, config: ConnectionConfig) -> tuple[str, str]:
-    """Return the passwords of the store and of its key."""
-    if config.ssl_keystore_password is None:
-        raise InvalidInputError(f"{location} is a key store: give its password by ssl.keystore.password")
-    return config.ssl_keystore_password, config.ssl_key_password or config.ssl_keystore_password
-
-
-def _pem(kind: str, data: bytes) -> bytes:
-    text = base64.encodebytes(data).decode()
-    return f"-----BEGIN {kind}-----\n{text}-----END {kind}-----\n".encode()
-
-
-def _of_jks(location: str, data: bytes, config: ConnectionConfig) -> bytes:
-    """Return key and certificates of the first private key in a JKS store, as PEM."""
-    store, password = _passwords(location, config)
-    keys, _ = jks_entries(location, data, store, "ssl.keystore.password")
-    if not keys:
-        raise InvalidInputError(f"{location} holds no private key")
-    protected, chain = keys[0]
-    key = _unprotected(protected, password)
-    if key is None:
-        raise InvalidInputError(f"{location}: ssl.key.password is wrong for its private key, or the key is damaged")
-    return _pem("PRIVATE KEY", key) + b"".join(_pem("CERTIFICATE", certificate) for certificate in chain)
-
-
-def _unprotected(data: bytes, password: str) -> bytes | None:
-    """Decrypt a private key of a JKS store; None if the password is wrong or the key damaged."""
-    at = data.find(_SUN_PROTECTION)
-    if at < 0:
-        return None
-    sealed = _octets(data[at + len(_SUN_PROTECTION) :])
-    if sealed is None or len(sealed) < _SALT_BYTES + _SHA1_BYTES:
-        return None
-    secret = password.encode("utf-16-be")
-    block, hidden, check = sealed[:_SALT_BYTES], sealed[_SALT_BYTES:-_SHA1_BYTES], sealed[-_SHA1_BYTES:]
-    stream = b""
-    while len(stream) < len(hidden):
-        block = hashlib.sha1(secret + block, usedforsecurity=False).digest()
-        stream += block
-    plain = bytes(left ^ right for left, right in zip(hidden, stream, strict=False))
-    made = hashlib.sha1(secret + plain, usedforsecurity=False).digest()
-    return plain if hmac.compare_digest(made, check) else None
-
-
-def _octets(data: bytes) -> bytes | None:
-    """Return the octet string that follows an encryption's (null) parameters, in DER."""
-    if data[:3] != b"\x05\x00\x04" or len(data) < 4:
-        return None
-    size, start = data[3], 4
-    if size & 0x80:
-        start += size & 0x7F
-        size = int.from_bytes(data[4:start], "big")
-    return data[start : start + size] if start + size <= len(data) else None
-
-
-def _of_pkcs12(location: str, data: bytes, config: ConnectionConfig) -> bytes:
-    """Return key and certificates of a PKCS#12 store, as PEM."""
-    try:
-        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
-    except ImportError:
-        raise InvalidInputError(
-            f"{location} is a PKCS12 store, which takes the package cryptography to read: install it, or make PEM of "
-            f"the store (openssl pkcs12 -in {Path(location).name} -nodes -out client.pem) and name that instead"
-        ) from None
-    store, _ = _passwords(location, config)
-    try:
-        key, certificate, others = pkcs12.load_key_and_certificates(data, store.encode())
-    except ValueError as error:
-        raise InvalidInputError(f"{location} is no PKCS12 store, or ssl.keystore.password is wrong: {error}") from None
-    if key is None or certificate is None:
-        raise InvalidInputError(f"{location} holds no private key")
-    chain = b"".join(part.public_bytes(Encoding.PEM) for part in (certificate, *others))
-    plain: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return plain + chain
-
+log = logging.getLogger("kohort.client")
 
 _TLS_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -363,13 +78,14 @@ class Plain(SaslMechanism):
 
 
 class OAuthBearer(SaslMechanism):
-    """A bearer token (RFC 7628) from the application's hook."""
+    """A bearer token (RFC 7628) from the application's hook or a token endpoint, which `setting` names in errors."""
 
     name = "OAUTHBEARER"
 
-    def __init__(self, hook: Callable[[], str]) -> None:
+    def __init__(self, hook: Callable[[], str], setting: str = "sasl.oauth.token") -> None:
         self.who = "the token"
         self._hook = hook
+        self._setting = setting
         self._token = ""
         self._failure: Exception | None = None
 
@@ -383,7 +99,7 @@ class OAuthBearer(SaslMechanism):
         if not self._token and self._failure is None:
             self.fetch()
         if self._failure is not None:
-            raise SaslError(f"sasl.oauth.token failed: {self._failure!r}") from self._failure
+            raise SaslError(f"{self._setting} failed: {self._failure!r}") from self._failure
         return f"n,,\x01auth=Bearer {self._token}\x01\x01".encode()
 
     def next(self, answer: bytes) -> bytes | None:
@@ -452,11 +168,16 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
         InvalidInputError: A setting that the mechanism needs is missing.
     """
     if config.sasl_mechanism == "OAUTHBEARER":
-        if config.sasl_oauth_token is None:
-            raise InvalidInputError(
-                "sasl.mechanism=OAUTHBEARER needs sasl.oauth.token, a function that returns a token"
-            )
-        return OAuthBearer(config.sasl_oauth_token)
+        if config.sasl_oauth_token is not None:
+            return OAuthBearer(config.sasl_oauth_token)
+        if config.sasl_oauthbearer_token_url is not None:
+            from kohort.client.net.oauth import token_endpoint  # an HTTP client that few need
+
+            return OAuthBearer(token_endpoint(config), "sasl.oauthbearer.token.endpoint.url")
+        raise InvalidInputError(
+            "sasl.mechanism=OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url, or sasl.oauth.token, a function "
+            "that returns a token"
+        )
     username, password = _credentials(config)
     if config.sasl_mechanism == "PLAIN":
         return Plain(username, password)
@@ -488,26 +209,15 @@ def _credentials(config: ConnectionConfig) -> tuple[str, str]:
     return username, password
 
 
-_JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";]+))', re.DOTALL)
-
-
-def jaas_options(text: str) -> dict[str, str]:
-    """Parse the options of a JAAS login module: `…ScramLoginModule required username="a" …;`.
-
-    A value without spaces needs no quotes; in quotes, a backslash escapes the next character.
-
-    Raises:
-        InvalidInputError: The text is not a login module.
-    """
-    module, _, rest = text.strip().partition(" ")
-    if not module or "=" in module or not rest.rstrip().endswith(";"):
-        raise InvalidInputError(
-            "sasl.jaas.config must be a login module, `required`, its options and a semicolon, as in "
-            '\'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="…";\''
-        )
-    return {
-        name: plain or re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) for name, quoted, plain in _JAAS.findall(rest)
-    }
+def _key_store(config: ConnectionConfig) -> KeyStore:
+    return KeyStore(
+        config.ssl_certificate_location,
+        config.ssl_key_location,
+        config.ssl_keystore_key,
+        config.ssl_keystore_certificate_chain,
+        config.ssl_keystore_password,
+        config.ssl_key_password,
+    )
 
 
 def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
@@ -526,7 +236,7 @@ def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
                 raise InvalidInputError("ssl.truststore.certificates and a trust store are given: give one of them")
             stored = config.ssl_truststore_certificates
         context = ssl.create_default_context(cafile=store if stored is None else None, cadata=stored)
-        load_identity(context, config)
+        load_identity(context, _key_store(config))
     except (OSError, ssl.SSLError) as error:
         files = [config.ssl_ca_location, config.ssl_certificate_location, config.ssl_key_location]
         raise InvalidInputError(f"can't load TLS files {', '.join(name for name in files if name)}: {error}") from None
@@ -536,3 +246,44 @@ def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
     context.minimum_version, context.maximum_version = versions[0], versions[-1]
     context.check_hostname = config.ssl_endpoint_identification_algorithm == "https"
     return context
+
+
+class TlsFiles:
+    """The TLS context of a client's new connections, which follows the files of certificates and keys."""
+
+    def __init__(self, config: ConnectionConfig) -> None:
+        """Load the files.
+
+        Raises:
+            InvalidInputError: see `tls_context`.
+        """
+        self._config = config
+        self._stamps = self._look()
+        self._context = tls_context(config)
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        stamps: list[tuple[int, int, int] | None] = []
+        for name in (
+            self._config.ssl_ca_location,
+            self._config.ssl_certificate_location,
+            self._config.ssl_key_location,
+        ):
+            try:
+                found = None if name is None else Path(name).stat()
+            except OSError:
+                found = None
+            stamps.append(None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino))
+        return stamps
+
+    def current(self) -> ssl.SSLContext | None:
+        """Return the context; None for plain connections. If changed files are unusable, those before stay in use."""
+        if self._context is None:
+            return None
+        stamps = self._look()
+        if stamps != self._stamps:
+            self._stamps = stamps
+            try:
+                self._context = tls_context(self._config)
+            except InvalidInputError as error:
+                log.warning("changed TLS files ignored: %s; the ones before stay in use", error.message)
+        return self._context

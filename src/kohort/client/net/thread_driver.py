@@ -7,7 +7,6 @@ import logging
 import os
 import selectors
 import socket
-import ssl
 import threading
 import time
 import weakref
@@ -30,7 +29,7 @@ from kohort.client.net.connection import (
     tls_error,
 )
 from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
-from kohort.client.net.security import SaslMechanism, TlsError, fetched_mechanism, tls_context
+from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.processes import name_for_peer
@@ -66,7 +65,7 @@ class ThreadClient:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._pid = os.getpid()
-        self._tls = tls_context(config)
+        self._tls = TlsFiles(config)
         self._io: _IoThread | None = None
         self._closed = False
         self._failure: Exception | None = None
@@ -294,7 +293,7 @@ def _close_arrived(arrived: Arrived) -> None:
 class _IoThread:
     """The thread, its selector and its sockets."""
 
-    def __init__(self, client: ThreadClient, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, client: ThreadClient, tls: TlsFiles) -> None:
         self._client = weakref.ref(client, self._collected)
         self._lock = client.lock
         self._cluster = client.cluster
@@ -336,7 +335,7 @@ class _IoThread:
             False when something is left for the thread itself.
         """
         runtime = self._cluster.runtime
-        if self._tls is not None:
+        if self._cluster.config.uses_tls:
             return False
         runtime.advance(time.monotonic() * 1000)
         self._left.extend(self._cluster.links.take_commands())
@@ -427,9 +426,9 @@ class _IoThread:
         config, link = self._cluster.config, command.link
         arrived: Arrived
         try:
-            sock = connect(command.address, config, None if command.plain else self._tls)
+            sock = connect(command.address, config, None if command.plain else self._tls.current())
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
-            tls = None if command.plain or self._tls is None else tls_error(error, command.address, config)
+            tls = None if command.plain or not config.uses_tls else tls_error(error, command.address, config)
             arrived = (link, None, tls or describe(error))
         else:
             arrived = (link, sock, fetched_mechanism(config))

@@ -1,0 +1,332 @@
+"""SASL logins of connections: which requests are taken before, during and after a login, and how one fails.
+
+| state | requests taken | next |
+|---|---|---|
+| INITIAL | ApiVersions, SaslHandshake | HANDSHAKE after ApiVersions, EXCHANGE after SaslHandshake |
+| HANDSHAKE | SaslHandshake | EXCHANGE |
+| EXCHANGE | SaslAuthenticate, or raw tokens after SaslHandshake 0 | KNOWN, or the connection ends |
+| KNOWN | all, while the login lasts; SaslHandshake starts the login anew | EXCHANGE_AGAIN |
+| EXCHANGE_AGAIN | all | KNOWN, or the connection ends |
+
+Source: KIP-43, KIP-152, KIP-368, and the states of Apache Kafka's `SaslServerAuthenticator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Protocol
+
+from kohort.broker.security.mechanisms import BearerExchange, LoginRefused, SaslExchange
+from kohort.broker.security.pending import PendingLogin, PendingLogins
+from kohort.broker.security.settings import SecurityConfig
+from kohort.broker.server.connection import Connection, Principal
+from kohort.broker.server.framing import BadFrame, ForeignProtocol, Frame
+from kohort.errors import ErrorCode
+from kohort.wire.framing import APIS
+from kohort.wire.message import Message
+from kohort.wire.security import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+
+log = logging.getLogger("kohort.broker")
+
+API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, SaslHandshakeRequest.API_KEY, SaslAuthenticateRequest.API_KEY
+HEADER_BYTES_MIN = 8
+REAUTH_PAUSE_S = 1.0
+"""A client that has just logged in can't do so again. Source: KIP-368."""
+Dispatch = Callable[[Connection, Frame], None]
+
+
+class LoginState(Enum):
+    """How far the login of a connection is."""
+
+    INITIAL = auto()
+    HANDSHAKE = auto()
+    EXCHANGE = auto()
+    KNOWN = auto()
+    EXCHANGE_AGAIN = auto()
+    FAILED = auto()
+
+
+class LoginRequest(Protocol):
+    """A request of the login, as the dispatcher makes it."""
+
+    @property
+    def version(self) -> int: ...
+
+    def reply(self, message: Message) -> None:
+        """Send the response."""
+
+
+class SaslServer:
+    """The logins of one listener.
+
+    Attributes:
+        name: the listener's.
+        configs: the settings by mechanism.
+        logins: the clients that are not known yet.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        configs: Mapping[str, SecurityConfig],
+        exchanges: Mapping[str, Callable[[], SaslExchange]],
+        logins: PendingLogins,
+    ) -> None:
+        """Create it. `exchanges` makes a new exchange of each mechanism."""
+        self.name = name
+        self.configs = configs
+        self.exchanges = exchanges
+        self.logins = logins
+
+    def begin(self, connection: Connection, dispatch: Dispatch, pending: PendingLogin) -> SaslLogin:
+        """Let a new connection log in."""
+        return SaslLogin(self, connection, dispatch, pending)
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """The mechanisms of this listener."""
+        return [*self.configs]
+
+    @property
+    def first_config(self) -> SecurityConfig:
+        """The settings of the first mechanism, for what does not depend on the mechanism."""
+        return next(iter(self.configs.values()))
+
+
+class SaslLogin:
+    """The login of one connection, which takes the connection's frames until it is complete."""
+
+    __slots__ = (
+        "_again_at", "_connection", "_dispatch", "_exchange", "_expires", "_mechanism", "_pending", "_raw", "_server",
+        "_state", "_wrong_mechanism",
+    )  # fmt: skip
+
+    def __init__(self, server: SaslServer, connection: Connection, dispatch: Dispatch, pending: PendingLogin) -> None:
+        self._server = server
+        self._connection = connection
+        self._dispatch = dispatch
+        self._pending = pending
+        self._state = LoginState.INITIAL
+        self._mechanism = ""
+        self._wrong_mechanism = ""
+        self._exchange: SaslExchange | None = None
+        self._raw = False
+        self._expires: float | None = None
+        self._again_at = 0.0
+        connection.intercept(self._on_frame, server.first_config.login_bytes_max)
+
+    # -- frames
+
+    def _on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Take a frame of a client that is not known yet.
+
+        Raises:
+            BadFrame: only the requests of a login are taken.
+        """
+        if self._state is LoginState.FAILED:
+            return
+        if self._raw:
+            self._take_raw(bytes(frame))
+            return
+        key, version = int.from_bytes(frame[:2], "big", signed=True), int.from_bytes(frame[2:4], "big", signed=True)
+        if len(frame) < HEADER_BYTES_MIN or not self._takes(key):
+            api = APIS.get(key)
+            name = "of an unknown API" if api is None else f"of type {api.name}"
+            hint = "" if self._state is LoginState.EXCHANGE else "; its security.protocol must be one with SASL"
+            raise ForeignProtocol(
+                f"[listener {self._server.name}] unexpected request {name} during SASL handshake{hint}"
+            )
+        if key == API_VERSIONS and 0 <= version <= APIS[key].request.MAX_VERSION:
+            self._state = LoginState.HANDSHAKE
+        self._dispatch(connection, frame)
+
+    def _takes(self, key: int) -> bool:
+        if self._state is LoginState.INITIAL:
+            return key in (API_VERSIONS, SASL_HANDSHAKE)
+        return key == (SASL_HANDSHAKE if self._state is LoginState.HANDSHAKE else SASL_AUTHENTICATE)
+
+    def _on_later_frame(self, connection: Connection, frame: Frame) -> None:
+        """Take a frame of a client whose login lasts for a time.
+
+        Raises:
+            BadFrame: that time is over.
+        """
+        if self._expires is not None and time.monotonic() >= self._expires:
+            key = int.from_bytes(frame[:2], "big", signed=True)
+            if key not in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
+                raise BadFrame(f"[listener {self._server.name}] the login has expired, and was not renewed")
+        self._dispatch(connection, frame)
+
+    def close_when_expired(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the connection when the login expires: a push consumer's connection takes no login."""
+        if self._expires is not None:
+            loop.call_later(max(0.0, self._expires - time.monotonic()), self._connection.close)
+
+    # -- requests
+
+    def handshake(self, request: LoginRequest, message: SaslHandshakeRequest) -> SaslHandshakeResponse | None:
+        """Begin an exchange with the mechanism that the client names."""
+        offered = self._server.mechanisms
+        again = self._state in (LoginState.KNOWN, LoginState.EXCHANGE_AGAIN)
+        if again and (time.monotonic() < self._again_at or self._state is LoginState.EXCHANGE_AGAIN):
+            return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=offered)
+        if message.mechanism not in offered:
+            request.reply(SaslHandshakeResponse(error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=offered))
+            self._log_refusal("", f"unsupported SASL mechanism {message.mechanism[:100]!r}; {', '.join(offered)} are")
+            self._state = LoginState.FAILED
+            self._connection.finish()
+            return None
+        self._wrong_mechanism = message.mechanism if again and message.mechanism != self._mechanism else ""
+        if not again:
+            self._mechanism = message.mechanism
+            self._raw = request.version == 0
+        self._exchange = self._server.exchanges[self._mechanism]()
+        self._state = LoginState.EXCHANGE_AGAIN if again else LoginState.EXCHANGE
+        return SaslHandshakeResponse(mechanisms=offered)
+
+    def authenticate(self, request: LoginRequest, message: SaslAuthenticateRequest) -> None:
+        """Take the client's next token; the response follows when the token is checked."""
+        if self._exchange is None:
+            text = "SaslAuthenticate request received after successful authentication"
+            request.reply(SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=text))
+            return
+
+        def answer(token: bytes, lifetime_ms: int) -> None:
+            request.reply(
+                SaslAuthenticateResponse(error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms)
+            )
+
+        def refuse(text: str) -> None:
+            error = ErrorCode.SASL_AUTHENTICATION_FAILED
+            request.reply(SaslAuthenticateResponse(error_code=error, error_message=text))
+
+        if self._wrong_mechanism:
+            self._fail(
+                f"SASL mechanism '{self._wrong_mechanism}' requested by client is not supported for "
+                f"re-authentication of mechanism '{self._mechanism}'",
+                refuse,
+            )
+            return
+        self._step(bytes(message.auth_bytes), answer, refuse)
+
+    def _take_raw(self, token: bytes) -> None:
+        """Take a token that has no request around it, as after SaslHandshake 0."""
+
+        def answer(token: bytes, _lifetime_ms: int) -> None:
+            self._connection.send_raw([len(token).to_bytes(4, "big") + token])
+
+        self._step(token, answer, lambda _text: None)
+
+    # -- tokens
+
+    def _step(self, token: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            raise BadFrame(f"[listener {self._server.name}] a SASL token before SaslHandshake")
+        if not exchange.off_loop:
+            try:
+                reply = exchange.step(token)
+            except LoginRefused as error:
+                self._fail(str(error), refuse)
+                return
+            self._go_on(exchange, reply, answer, refuse)
+            return
+
+        def done(finished: asyncio.Future[bytes]) -> None:
+            if finished.cancelled() or self._connection.closed:
+                return
+            self._pending.waits = True
+            try:
+                reply = finished.result()
+            except LoginRefused as error:
+                self._fail(str(error), refuse)
+            else:
+                self._go_on(exchange, reply, answer, refuse)
+            self._connection.unsuspend()
+
+        self._pending.waits = False
+        self._connection.suspend()
+        self._server.logins.run("login", lambda: exchange.step(token), done)
+
+    def _go_on(
+        self, exchange: SaslExchange, reply: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]
+    ) -> None:
+        """Answer with the broker's token. The login is complete when the exchange names the user."""
+        if isinstance(exchange, BearerExchange) and exchange.why:
+            self._log_refusal(exchange.claimed, exchange.why)
+            exchange.why = ""
+        if exchange.user is None:
+            answer(reply, 0)
+            return
+        client = self._connection.client
+        found = Principal("User", exchange.user)
+        if self._state is LoginState.EXCHANGE_AGAIN and found != client.principal:
+            before = client.principal
+            self._fail(
+                f"Cannot change principals during re-authentication from {before.kind}.{before.name}: "
+                f"{found.kind}.{found.name}",
+                refuse,
+            )
+            return
+        first = self._state is LoginState.EXCHANGE
+        client.principal = found
+        lifetime_ms = self._lifetime_ms(exchange)
+        now = time.monotonic()
+        self._expires = None if lifetime_ms is None else now + lifetime_ms / 1000
+        self._again_at = now + REAUTH_PAUSE_S
+        self._exchange, self._state = None, LoginState.KNOWN
+        if first:
+            self._pending.end()
+            self._raw = False
+            self._connection.intercept(self._on_later_frame if lifetime_ms is not None else self._dispatch, None)
+        elif lifetime_ms is not None:
+            self._connection.intercept(self._on_later_frame, None)
+        answer(reply, lifetime_ms or 0)
+
+    def _lifetime_ms(self, exchange: SaslExchange) -> int | None:
+        """Return how long the login lasts; None: for ever. Source: KIP-368."""
+        longest = self._server.configs[self._mechanism].reauth_ms or None
+        if exchange.expires_ms is None:
+            return longest
+        left = max(0, exchange.expires_ms - time.time_ns() // 1_000_000)
+        return left if longest is None else min(left, longest)
+
+    # -- failures
+
+    def _fail(self, text: str, refuse: Callable[[str], None]) -> None:
+        """Refuse the login, after a delay, and close the connection."""
+        claimed = "" if self._exchange is None else self._exchange.claimed
+        self._log_refusal(claimed, text)
+        self._state, self._exchange = LoginState.FAILED, None
+        connection = self._connection
+        connection.suspend()
+        connection.intercept(self._on_frame, self._server.first_config.login_bytes_max)
+
+        def end() -> None:
+            if not connection.closed:
+                refuse(text)
+                connection.finish()
+
+        delay_ms = self._server.configs[self._mechanism].failure_delay_ms
+        asyncio.get_running_loop().call_later(delay_ms / 1000, end)
+
+    def _log_refusal(self, claimed: str, why: str) -> None:
+        name, host = self._connection.name, self._connection.client.host
+        who = f" of user {claimed!r}" if claimed else ""
+        if self._server.logins.notices.is_new(host, f"{claimed}\0{why}"):
+            log.warning(
+                "[listener %s] login%s from %s refused (%s): %s", self._server.name, who, name, self._mechanism, why
+            )
+
+    def closed(self) -> None:
+        """Forget the client, whose connection has closed."""
+        self._pending.end()

@@ -1,0 +1,272 @@
+"""Clients that are not known yet: handshakes and logins in progress, with one deadline each and a common bound.
+
+TLS handshakes and slow checks of credentials run in threads, so that strangers do not delay the clients being served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from kohort.broker.security.tls import ServerTls, TlsTransport
+
+T = TypeVar("T")
+log = logging.getLogger("kohort.broker")
+
+PENDING_MAX = 1_000
+"""Handshakes and logins in progress, of about 100 KB each. Beyond it, the oldest that keeps us waiting is closed."""
+YOUNG_S = 1.0
+"""A younger client is not closed in favour of another: thousands of honest ones may come back at once."""
+THREADS = 2
+"""Threads for handshakes, and as many for passwords and tokens, where a slow server of keys may take seconds.
+
+OpenSSL and hashlib release the interpreter lock.
+"""
+NOTICE_HOSTS_MAX = 1_000
+NOTICE_PAUSE_S = 60.0
+"""A line about the same problem of the same host is logged again after this time."""
+
+
+class HostNotices:
+    """Log lines about clients that keep failing: one for each host and problem in a minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._times: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def is_new(self, host: str, problem: str) -> bool:
+        """Return whether a line about this host and problem is due, and count it as logged."""
+        now = self._clock()
+        logged = self._times.get((host, problem))
+        if logged is not None and now - logged < NOTICE_PAUSE_S:
+            return False
+        self._times.pop((host, problem), None)
+        self._times[host, problem] = now
+        if len(self._times) > NOTICE_HOSTS_MAX:
+            self._times.popitem(last=False)
+        return True
+
+
+class PendingLogin:
+    """One client until it is known.
+
+    Attributes:
+        waits: whether the broker waits for the client, and not the reverse.
+    """
+
+    __slots__ = ("_owner", "_timer", "began", "close", "waits")
+
+    def __init__(self, owner: PendingLogins, timer: asyncio.TimerHandle, close: Callable[[str], None]) -> None:
+        self._owner = owner
+        self._timer = timer
+        self.began = time.monotonic()
+        self.close = close
+        self.waits = True
+
+    def end(self) -> None:
+        """Stop the deadline, because the client is known or gone. May be called again."""
+        self._timer.cancel()
+        self._owner.forget(self)
+
+
+class PendingLogins:
+    """All clients that are not known yet, and the threads that work for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._clients: dict[PendingLogin, None] = {}
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self.notices = HostNotices()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def begin(self, timeout_ms: int, close: Callable[[str], None]) -> PendingLogin | None:
+        """Count a new client; return None if there is no room for one.
+
+        Args:
+            timeout_ms: the deadline of handshake and login.
+            close: closes the connection for the given reason.
+        """
+        if len(self._clients) >= PENDING_MAX:
+            slowest = next((client for client in self._clients if client.waits), None)
+            if slowest is None or time.monotonic() - slowest.began < YOUNG_S:
+                return None
+            slowest.end()
+            slowest.close("too many clients log in at once, and this one took the longest")
+
+        def expire() -> None:
+            pending.end()
+            pending.close(f"not logged in within {timeout_ms} ms (login.timeout.ms)")
+
+        pending = PendingLogin(self, self._loop.call_later(timeout_ms / 1000, expire), close)
+        self._clients[pending] = None
+        return pending
+
+    def forget(self, pending: PendingLogin) -> None:
+        """Stop counting a client."""
+        self._clients.pop(pending, None)
+
+    def run(self, purpose: str, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
+        """Run a function in one of the threads for a purpose, then call `done` on the loop."""
+        threads = self._threads.get(purpose)
+        if threads is None:
+            threads = self._threads[purpose] = ThreadPoolExecutor(THREADS, f"kohort-{purpose}")
+        self._loop.run_in_executor(threads, work).add_done_callback(done)
+
+    def close(self) -> None:
+        """Close all clients, and stop the threads."""
+        for client in [*self._clients]:
+            client.end()
+            client.close("the broker ends")
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+# -- TLS handshakes
+
+_REASONS = {
+    "HTTP_REQUEST": "the client speaks HTTP",
+    "WRONG_VERSION_NUMBER": "the client does not speak TLS: set security.protocol=SSL or SASL_SSL there",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client shows no certificate, which ssl.client.auth=required asks for",
+    "UNSUPPORTED_PROTOCOL": "the client speaks only versions of TLS that are not enabled here",
+    "NO_SHARED_CIPHER": "client and broker have no cipher suite in common",
+    "TLSV1_ALERT_UNKNOWN_CA": "the client does not trust the authority of the broker's certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the client does not accept the broker's certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the client does not accept the broker's certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client says that the broker's certificate has expired",
+}
+_TLS_HANDSHAKE, _TLS_MAJOR = 0x16, 0x03
+
+
+def failure_text(error: ssl.SSLError) -> str:
+    """Return why a handshake has failed, in an operator's words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is not accepted: {error.verify_message}"
+    return _REASONS.get(error.reason or "", "") or str(error.reason or error).lower().replace("_", " ")
+
+
+class TlsHandshake:
+    """The handshake of one connection, which ends in `done` or `gone`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        logins: PendingLogins,
+        transport: TlsTransport,
+        tls: ServerTls,
+        listener: str,
+    ) -> None:
+        self._loop = loop
+        self._logins = logins
+        self._transport = transport
+        self._tls = tls
+        self._listener = listener
+        self._closed = False
+        self._complete = False
+        self._received = False
+        self._stepping = False
+        self._pending: PendingLogin | None = None
+
+    def begin(
+        self, timeout_ms: int, done: Callable[[str | None, PendingLogin], None], gone: Callable[[], None]
+    ) -> None:
+        """Start.
+
+        Args:
+            timeout_ms: the deadline.
+            done: called after the handshake, with the user of the client's certificate.
+            gone: called when the connection was closed instead.
+        """
+        self._done, self._gone = done, gone
+        self._pending = self._logins.begin(timeout_ms, self._end)
+        if self._pending is None:
+            self._end("too many clients log in at once")
+        else:
+            self._loop.add_reader(self._transport.fd, self._on_readable)
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._transport.feed()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end("")
+            return
+        if not self._received and not (data[0] == _TLS_HANDSHAKE and (len(data) < 2 or data[1] == _TLS_MAJOR)):
+            self._end(_REASONS["WRONG_VERSION_NUMBER"])
+            return
+        self._received = True
+        assert self._pending is not None
+        self._loop.remove_reader(self._transport.fd)
+        self._pending.waits = False
+        self._stepping = True
+        self._logins.run("handshake", self._transport.shake, self._on_step)
+
+    def _on_step(self, finished: asyncio.Future[bool]) -> None:
+        self._stepping = False
+        if self._closed or finished.cancelled():
+            self._release()
+            return
+        try:
+            self._complete = finished.result()
+        except ssl.SSLError as error:
+            with contextlib.suppress(OSError):
+                self._transport.flush()  # the alert that tells the client
+            self._end(f"TLS handshake failed: {failure_text(error)}")
+            return
+        assert self._pending is not None
+        self._pending.waits = True
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._transport.flush()
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_writer(self._transport.fd, self._on_writable)
+            return
+        except OSError:
+            self._end("")
+            return
+        if not self._complete:
+            self._loop.add_reader(self._transport.fd, self._on_readable)
+            return
+        assert self._pending is not None
+        try:
+            user = self._tls.user(self._transport.certificate)
+        except ValueError as error:
+            self._end(f"the client's certificate names no user: {error}")
+            return
+        self._done(user, self._pending)
+
+    def _on_writable(self) -> None:
+        self._loop.remove_writer(self._transport.fd)
+        self._flush()
+
+    def _end(self, why: str) -> None:
+        """Close the connection, when no thread works with it any more. `why` is logged, if it is not empty."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._transport.fd)
+        self._loop.remove_writer(self._transport.fd)
+        if self._pending is not None:
+            self._pending.end()
+        host, port = self._transport.peer
+        if why and self._logins.notices.is_new(host, why):
+            log.warning("[listener %s] closing the connection from %s:%d: %s", self._listener, host, port, why)
+        if not self._stepping:
+            self._release()
+
+    def _release(self) -> None:
+        self._transport.close()
+        self._gone()

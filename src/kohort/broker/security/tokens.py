@@ -1,0 +1,176 @@
+"""Verification of OAUTHBEARER tokens: signed JSON Web Tokens, with the issuer's keys from a file or URL.
+
+Settings and rules are those of Apache Kafka's `BrokerJwtValidator`: a signature by one of the issuer's public keys, an
+expiry, an issue date, a subject, and the expected issuer and audience. The package joserfc checks the signatures.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kohort.broker.security.mechanisms import NAME_CHARS_MAX, VerifiedToken
+from kohort.broker.security.settings import SecurityConfig
+from kohort.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from joserfc.jwk import KeySet
+
+log = logging.getLogger("kohort.broker")
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+"""Signatures by a private key. With a shared secret (HS256), everyone who reads the key set could sign."""
+KEY_SET_BYTES_MAX = 1 << 20
+FETCH_TIMEOUT_S = 10.0
+
+
+def fetch_key_set(url: str) -> bytes:
+    """Return the document at a file: or https: URL. Blocks.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is larger than key sets are.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "file":
+        with Path(urllib.request.url2pathname(parts.path)).open("rb") as file:
+            data = file.read(KEY_SET_BYTES_MAX + 1)
+    else:
+        with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as answer:
+            data = answer.read(KEY_SET_BYTES_MAX + 1)
+    if len(data) > KEY_SET_BYTES_MAX:
+        raise ValueError(f"more than {KEY_SET_BYTES_MAX} bytes")
+    return bytes(data)
+
+
+class IssuerKeys:
+    """The issuer's public keys, read again at an interval, and when a token names an unknown key."""
+
+    def __init__(self, config: SecurityConfig, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._url = url
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keys: KeySet | None = None
+        self._due = 0.0
+        self._retry_at = 0.0
+        self._retry_ms = config.jwks_retry_ms
+
+    def current(self, key_id: str | None) -> KeySet:
+        """Return the keys; read them first if they are old, or if there is none of this id.
+
+        Raises:
+            ValueError: no keys could be read yet.
+        """
+        with self._lock:
+            now = self._clock()
+            unknown = key_id is not None and self._keys is not None and all(key.kid != key_id for key in self._keys)
+            if (now >= self._due or unknown) and now >= self._retry_at:
+                self._read(now)
+            if self._keys is None:
+                raise ValueError("the issuer's keys could not be read")
+            return self._keys
+
+    def _read(self, now: float) -> None:
+        from joserfc.errors import JoseError
+        from joserfc.jwk import KeySet
+
+        try:
+            self._keys = KeySet.import_key_set(json.loads(fetch_key_set(self._url)))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, JoseError) as error:
+            log.warning("sasl.oauthbearer.jwks.endpoint.url: %s: keys could not be read: %s", self._url, error)
+            self._retry_at = now + self._retry_ms / 1000
+            self._retry_ms = min(2 * self._retry_ms, self._config.jwks_retry_max_ms)
+            return
+        self._retry_ms = self._config.jwks_retry_ms
+        self._due = now + self._config.jwks_refresh_ms / 1000
+        self._retry_at = now + self._config.jwks_retry_max_ms / 1000
+
+
+class TokenVerifier:
+    """The verification of tokens for one listener."""
+
+    def __init__(self, config: SecurityConfig, clock: Callable[[], float] = time.time) -> None:
+        """Check the settings; keys are read at the first login.
+
+        Raises:
+            InvalidInputError: a setting is missing, or the package joserfc.
+        """
+        try:
+            import joserfc
+        except ImportError:
+            raise InvalidInputError("OAUTHBEARER takes the package joserfc: pip install 'kohort[security]'") from None
+        del joserfc
+        url = config.jwks_url
+        if url is None or urllib.parse.urlsplit(url).scheme not in ("file", "http", "https"):
+            raise InvalidInputError(
+                "OAUTHBEARER needs the issuer's keys: sasl.oauthbearer.jwks.endpoint.url=https://… or file:///…"
+            )
+        if not config.expected_audience and not config.any_audience:
+            raise InvalidInputError(
+                "OAUTHBEARER needs sasl.oauthbearer.expected.audience, so that tokens for other services are refused"
+            )
+        if config.expected_issuer is None and not config.any_issuer:
+            raise InvalidInputError("OAUTHBEARER needs sasl.oauthbearer.expected.issuer")
+        self._config = config
+        self._clock = clock
+        self._keys = IssuerKeys(config, url)
+
+    def __call__(self, token: str) -> VerifiedToken:
+        """Verify a token. May block, to read the issuer's keys.
+
+        Raises:
+            ValueError: the token is not valid; the text says why, for the broker's log.
+        """
+        from joserfc import jwt
+        from joserfc.errors import JoseError
+
+        try:
+            keys = self._keys.current(_key_id(token))
+            claims = jwt.decode(token, keys, algorithms=list(ALGORITHMS)).claims
+        except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(str(error)[:200] or type(error).__name__) from None
+        return self._checked(claims)
+
+    def _checked(self, claims: dict[str, Any]) -> VerifiedToken:
+        config, now, skew = self._config, self._clock(), self._config.clock_skew_s
+        expires, issued = _number(claims, "exp"), _number(claims, "iat")
+        if now >= expires + skew:
+            raise ValueError("the token has expired")
+        if issued > now + skew:
+            raise ValueError("the token was issued in the future")
+        if "nbf" in claims and _number(claims, "nbf") > now + skew:
+            raise ValueError("the token is not valid yet")
+        if config.expected_issuer is not None and claims.get("iss") != config.expected_issuer:
+            raise ValueError("the token is from another issuer")
+        audiences = claims.get("aud")
+        audiences = audiences if isinstance(audiences, list) else [audiences]
+        if config.expected_audience and not any(audience in config.expected_audience for audience in audiences):
+            raise ValueError("the token is for another audience")
+        user = claims.get(config.subject_claim)
+        if not isinstance(user, str) or not user.strip() or len(user) > NAME_CHARS_MAX:
+            raise ValueError(f"the token has no usable claim {config.subject_claim}")
+        return VerifiedToken(user.strip(), int(expires * 1000))
+
+
+def _key_id(token: str) -> str | None:
+    """Return the key id that a token names, without any check."""
+    head = token.partition(".")[0]
+    header = json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
+    key_id = header.get("kid") if isinstance(header, dict) else None
+    return key_id if isinstance(key_id, str) else None
+
+
+def _number(claims: dict[str, Any], name: str) -> float:
+    value = claims.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
+        raise ValueError(f"the token has no usable claim {name}")
+    return float(value)

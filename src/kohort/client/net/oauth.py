@@ -1,0 +1,165 @@
+"""Bearer tokens from a token endpoint, by the grant of client credentials, or from a file.
+
+A token is kept for most of its lifetime, so that the connections of a client ask for one together.
+Source: RFC 6749, section 4.4; KIP-768.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+
+from kohort.client.settings import ConnectionConfig
+from kohort.errors import InvalidInputError
+from kohort.settings.jaas import jaas_options
+
+ANSWER_BYTES_MAX = 1 << 20
+KEPT_SHARE = 0.8
+"""The share of a token's lifetime in which new connections get it: Kafka's `sasl.login.refresh.window.factor`."""
+REQUEST_TIMEOUT_MIN_S = 1.0
+RETRY_S, RETRY_MAX_S = 0.1, 1.0
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The client's secret goes to the configured endpoint alone."""
+
+    def redirect_request(self, *_args: object, **_kwargs: object) -> None:
+        return None
+
+
+class _EndpointRefusal(OSError):
+    """The endpoint refuses the client, which asking again does not change."""
+
+
+class TokenEndpoint:
+    """The source of a client's tokens."""
+
+    def __init__(self, config: ConnectionConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """Check the settings; nothing is asked yet.
+
+        Raises:
+            InvalidInputError: the URL has another scheme, or the client's id or secret is missing.
+        """
+        url = config.sasl_oauthbearer_token_url
+        assert url is not None
+        self._url = url
+        self._scheme = urllib.parse.urlsplit(url).scheme
+        if self._scheme not in ("https", "http", "file"):
+            raise InvalidInputError(
+                f"sasl.oauthbearer.token.endpoint.url must begin with https:// or file://, not {url}"
+            )
+        options = jaas_options(config.sasl_jaas_config) if config.sasl_jaas_config else {}
+        self._id = config.sasl_oauthbearer_client_id or options.get("clientId")
+        self._secret = config.sasl_oauthbearer_client_secret or options.get("clientSecret")
+        self._scope = config.sasl_oauthbearer_scope or options.get("scope")
+        if self._scheme != "file" and (self._id is None or self._secret is None):
+            raise InvalidInputError(
+                "sasl.oauthbearer.token.endpoint.url needs sasl.oauthbearer.client.credentials.client.id and "
+                "sasl.oauthbearer.client.credentials.client.secret"
+            )
+        self._timeout_s = max(REQUEST_TIMEOUT_MIN_S, config.socket_connection_setup_timeout_ms / 1000)
+        self._authorities = config.ssl_ca_location
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token = ""
+        self._until = 0.0
+
+    def __call__(self) -> str:
+        """Return a token. Blocks while the endpoint is asked.
+
+        Raises:
+            OSError: the endpoint can't be reached, or refuses the client.
+            ValueError: its answer has no token.
+        """
+        if self._scheme == "file":
+            path = urllib.request.url2pathname(urllib.parse.urlsplit(self._url).path)
+            return Path(path).read_text(encoding="utf-8").strip()
+        with self._lock:
+            if self._clock() >= self._until:
+                self._token, lifetime_s = self._ask_patiently()
+                self._until = self._clock() + KEPT_SHARE * lifetime_s
+            return self._token
+
+    def _ask_patiently(self) -> tuple[str, float]:
+        """Ask again while the endpoint can't be reached, within the time that a connection may take."""
+        until, pause_s = time.monotonic() + self._timeout_s, RETRY_S
+        while True:
+            try:
+                return self._ask()
+            except OSError as error:
+                if isinstance(error, _EndpointRefusal) or time.monotonic() + pause_s >= until:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    def _ask(self) -> tuple[str, float]:
+        """Return a new token and its lifetime in seconds; 0: not known."""
+        fields = {"grant_type": "client_credentials"} | ({"scope": self._scope} if self._scope else {})
+        pair = ":".join(urllib.parse.quote_plus(part or "") for part in (self._id, self._secret))
+        request = urllib.request.Request(
+            self._url,
+            urllib.parse.urlencode(fields).encode(),
+            {
+                "Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}",
+                "Content-Type": "application/x-www-form-urlencoded",
+                "Accept": "application/json",
+            },
+        )
+        context = ssl.create_default_context()
+        if self._authorities is not None and Path(self._authorities).read_bytes()[:10] == b"-----BEGIN":
+            context.load_verify_locations(cafile=self._authorities)
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirect())
+        try:
+            with opener.open(request, timeout=self._timeout_s) as answer:
+                data = answer.read(ANSWER_BYTES_MAX + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                told = error.read(500).decode(errors="replace")
+            kind = OSError if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else _EndpointRefusal
+            raise kind(f"{self._url} answered {error.code}: {told}") from None
+        return _token_of(self._url, data)
+
+
+def _token_of(url: str, data: bytes) -> tuple[str, float]:
+    answer = json.loads(data) if len(data) <= ANSWER_BYTES_MAX else None
+    token = answer.get("access_token") if isinstance(answer, dict) else None
+    if not isinstance(token, str) or not token:
+        raise ValueError(f"{url} answered without an access_token")
+    lifetime = answer.get("expires_in", 0)
+    return token, float(lifetime) if isinstance(lifetime, int | float | str) and str(lifetime).isdecimal() else 0.0
+
+
+_endpoints: dict[tuple[str | None, ...], TokenEndpoint] = {}
+_ENDPOINTS_MAX = 100
+
+
+def token_endpoint(config: ConnectionConfig) -> TokenEndpoint:
+    """Return the source of tokens for a configuration, the same one for each of its connections.
+
+    Raises:
+        InvalidInputError: see `TokenEndpoint`.
+    """
+    key = (
+        config.sasl_oauthbearer_token_url,
+        config.sasl_oauthbearer_client_id,
+        config.sasl_oauthbearer_client_secret,
+        config.sasl_oauthbearer_scope,
+        config.sasl_jaas_config,
+        config.ssl_ca_location,
+    )
+    found = _endpoints.get(key)
+    if found is None:
+        found = TokenEndpoint(config)
+        while len(_endpoints) >= _ENDPOINTS_MAX:
+            _endpoints.pop(next(iter(_endpoints)), None)
+        _endpoints[key] = found
+    return found

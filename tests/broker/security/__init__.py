@@ -1,0 +1,1 @@
+"""Tests of the broker's TLS and logins."""

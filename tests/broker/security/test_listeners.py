@@ -1,0 +1,251 @@
+"""Listeners by their settings: names, protocols, advertised addresses, and who may be let in."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort import Admin, Broker, Consumer, Producer
+from kohort.broker.security.addresses import SecurityProtocol
+from kohort.broker.security.development import JAVA, KOHORT, LIBRDKAFKA, USER, development_files
+from kohort.broker.security.listeners import planned_listeners
+from kohort.broker.security.settings import security_config
+from kohort.errors import InvalidInputError, NotAuthorizedError
+from kohort.settings.config import read_properties
+from kohort.wire.discovery import DescribeClusterRequest, MetadataRequest
+from kohort.wire.groups import FindCoordinatorRequest
+from tests.broker.raw import RawClient
+from tests.support.secured_kafka import make_certificates
+
+INSIDE = {
+    "listener.security.protocol.map": "inside:PLAINTEXT, OUTSIDE:SASL_SSL",
+    "advertised.listeners": "INSIDE://in.example:1,OUTSIDE://out.example:2",
+    "ssl.client.auth": "required",
+    "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+    "listener.name.outside.sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.outside.plain.connections.max.reauth.ms": "7000",
+    "connections.max.reauth.ms": "5000",
+}
+
+
+def test_listeners_have_their_own_protocol_address_and_settings() -> None:
+    inside, outside = planned_listeners("INSIDE://0.0.0.0:1,OUTSIDE://:2", INSIDE)
+    assert (inside.protocol, inside.advertised, inside.authenticates) == (
+        SecurityProtocol.PLAINTEXT, ("in.example", 1), False,
+    )  # fmt: skip
+    assert (outside.protocol, outside.advertised, outside.authenticates) == (
+        SecurityProtocol.SASL_SSL, ("out.example", 2), True,
+    )  # fmt: skip
+    assert outside.config.client_auth == "none", "of SASL_SSL only with the listener's name, as in Kafka"
+    assert {name: config.reauth_ms for name, config in outside.by_mechanism.items()} == {"PLAIN": 7000}
+    own = INSIDE | {"listener.name.outside.ssl.client.auth": "requested"}
+    assert planned_listeners("OUTSIDE://:2", own | {"advertised.listeners": ""})[0].config.client_auth == "requested"
+
+
+@pytest.mark.parametrize(
+    ("listen", "properties", "text"),
+    [
+        ("A://h:1", {}, "A is A, which is none of PLAINTEXT, SSL"),
+        ("A://h:1,a://h:2", {}, "the name A comes twice"),
+        ("SASL_SSL://h:1", {"sasl.enabled.mechanisms": "GSSAPI"}, "no Kerberos"),
+        ("SASL_SSL://h:1", {"sasl.enabled.mechanisms": "DIGEST-MD5"}, "DIGEST-MD5 is none of PLAIN"),
+        ("SASL_SSL://h:1", {"sasl.enabled.mechanisms": ""}, "is empty"),
+        ("SASL_SSL://h:1", {"connections.max.reauth.ms": "soon"}, "listener SASL_SSL: .*must be a whole number"),
+        ("SSL://h:1,PLAINTEXT://h:2", {"advertised.listeners": "OTHER://h:1"}, "there is no listener OTHER"),
+        ("SSL://h:1", {"advertised.listeners": "SSL://0.0.0.0:1"}, "name a host that it can"),
+        ("h", {}, "HOST:PORT"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(listen: str, properties: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        planned_listeners(listen, properties)
+
+
+def test_secrets_are_not_shown_in_errors() -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        security_config({"ssl.key.password": 7}, "X")
+    assert "7" not in refused.value.message
+
+
+def test_each_listener_tells_clients_its_own_address(tmp_path: Path) -> None:
+    config = {
+        "listener.security.protocol.map": "IN:PLAINTEXT,OUT:PLAINTEXT",
+        "advertised.listeners": "IN://localhost:0,OUT://out.example:9999",
+    }
+    with Broker(tmp_path, config, "IN://127.0.0.1:0,OUT://127.0.0.1:0") as broker:
+        assert broker.bootstrap_servers == broker.listeners["IN"]
+        told = {"IN": ("localhost", int(broker.listeners["IN"].rpartition(":")[2])), "OUT": ("out.example", 9999)}
+        for name, address in told.items():
+            with RawClient(broker.listeners[name]) as client:
+                (node,) = client.ask(MetadataRequest(topics=[])).brokers
+                assert (node.host, node.port) == address
+                (node,) = client.ask(DescribeClusterRequest()).brokers
+                assert (node.host, node.port) == address
+                (found,) = client.ask(FindCoordinatorRequest(coordinator_keys=["g"])).coordinators
+                assert (found.host, found.port) == address
+        before = dict(broker.listeners)
+        broker.restart()
+        assert broker.listeners == before
+
+
+# -- Safe by default
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "PLAINTEXT://0.0.0.0:0", "PLAINTEXT://127.0.0.1:0,B://:0"])
+def test_open_listener_beyond_loopback_is_refused_with_the_ways_to_go_on(tmp_path: Path, listen: str) -> None:
+    listen = listen.replace("B://:0", "B://0.0.0.0:0")
+    with pytest.raises(InvalidInputError) as refused:
+        Broker(tmp_path, {"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,B:PLAINTEXT"}, listen)
+    for way in ("--tls", "--client-ca", "--sasl", "--insecure", "allow.insecure.listeners=true"):
+        assert way in refused.value.message
+
+
+def test_listener_that_only_encrypts_is_open_too(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    config = {
+        "ssl.keystore.location": str(tmp_path / "broker.pem"),
+        "ssl.truststore.location": str(tmp_path / "ca.pem"),
+    }
+    for auth in ("none", "requested"):
+        with pytest.raises(InvalidInputError, match="encrypted, but open to everyone"):
+            Broker(tmp_path / "data", config | {"ssl.client.auth": auth}, "SSL://0.0.0.0:0")
+    for more, listen in (
+        ({"ssl.client.auth": "required"}, "SSL://0.0.0.0:0"),
+        ({}, "SASL_SSL://0.0.0.0:0"),
+        ({}, "SASL_PLAINTEXT://0.0.0.0:0"),
+        ({"allow.insecure.listeners": "true"}, "SSL://0.0.0.0:0"),
+        ({}, "localhost:0"),
+    ):
+        Broker(tmp_path / "data", config | more, listen).close()
+    Broker(tmp_path / "data", listen="0.0.0.0:0", insecure=True).close()
+
+
+def test_command_has_the_same_ways(tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    make_certificates(tmp_path)
+    (tmp_path / "users").write_text("alice=secret-1\nbob=secret-2\n")
+    settings = tmp_path / "server.properties"
+    settings.write_text(f"listeners=PLAINTEXT://:0\nlog.dirs={tmp_path / 'data'}\n")
+    refused = start("broker", "--config", str(settings))
+    _, told = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "--insecure" in told
+    tls = ("--tls", str(tmp_path / "broker.pem"))
+    for options in (
+        ("--insecure",),
+        (*tls, "--client-ca", str(tmp_path / "ca.pem"), "--listen", "0.0.0.0:0"),
+        ("--sasl", str(tmp_path / "users"), "--listen", "0.0.0.0:0"),
+    ):
+        process = start("broker", "--config", str(settings), *options)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready 0.0.0.0:")
+        process.terminate()
+        assert process.wait(60) == 0
+    process = start(
+        "broker", "--data", str(tmp_path / "data"), *tls, "--sasl", str(tmp_path / "users"), "--listen", "127.0.0.1:0"
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().removeprefix("ready ").strip()
+    common = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(tmp_path / "ca.pem")}
+    for mechanism, user, password in (
+        ("SCRAM-SHA-512", "alice", "secret-1"), ("SCRAM-SHA-256", "bob", "secret-2"), ("PLAIN", "bob", "secret-2"),
+    ):  # fmt: skip
+        login = {"sasl.mechanism": mechanism, "sasl.username": user, "sasl.password": password}
+        with Admin(address, **common, **login) as admin:
+            assert admin.describe_cluster().nodes
+    with Admin(address, **common, **login | {"sasl.password": "secret-1"}) as admin:
+        with pytest.raises(NotAuthorizedError):
+            admin.describe_cluster()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--client-ca", "x"), "--client-ca needs --tls"),
+        (("--secure", "{folder}/s", "--sasl", "x"), "leave --tls and --sasl out"),
+        (("--sasl", "{folder}/missing"), "missing"),
+        (("--tls", "{folder}/missing"), "missing"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], options: tuple[str, ...], text: str
+) -> None:
+    given = [option.format(folder=tmp_path) for option in options]
+    process = start("broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *given)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode in (1, 2)
+    assert text in told
+
+
+# -- Development files
+
+
+def test_secure_folder_has_all_that_clients_need_and_keeps_it(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    folder = tmp_path / "secure"
+    seen: list[dict[str, bytes]] = []
+    for _ in range(2):
+        process = start("broker", "--secure", str(folder), "--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
+        assert process.stdout is not None
+        address = process.stdout.readline().removeprefix("ready ").strip()
+        for name in (KOHORT, JAVA):
+            given: dict[str, Any] = dict(read_properties(folder / name))
+            assert given["bootstrap.servers"] == address.replace("0.0.0.0", "127.0.0.1")
+            with Admin(**given) as admin:
+                assert admin.describe_cluster().nodes
+        assert read_properties(folder / LIBRDKAFKA)["sasl.mechanisms"] == "SCRAM-SHA-512"
+        process.terminate()
+        process.wait(60)
+        assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        kept = ("ca.pem", "ca-key.pem", "server.pem", "users.properties")
+        seen.append({name: (folder / name).read_bytes() for name in kept})
+    assert seen[0] == seen[1]
+
+
+def test_certificate_is_made_anew_for_another_host_and_the_authority_is_not(tmp_path: Path) -> None:
+    development_files(tmp_path, ["127.0.0.1"])
+    authority, server = (tmp_path / "ca.pem").read_bytes(), (tmp_path / "server.pem").read_bytes()
+    development_files(tmp_path, ["broker.example"])
+    assert (tmp_path / "ca.pem").read_bytes() == authority
+    assert (tmp_path / "server.pem").read_bytes() != server
+    (tmp_path / "ca.pem").write_text("damaged")
+    with pytest.raises(InvalidInputError, match="damaged"):
+        development_files(tmp_path, [])
+
+
+def test_embedded_broker_with_development_files(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", secure=tmp_path / "files") as broker:
+        given: dict[str, Any] = broker.client_properties
+        with Producer(**given) as producer:
+            producer.send("t", value="one")
+        with Consumer(**given, group_id="g", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["t"])
+            while not (records := consumer.poll(1_000)):
+                pass
+            assert [record.value for record in records] == [b"one"]
+        with Admin(**given | {"sasl.password": "guess"}) as admin, pytest.raises(NotAuthorizedError):
+            admin.describe_cluster()
+        users = read_properties(tmp_path / "files" / "users.properties")
+        assert given["sasl.password"] == users[USER]
+
+
+def test_users_of_a_file_follow_it(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    config = {"sasl.users.location": str(users)}
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "alice"}
+    for password in ("first", "second"):
+        users.write_text(f"alice={password}\n")
+        with Broker(tmp_path / "data", config, "SASL_PLAINTEXT://127.0.0.1:0") as broker:
+            with Admin(broker.bootstrap_servers, **login, **{"sasl.password": password}) as admin:
+                assert admin.describe_cluster().nodes
+                store = (tmp_path / "data" / "users.json").read_text()
+        assert password not in store
+    users.write_text("alice=\n")
+    with pytest.raises(InvalidInputError, match="alice has no password"):
+        Broker(tmp_path / "data", config, "SASL_PLAINTEXT://127.0.0.1:0")

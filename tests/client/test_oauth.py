@@ -1,0 +1,198 @@
+"""Bearer tokens from a token endpoint, and TLS files that change under a client."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort import Admin
+from kohort.client.net.oauth import TokenEndpoint
+from kohort.client.net.security import SaslError, TlsFiles
+from kohort.client.settings import ConnectionConfig, client_config
+from kohort.errors import InvalidInputError
+from tests.support.secured_broker import SecuredBroker, secured_broker
+from tests.support.secured_kafka import make_certificates
+
+SECRET = "s:e c+r/et"
+
+
+class Endpoint:
+    """A token endpoint: what it was asked, and what it answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, list[str]]]] = []
+        self.answers: list[tuple[int, bytes]] = []
+        self.url = ""
+
+
+@contextmanager
+def endpoint() -> Iterator[Endpoint]:
+    told = Endpoint()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            told.asked.append((self.headers["Authorization"], urllib.parse.parse_qs(body)))
+            status, data = told.answers.pop(0) if len(told.answers) > 1 else told.answers[0]
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", told.url)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    told.url = f"http://127.0.0.1:{server.server_port}/token"
+    try:
+        yield told
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def answer(token: str, seconds: int = 100) -> tuple[int, bytes]:
+    return 200, json.dumps({"access_token": token, "expires_in": seconds, "token_type": "Bearer"}).encode()
+
+
+def settings(url: str, **others: Any) -> dict[str, Any]:
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": url,
+        "sasl.oauthbearer.client.credentials.client.id": "client:1",
+        "sasl.oauthbearer.client.credentials.client.secret": SECRET,
+        "sasl.oauthbearer.scope": "kafka read",
+        **others,
+    }
+
+
+def source(url: str, clock: list[float], **others: Any) -> TokenEndpoint:
+    return TokenEndpoint(client_config(ConnectionConfig, "127.0.0.1:1", settings(url, **others)), lambda: clock[0])
+
+
+def test_client_proves_its_secret_and_keeps_the_token_for_most_of_its_life() -> None:
+    clock = [0.0]
+    with endpoint() as asked:
+        asked.answers = [answer("one"), answer("two")]
+        tokens = source(asked.url, clock)
+        assert [tokens(), tokens()] == ["one", "one"]
+        clock[0] = 79.0
+        assert tokens() == "one"
+        clock[0] = 81.0
+        assert tokens() == "two"
+        (header, fields), _ = asked.asked
+    name, _, secret = base64.b64decode(header.removeprefix("Basic ")).decode().partition(":")
+    assert (urllib.parse.unquote_plus(name), urllib.parse.unquote_plus(secret)) == ("client:1", SECRET)
+    assert fields == {"grant_type": ["client_credentials"], "scope": ["kafka read"]}
+
+
+def test_client_is_named_in_javas_way_too() -> None:
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    jaas = f'{module} required clientId="me" clientSecret="x" scope="s";'
+    plain = {key: None for key in settings("") if "credentials" in key or key.endswith("scope")}
+    with endpoint() as asked:
+        asked.answers = [answer("one")]
+        assert source(asked.url, [0.0], **plain, **{"sasl.jaas.config": jaas})() == "one"
+        assert base64.b64decode(asked.asked[0][0].removeprefix("Basic ")) == b"me:x"
+
+
+def test_token_comes_from_a_file_as_it_is_now(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    tokens = source(file.as_uri(), [0.0])
+    assert tokens() == "one"
+    file.write_text("two")
+    assert tokens() == "two"
+
+
+def test_busy_endpoint_is_asked_again_and_a_refusal_is_not() -> None:
+    with endpoint() as asked:
+        asked.answers = [(503, b""), (500, b""), answer("one")]
+        assert source(asked.url, [0.0])() == "one"
+        assert len(asked.asked) == 3
+        asked.answers = [(401, b'{"error":"invalid_client"}')]
+        with pytest.raises(OSError, match="401: .*invalid_client"):
+            source(asked.url, [0.0])()
+        assert len(asked.asked) == 4
+
+
+@pytest.mark.parametrize("told", [b"", b"{}", b"[]", b'{"access_token": 7}', b"x" * (1 << 20)])
+def test_answers_without_a_token_are_refused(told: bytes) -> None:
+    with endpoint() as asked:
+        asked.answers = [(200, told)]
+        with pytest.raises(ValueError, match="."):
+            source(asked.url, [0.0])()
+
+
+def test_secret_is_not_sent_to_where_the_endpoint_points() -> None:
+    with endpoint() as asked:
+        asked.answers = [(302, b""), answer("one")]
+        with pytest.raises(OSError, match="302"):
+            source(asked.url, [0.0])()
+        assert len(asked.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [
+        ({"sasl.oauthbearer.token.endpoint.url": "ftp://x"}, "must begin with"),
+        ({"sasl.oauthbearer.client.credentials.client.secret": None}, "client.secret"),
+        ({"sasl.oauthbearer.token.endpoint.url": None}, "sasl.oauthbearer.token.endpoint.url"),
+    ],
+)
+def test_missing_settings_are_told_before_the_first_connection(others: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        Admin("127.0.0.1:1", **settings("http://127.0.0.1:1/", **others))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as broker:
+        yield broker
+
+
+def test_client_logs_in_at_a_broker_by_the_token_of_an_endpoint(secured: SecuredBroker) -> None:
+    with endpoint() as asked:
+        asked.answers = [answer(secured.token())]
+        with Admin(secured.address("SASL"), **settings(asked.url)) as admin:
+            assert admin.describe_cluster().nodes
+        asked.answers = [answer(secured.token(aud="elsewhere"))]
+        others = {"sasl.oauthbearer.client.credentials.client.id": "another"}
+        with Admin(secured.address("SASL"), **settings(asked.url, **others)) as admin:
+            with pytest.raises(SaslError, match="invalid_token"):
+                admin.describe_cluster()
+
+
+def test_client_takes_new_certificates_for_new_connections(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_certificates(tmp_path)
+    authority = tmp_path / "in-use.pem"
+    shutil.copy(tmp_path / "ca.pem", authority)
+    given = {"security.protocol": "SSL", "ssl.ca.location": str(authority)}
+    files = TlsFiles(client_config(ConnectionConfig, "127.0.0.1:1", given))
+    first = files.current()
+    assert first is not None
+    assert files.current() is first
+    authority.write_text("damaged")
+    assert files.current() is first
+    assert "the ones before stay in use" in caplog.text
+    shutil.copy(tmp_path / "ca.pem", authority)
+    os.utime(authority, (1, 1))
+    second = files.current()
+    assert second is not None
+    assert second is not first
