@@ -66,3 +66,20 @@ class AclOperation(IntEnum):
     CREATE_TOKENS = 13
     DESCRIBE_TOKENS = 14
     TWO_PHASE_COMMIT = 15
+
+
+class AclPattern(IntEnum):
+    """The meaning of a rule's name: literal, or a prefix of names. ANY and MATCH are for filters."""
+
+    ANY = 1
+    MATCH = 2
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class AclPermission(IntEnum):
+    """The permission of a rule: allow or deny; ANY is for filters."""
+
+    ANY = 1
+    DENY = 2
+    ALLOW = 3

@@ -21,9 +21,13 @@ TIMEOUT_S = 20.0
 class RawClient:
     """One connection; answers are read in the order of the requests."""
 
-    def __init__(self, address: str, client_id: str = "raw", *, timeout_s: float = TIMEOUT_S) -> None:
-        host, _, port = address.rpartition(":")
-        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    def __init__(
+        self, address: str, client_id: str = "raw", *, timeout_s: float = TIMEOUT_S, host: str | None = None
+    ) -> None:
+        """Connect; `host` is the address to connect from, such as 127.0.0.2."""
+        to, _, port = address.rpartition(":")
+        source = (host, 0) if host else None
+        self.sock = socket.create_connection((to.strip("[]"), int(port)), timeout_s, source)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._client_id = client_id
         self._ids = itertools.count(1)

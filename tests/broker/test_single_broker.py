@@ -76,9 +76,10 @@ def test_no_folder_is_wrong_use(start: Start) -> None:
         ({"controller.quorum.voters": "1@a:1,2@b:1,3@c:1"}, "one node without a quorum"),
         ({"controller.quorum.bootstrap.servers": "a:1,b:1"}, "one node without a quorum"),
         (
-            {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"},
-            "everyone who can connect",
+            {"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"},
+            "metadata.authorizer.StandardAuthorizer",
         ),
+        ({"super.users": "admin"}, "User:admin"),
         ({"create.topic.policy.class.name": "a.b.C"}, "no Java classes"),
         ({"config.providers": "env"}, "remove it"),
         ({"log.cleaner.enable": "false"}, "remove it or set true"),

@@ -1,22 +1,30 @@
-"""The permissions that each API requires: an operation on a kind of resource, as in Apache Kafka's authorizer.
+"""The permissions that each API requires, and the authorizer that grants them.
 
-No authorizer is installed today, so everything is allowed; the table is for a future one. An entry names what the
-request as a whole requires, and what each resource in the request requires. An API without an entry's needs is used
-before authentication, or only reads or changes what belongs to the caller.
+`NEEDS` names for each API the operations on resources that a client must be allowed. The dispatcher checks needs of the
+whole request. A handler checks needs of each resource with `allowed` and `refused_names`, and answers the others. Lists
+show only resources that the client may describe. An API without needs is used before authentication, or only reads or
+changes what belongs to the caller.
 
-Source: Apache Kafka's documentation, "Authorization and ACLs"; KIP-430, KIP-496, KIP-848.
+A host without an authorizer allows everything. Source: Apache Kafka's documentation, "Authorization and ACLs"; KIP-430,
+KIP-496, KIP-679, KIP-848.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
+from kohort.broker.acls import AclIndex
+from kohort.broker.server.connection import Principal
 from kohort.broker.server.requests import PushRequest, Request
 from kohort.errors import ErrorCode
 from kohort.ids import AclOperation
 from kohort.wire.message import Message
-from kohort.wire.push import PushType
+from kohort.wire.push import PushType, RegisterConsumerRequest, read_topic_count
+
+CLUSTER_NAME = "kafka-cluster"
+"""The name of the only resource of type CLUSTER."""
 
 
 class Resource(IntEnum):
@@ -45,124 +53,342 @@ _REFUSALS = {
 }
 
 
+class Scope(IntEnum):
+    """The part of a request that is refused without a permission."""
+
+    REQUEST = 1
+    RESOURCE = 2
+
+
 class Need(NamedTuple):
     """A required permission: one operation on one kind of resource."""
 
     operation: AclOperation
     resource: Resource
+    scope: Scope = Scope.REQUEST
 
 
-class Authorize(Protocol):
-    """An authorizer: decides whether the principal of a request may make it.
+class Caller(Protocol):
+    """The client of a request, as authorizers and the audit log see it."""
 
-    The result is NONE, or the error code that rejects the whole request.
+    @property
+    def principal(self) -> Principal: ...
+    @property
+    def host(self) -> str:
+        """The client's address."""
+
+    @property
+    def client_id(self) -> str | None: ...
+    @property
+    def api(self) -> str:
+        """The name of the API that the client called."""
+
+
+class PastCaller(NamedTuple):
+    """The client of an earlier request, without the request's memory."""
+
+    principal: Principal
+    host: str
+    client_id: str | None
+    api: str
+
+    @classmethod
+    def of(cls, caller: Caller) -> PastCaller:
+        """Copy a caller."""
+        return cls(caller.principal, caller.host, caller.client_id, caller.api)
+
+
+class Authorizer(Protocol):
+    """An authorizer: decides what the principal of a request may do. All methods are called on the loop.
+
+    `allows` is also called in threads, for the topics of regular expressions.
     """
 
     @property
     def version(self) -> int:
         """A number that changes whenever the authorizer may decide differently than before."""
 
-    def __call__(self, request: Request[Message] | PushRequest, needs: tuple[Need, ...], /) -> ErrorCode: ...
+    def allows(
+        self, caller: Caller, operation: AclOperation, resource: Resource, name: str, *, audited: bool = True
+    ) -> bool:
+        """Return whether the caller may do an operation on a resource.
+
+        Args:
+            caller: the request, or its client.
+            operation: the operation.
+            resource: the kind of the resource.
+            name: the resource's name.
+            audited: whether a refusal goes into the audit log; False if the client did not ask for the resource.
+        """
+
+    def allows_some(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
+        """Return whether the caller may do an operation on at least one resource of a kind."""
+
+
+class Guarded(Protocol):
+    """A host that may have an authorizer."""
+
+    @property
+    def authorizer(self) -> Authorizer | None: ...
+
+
+Guard: TypeAlias = Authorizer | None
+"""A host's authorizer; None: everything is allowed."""
+DECISIONS_MAX = 10_000
+"""The most cached decisions, which bounds their memory: clients choose names."""
+CACHED_NAME_MAX = 300
+"""The longest name of a cached decision. Topic names have at most 249 characters."""
+SOME_NAME = "hardcode"
+"""The name by which Kafka finds out whether a principal may do anything (`Authorizer.authorizeByResourceType`)."""
+
+
+class StandardAuthorizer:
+    """An authorizer by ACLs, with the semantics of Apache Kafka's class of this name."""
+
+    def __init__(
+        self,
+        acls: AclIndex,
+        super_users: Collection[str] = (),
+        allow_if_no_acl: bool = False,
+        on_refused: Callable[[Caller, AclOperation, Resource, str], None] | None = None,
+    ) -> None:
+        """Create an authorizer.
+
+        Args:
+            acls: the rules, which may change.
+            super_users: principals that may do everything, such as `User:admin`.
+            allow_if_no_acl: the decision for resources that no rule names.
+            on_refused: called for each audited refusal.
+        """
+        self._acls = acls
+        self._super_users = frozenset(super_users)
+        self._default = allow_if_no_acl
+        self.on_refused = on_refused
+        self._decisions: dict[tuple[object, ...], bool] = {}
+        self._decided_at = -1
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change of the rules."""
+        return self._acls.version
+
+    def allows(
+        self, caller: Caller, operation: AclOperation, resource: Resource, name: str, *, audited: bool = True
+    ) -> bool:
+        """Return whether the caller may do an operation on a resource."""
+        if self._decided_at != self._acls.version or len(self._decisions) >= DECISIONS_MAX:
+            self._decisions = {}
+            self._decided_at = self._acls.version
+        decisions = self._decisions
+        key = (caller.principal, caller.host, operation, resource, name)
+        decision = decisions.get(key)
+        if decision is None:
+            decision = self._decide(caller, operation, resource, name)
+            if len(name) <= CACHED_NAME_MAX:
+                decisions[key] = decision
+        if not decision and audited and self.on_refused is not None:
+            self.on_refused(caller, operation, resource, name)
+        return decision
+
+    def _decide(self, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> bool:
+        principal = str(caller.principal)
+        if principal in self._super_users:
+            return True
+        return self._acls.decide(principal, caller.host, operation, (resource, name), self._default)
+
+    def allows_some(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
+        """Return whether the caller may do an operation on at least one resource of a kind."""
+        if self.allows(caller, operation, resource, SOME_NAME, audited=False):
+            return True
+        return self._acls.decide_some(str(caller.principal), caller.host, operation, resource)
+
+
+NONE_REFUSED: frozenset[str] = frozenset()
+
+
+def allowed(
+    host: Guarded, caller: Caller, operation: AclOperation, resource: Resource, name: str = CLUSTER_NAME
+) -> bool:
+    """Return whether the caller may do an operation on a resource."""
+    guard = host.authorizer
+    return guard is None or guard.allows(caller, operation, resource, name)
+
+
+def may_see(host: Guarded, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> bool:
+    """Return whether a list includes a resource. A resource that is left out is no refusal for the audit log."""
+    guard = host.authorizer
+    return guard is None or guard.allows(caller, operation, resource, name, audited=False)
+
+
+def refused_names(
+    host: Guarded, caller: Caller, operation: AclOperation, resource: Resource, names: Iterable[str]
+) -> frozenset[str]:
+    """Return those of the names on which the caller may not do an operation; none without an authorizer."""
+    guard = host.authorizer
+    if guard is None:
+        return NONE_REFUSED
+    return frozenset(name for name in set(names) if not guard.allows(caller, operation, resource, name))
+
+
+def request_refusal(guard: Authorizer, request: Request[Message], needs: Iterable[Need]) -> ErrorCode:
+    """Return the error code that rejects the whole request, or NONE."""
+    for need in needs:
+        if need.scope is Scope.REQUEST and not guard.allows(
+            request, need.operation, need.resource, _named(request.message, need.resource)
+        ):
+            return need.resource.refusal
+    return ErrorCode.NONE
+
+
+def _named(message: Message, resource: Resource) -> str:
+    """Return the name of the resource that a request as a whole is for."""
+    if resource is Resource.CLUSTER:
+        return CLUSTER_NAME
+    name: str = message.group_id if resource is Resource.GROUP else message.transactional_id  # type: ignore[attr-defined]
+    return name
 
 
 _O, _R = AclOperation, Resource
+
+
+def _each(operation: AclOperation, resource: Resource) -> Need:
+    """Return a need of each resource in a request."""
+    return Need(operation, resource, Scope.RESOURCE)
+
+
 _CLUSTER_ALTER = (Need(_O.ALTER, _R.CLUSTER),)
 _CLUSTER_DESCRIBE = (Need(_O.DESCRIBE, _R.CLUSTER),)
-_TOPIC_DESCRIBE = (Need(_O.DESCRIBE, _R.TOPIC),)
+_TOPIC_DESCRIBE = (_each(_O.DESCRIBE, _R.TOPIC),)
+_TOPIC_READ = (_each(_O.READ, _R.TOPIC),)
 _GROUP_READ = (Need(_O.READ, _R.GROUP),)
-_TRANSACTION_WRITE = Need(_O.WRITE, _R.TRANSACTIONAL_ID)
-_CONFIGS_DESCRIBE = tuple(Need(_O.DESCRIBE_CONFIGS, kind) for kind in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
-_CONFIGS_ALTER = tuple(Need(_O.ALTER_CONFIGS, kind) for kind in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
+_GROUP_DESCRIBE = (_each(_O.DESCRIBE, _R.GROUP),)
+_TRANSACTION_WRITE = (Need(_O.WRITE, _R.TRANSACTIONAL_ID),)
+_TRANSACTION_DESCRIBE = (_each(_O.DESCRIBE, _R.TRANSACTIONAL_ID),)
+_CONFIGS_DESCRIBE = tuple(_each(_O.DESCRIBE_CONFIGS, kind) for kind in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
+_CONFIGS_ALTER = tuple(_each(_O.ALTER_CONFIGS, kind) for kind in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
 
 NEEDS: dict[str, tuple[Need, ...]] = {
-    "AddOffsetsToTxn": (_TRANSACTION_WRITE, *_GROUP_READ),
-    "AddPartitionsToTxn": (_TRANSACTION_WRITE, Need(_O.WRITE, _R.TOPIC)),
+    "AddOffsetsToTxn": (*_TRANSACTION_WRITE, *_GROUP_READ),
+    "AddPartitionsToTxn": (
+        _each(_O.WRITE, _R.TRANSACTIONAL_ID),
+        _each(_O.WRITE, _R.TOPIC),
+        _each(_O.CLUSTER_ACTION, _R.CLUSTER),  # instead of both, since version 4
+    ),
     "AlterClientQuotas": (Need(_O.ALTER_CONFIGS, _R.CLUSTER),),
     "AlterConfigs": _CONFIGS_ALTER,
     "AlterPartitionReassignments": _CLUSTER_ALTER,
     "AlterReplicaLogDirs": _CLUSTER_ALTER,
     "AlterUserScramCredentials": _CLUSTER_ALTER,
     "ApiVersions": (),
-    "ConsumerGroupDescribe": (Need(_O.DESCRIBE, _R.GROUP), *_TOPIC_DESCRIBE),
+    "ConsumerGroupDescribe": (*_GROUP_DESCRIBE, *_TOPIC_DESCRIBE),
     "ConsumerGroupHeartbeat": (*_GROUP_READ, *_TOPIC_DESCRIBE),
     "CreateAcls": _CLUSTER_ALTER,
-    "CreateDelegationToken": (Need(_O.CREATE_TOKENS, _R.USER),),
-    "CreatePartitions": (Need(_O.ALTER, _R.TOPIC),),
-    "CreateTopics": (Need(_O.CREATE, _R.TOPIC),),
+    "CreateDelegationToken": (_each(_O.CREATE_TOKENS, _R.USER),),
+    "CreatePartitions": (_each(_O.ALTER, _R.TOPIC),),
+    "CreateTopics": (
+        _each(_O.CREATE, _R.CLUSTER),  # or of each topic
+        _each(_O.CREATE, _R.TOPIC),
+        _each(_O.DESCRIBE_CONFIGS, _R.TOPIC),
+    ),
     "DeleteAcls": _CLUSTER_ALTER,
-    "DeleteGroups": (Need(_O.DELETE, _R.GROUP),),
-    "DeleteRecords": (Need(_O.DELETE, _R.TOPIC),),
-    "DeleteTopics": (Need(_O.DELETE, _R.TOPIC),),
+    "DeleteGroups": (_each(_O.DELETE, _R.GROUP),),
+    "DeleteRecords": (_each(_O.DELETE, _R.TOPIC),),
+    "DeleteTopics": (
+        _each(_O.DELETE, _R.CLUSTER),  # or of each topic
+        *_TOPIC_DESCRIBE,
+        _each(_O.DELETE, _R.TOPIC),
+    ),
     "DescribeAcls": _CLUSTER_DESCRIBE,
     "DescribeClientQuotas": (Need(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
     "DescribeCluster": (),
     "DescribeConfigs": _CONFIGS_DESCRIBE,
     "DescribeCoordinators": _CLUSTER_DESCRIBE,
-    "DescribeDelegationToken": (Need(_O.DESCRIBE, _R.DELEGATION_TOKEN), Need(_O.DESCRIBE_TOKENS, _R.USER)),
-    "DescribeGroups": (Need(_O.DESCRIBE, _R.GROUP),),
+    "DescribeDelegationToken": (_each(_O.DESCRIBE, _R.DELEGATION_TOKEN), _each(_O.DESCRIBE_TOKENS, _R.USER)),
+    "DescribeGroups": _GROUP_DESCRIBE,
     "DescribeLogDirs": _CLUSTER_DESCRIBE,
     "DescribeQuorum": _CLUSTER_DESCRIBE,
-    "DescribeProducers": (Need(_O.READ, _R.TOPIC),),
+    "DescribeProducers": _TOPIC_READ,
     "DescribeTopicPartitions": _TOPIC_DESCRIBE,
-    "DescribeTransactions": (Need(_O.DESCRIBE, _R.TRANSACTIONAL_ID),),
+    "DescribeTransactions": (*_TRANSACTION_DESCRIBE, *_TOPIC_DESCRIBE),
     "DescribeUserScramCredentials": _CLUSTER_DESCRIBE,
     "ElectLeaders": _CLUSTER_ALTER,
-    "EndTxn": (_TRANSACTION_WRITE,),
+    "EndTxn": _TRANSACTION_WRITE,
     "ExpireDelegationToken": (),
-    "Fetch": (Need(_O.READ, _R.TOPIC),),
-    "FindCoordinator": (Need(_O.DESCRIBE, _R.GROUP), Need(_O.DESCRIBE, _R.TRANSACTIONAL_ID)),
+    "Fetch": _TOPIC_READ,
+    "FindCoordinator": (*_GROUP_DESCRIBE, *_TRANSACTION_DESCRIBE),
     "Heartbeat": _GROUP_READ,
     "IncrementalAlterConfigs": _CONFIGS_ALTER,
-    "InitProducerId": (_TRANSACTION_WRITE, Need(_O.IDEMPOTENT_WRITE, _R.CLUSTER)),
+    "InitProducerId": (
+        _each(_O.WRITE, _R.TRANSACTIONAL_ID),
+        _each(_O.IDEMPOTENT_WRITE, _R.CLUSTER),  # without a transactional id; or of any topic
+        _each(_O.WRITE, _R.TOPIC),
+    ),
     "JoinGroup": _GROUP_READ,
     "LeaveGroup": _GROUP_READ,
     "ListConfigResources": (Need(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
-    "ListGroups": (*_CLUSTER_DESCRIBE, Need(_O.DESCRIBE, _R.GROUP)),
+    "ListGroups": (_each(_O.DESCRIBE, _R.CLUSTER), *_GROUP_DESCRIBE),  # either one
     "ListOffsets": _TOPIC_DESCRIBE,
     "ListPartitionReassignments": _CLUSTER_DESCRIBE,
-    "ListTransactions": (Need(_O.DESCRIBE, _R.TRANSACTIONAL_ID),),
-    "Metadata": _TOPIC_DESCRIBE,
-    "OffsetCommit": (*_GROUP_READ, Need(_O.READ, _R.TOPIC)),
-    "OffsetDelete": (Need(_O.DELETE, _R.GROUP), Need(_O.READ, _R.TOPIC)),
-    "OffsetFetch": (Need(_O.DESCRIBE, _R.GROUP), *_TOPIC_DESCRIBE),
-    "OffsetForLeaderEpoch": _TOPIC_DESCRIBE,
-    "Produce": (Need(_O.WRITE, _R.TOPIC), _TRANSACTION_WRITE),
+    "ListTransactions": _TRANSACTION_DESCRIBE,
+    "Metadata": (*_TOPIC_DESCRIBE, _each(_O.CREATE, _R.CLUSTER), _each(_O.CREATE, _R.TOPIC)),
+    "OffsetCommit": (*_GROUP_READ, *_TOPIC_READ),
+    "OffsetDelete": (Need(_O.DELETE, _R.GROUP), *_TOPIC_READ),
+    "OffsetFetch": (*_GROUP_DESCRIBE, *_TOPIC_DESCRIBE),
+    "OffsetForLeaderEpoch": (_each(_O.CLUSTER_ACTION, _R.CLUSTER), *_TOPIC_DESCRIBE),  # either one
+    "Produce": (_each(_O.WRITE, _R.TRANSACTIONAL_ID), _each(_O.WRITE, _R.TOPIC)),
     "RenewDelegationToken": (),
     "SaslAuthenticate": (),
     "SaslHandshake": (),
     "SyncGroup": _GROUP_READ,
-    "TxnOffsetCommit": (_TRANSACTION_WRITE, *_GROUP_READ, Need(_O.READ, _R.TOPIC)),
+    "TxnOffsetCommit": (*_TRANSACTION_WRITE, *_GROUP_READ, *_TOPIC_READ),
     "UpdateFeatures": _CLUSTER_ALTER,
-    "WriteTxnMarkers": (Need(_O.CLUSTER_ACTION, _R.CLUSTER),),
+    "WriteTxnMarkers": (_each(_O.ALTER, _R.CLUSTER), _each(_O.CLUSTER_ACTION, _R.CLUSTER)),  # either one
 }
 
 PUSH_NEEDS: dict[PushType, tuple[Need, ...]] = {
     PushType.CLUSTER_METADATA: (Need(_O.DESCRIBE, _R.GROUP),),
-    PushType.REGISTER_CONSUMER: (*_GROUP_READ, Need(_O.READ, _R.TOPIC)),
+    PushType.REGISTER_CONSUMER: (*_GROUP_READ, _each(_O.READ, _R.TOPIC)),
 }
 """Permissions that requests of push consumers require.
 
 The positions in a consumer's answers are committed under the permissions of its registration. Registration therefore
-requires what OffsetCommit does, for as long as the consumer is registered: see `Right`.
+requires what OffsetCommit does, for as long as the consumer is registered: see `Right`. A regular expression selects
+only topics that the consumers of its group may read.
 """
 
 
 class Right:
-    """The authorization of a push consumer's request, checked again whenever the authorizer changes."""
+    """The authorization of a push consumer's request, checked again whenever the authorizer changes.
 
-    __slots__ = ("_authorize", "_request", "_version")
+    Attributes:
+        caller: the consumer.
+    """
 
-    def __init__(self, authorize: Authorize, request: PushRequest) -> None:
-        self._authorize = authorize
-        self._request = request
+    __slots__ = ("_authorizer", "_groups", "_kind", "_topics", "_version", "caller")
+
+    def __init__(self, authorizer: Authorizer, request: PushRequest) -> None:
+        self._authorizer = authorizer
+        self.caller = PastCaller.of(request)
+        self._kind = request.kind
+        message = request.message
+        self._groups: tuple[str, ...] = () if message.group_id is None else (message.group_id,)
+        self._topics: tuple[str, ...] = ()
+        if isinstance(message, RegisterConsumerRequest):
+            self._topics = tuple(read_topic_count(message.topic_count).topics)
         self._version: int | None = None
 
     def refusal(self) -> ErrorCode:
         """Return NONE while the request is allowed, else the error code."""
-        version = self._authorize.version
+        version = self._authorizer.version
         if version == self._version:
             return ErrorCode.NONE
-        refused = self._authorize(self._request, PUSH_NEEDS[self._request.kind])
-        if refused is ErrorCode.NONE:
-            self._version = version
-        return refused
+        for need in PUSH_NEEDS[self._kind]:
+            for name in self._groups if need.resource is Resource.GROUP else self._topics:
+                if not self._authorizer.allows(self.caller, need.operation, need.resource, name):
+                    return need.resource.refusal
+        self._version = version
+        return ErrorCode.NONE
+
+    def may_read(self, topic: str) -> bool:
+        """Return whether the consumer may read a topic that its regular expression matches."""
+        return self._authorizer.allows(self.caller, AclOperation.READ, Resource.TOPIC, topic, audited=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kohort.broker.regex import matcher
 from kohort.errors import InvalidInputError
@@ -15,13 +15,13 @@ from kohort.groups.push import rebalance
 log = logging.getLogger("kohort.groups")
 
 
-def run(work: Computation) -> Event:
-    """Run a task and return the event for its shard."""
+def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list) -> Event:
+    """Run a task and return the event for its shard. `visible` returns the topics that patterns may select."""
     if isinstance(work, ResolveRegexes):
-        return assignment.resolve(work, match)
+        return assignment.resolve(work, lambda regex, topics: visible(match(regex, topics)))
     try:
         if isinstance(work, DividePartitions):
-            return rebalance.divide_partitions(work, match)
+            return rebalance.divide_partitions(work, match, visible)
         return assignment.compute(work)
     except Exception as error:
         # An assignor may be third-party code: whatever it raises is an error of the group, not of the broker.

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -23,7 +24,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 from zlib import crc32
 
-from kohort.broker.authorization import Right
+from kohort.broker.audit import AuditLog
+from kohort.broker.authorization import Authorizer, Caller, PastCaller, Resource, Right, may_see
 from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
@@ -44,6 +46,7 @@ from kohort.groups.effects import (
     Push,
     Question,
     Rebalanced,
+    ResolveRegexes,
     StartConsumer,
     StopConsumer,
     Work,
@@ -57,7 +60,7 @@ from kohort.groups.events import (
     PushRequestKind,
     TopicImage,
 )
-from kohort.ids import TopicPartition
+from kohort.ids import AclOperation, TopicPartition
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.journal.protocol import Journal
 from kohort.wire.discovery import ApiVersionsResponse
@@ -182,6 +185,10 @@ class PushedConsumers:
     def turn(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
         """Register a consumer on a connection: all later frames from it are answers."""
         self._by_number[connection.client.number] = PushRegistration(connection, connection.reverse(), group_id, right)
+
+    def rights(self, group_id: str) -> list[Right]:
+        """Return the authorizations of a group's consumers."""
+        return [found.right for found in self._by_number.values() if found.group_id == group_id and found.right]
 
     def dismiss(self, index: int) -> None:
         """Close the connections of a shard's groups, so that consumers rejoin at once and not only after a timeout."""
@@ -320,6 +327,8 @@ class AssignmentThreads:
 
 FEATURES = {"group.version": (0, 1), "metadata.version": (7, 33), "transaction.version": (0, 2)}
 """Features with their lowest and highest levels as of Apache Kafka 4.4. The highest level is in effect."""
+REGEX_CALLERS_MAX = 10_000
+"""The most groups whose latest client is remembered. Patterns of others wait for a heartbeat."""
 WORKERS = 2
 """Threads for background tasks of the coordinator. The interpreter lock bounds them, so more would gain nothing."""
 
@@ -371,6 +380,8 @@ class GroupHost:
 
     Attributes:
         api_keys: the API versions in responses to ApiVersions.
+        authorizer: decides what clients may do; None: everything is allowed.
+        audit: the audit log; None: nothing is recorded.
         consumers: the connected push consumers.
         on_rebalanced: called when a group has rebalanced and the result is durable; None: no callback.
         features: feature names with their lowest and highest levels.
@@ -410,6 +421,8 @@ class GroupHost:
         self.group_config = config
         self.places = places
         self.api_keys = api_keys
+        self.authorizer: Authorizer | None = None
+        self.audit: AuditLog | None = None
         self._open_journal = open_journal
         self.transactions: OffsetTransactions | None = None
         self.metrics = Metrics()
@@ -423,6 +436,8 @@ class GroupHost:
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
         self._dividers = AssignmentThreads(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
+        self._regex_callers: OrderedDict[str, PastCaller] = OrderedDict()
+        self._regexes_waiting: dict[str, tuple[ResolveRegexes, Callable[[Event], None]]] = {}
 
     def token(self) -> int:
         """Return a number for one event, which matches its reply to its request."""
@@ -487,10 +502,15 @@ class GroupHost:
         if not isinstance(work, Computation):
             self.ask_outside(work, done)
             return
+        visible = self._visible_to_group(work)
+        if visible is None:
+            assert isinstance(work, ResolveRegexes)
+            self._regexes_waiting[work.group_id] = work, done
+            return
         from kohort.broker.background_tasks import run  # loads the assignors: only when first needed
 
         workers = self._dividers.of(work.group_id) if isinstance(work, DividePartitions) else self._workers
-        future = self.loop.run_in_executor(workers, run, work)
+        future = self.loop.run_in_executor(workers, run, work, visible)
         self._work.add(future)
 
         def finish(finished: asyncio.Future[Event]) -> None:
@@ -499,6 +519,35 @@ class GroupHost:
                 done(finished.result())
 
         future.add_done_callback(finish)
+
+    # -- topics that regular expressions may select
+
+    def heard_from(self, group_id: str, caller: Caller) -> None:
+        """Remember the client of a group's latest heartbeat: it decides which topics the group's patterns may select.
+
+        A pattern that no client of this process stands for waits for the group's next heartbeat.
+        """
+        self._regex_callers[group_id] = PastCaller.of(caller)
+        self._regex_callers.move_to_end(group_id)
+        if len(self._regex_callers) > REGEX_CALLERS_MAX:
+            self._regex_callers.popitem(last=False)
+        if (waiting := self._regexes_waiting.pop(group_id, None)) is not None:
+            self.run_work(*waiting)
+
+    def _visible_to_group(self, work: Computation) -> Callable[[Iterable[str]], list[str]] | None:
+        """Return a filter of topics that a group's patterns may select; None if its clients are not known yet."""
+        if self.authorizer is None:
+            return list
+        if isinstance(work, ResolveRegexes):
+            caller = self._regex_callers.get(work.group_id)
+            return None if caller is None else partial(self._describable, caller)
+        if isinstance(work, DividePartitions):
+            rights = self.consumers.rights(work.group_id)
+            return lambda names: [name for name in names if all(right.may_read(name) for right in rights)]
+        return list
+
+    def _describable(self, caller: Caller, names: Iterable[str]) -> list[str]:
+        return [name for name in names if may_see(self, caller, AclOperation.DESCRIBE, Resource.TOPIC, name)]
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Look up unknown topics, then call `then`. A host with `sure` topics has nothing to look up."""
@@ -533,5 +582,7 @@ class GroupHost:
     def close(self) -> None:
         """Stop the threads."""
         self.faults.clear()
+        if self.audit is not None:
+            self.audit.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._dividers.close()

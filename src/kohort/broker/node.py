@@ -12,10 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from kohort.broker.audit import FILE as AUDIT_FILE
+from kohort.broker.audit import AuditLog
+from kohort.broker.authorization import StandardAuthorizer
+from kohort.broker.config.acl_store import AclStore
 from kohort.broker.config.group_settings import GroupSettingsFile
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.quotas import Quotas
-from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.config.settings import BrokerConfig, super_users
 from kohort.broker.config.users import Users
 from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
@@ -166,6 +170,15 @@ class Node(GroupHost):
         )
         self.users = Users(data_dir)
         self.quotas = Quotas(data_dir)
+        self.acls: AclStore | None = None
+        if self.config.authorizer_class:
+            self.acls = AclStore(data_dir)
+            users = super_users(self.config.super_users)
+            self.authorizer = StandardAuthorizer(self.acls.index, users, self.config.allow_if_no_acl)
+        if self.config.is_audited:
+            self.audit = AuditLog(data_dir / AUDIT_FILE, self.config.audit_file_bytes, self.config.audit_files)
+            if isinstance(self.authorizer, StandardAuthorizer):
+                self.authorizer.on_refused = self.audit.refused
         self.transactions = Transactions(
             TransactionHost(
                 loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token

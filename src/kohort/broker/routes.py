@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kohort.broker.api import (
+    acls,
     cluster_admin,
     configs,
     consumer_groups,
@@ -41,6 +42,7 @@ _OF_GROUPS: list[list[Handled[GroupHost]]] = [
 ROUTES: dict[int, Route[Node]] = route_table(
     [
         *_OF_GROUPS,
+        acls.HANDLERS,
         configs.HANDLERS,
         fetch.HANDLERS,
         list_offsets.HANDLERS,

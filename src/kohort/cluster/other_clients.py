@@ -25,7 +25,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
 
 from kohort.broker.api.discovery import api_versions
 from kohort.broker.endpoints import Coordinated
@@ -234,15 +235,7 @@ _ANSWERS: Mapping[int, Callable[[Refusals, Request[Any]], Message | None]] = {
     DescribeClusterRequest.API_KEY: Refusals.describe_cluster,
 }
 REFUSED_ROUTES: dict[int, Route[Refusals]] = {
-    key: Route(
-        _ANSWERS.get(key, Refusals.refuse),
-        route.name,
-        route.low,
-        route.high,
-        route.advertised_low,
-        route.decode,
-        route.needs,
-    )
+    key: cast("Route[Refusals]", replace(cast("Route[Any]", route), handler=_ANSWERS.get(key, Refusals.refuse)))
     for key, route in ROUTES.items()
 }
 """Every API that a kohort broker serves. A client would otherwise complain of the broker's age before it is refused."""

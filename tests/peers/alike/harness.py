@@ -65,10 +65,12 @@ class Side:
     Args:
         address: HOST:PORT.
         prefix: what names of this run begin with; the same on both sides.
+        host: the address to connect from; None: any.
     """
 
-    def __init__(self, address: str, prefix: str) -> None:
+    def __init__(self, address: str, prefix: str, host: str | None = None) -> None:
         self.address = address
+        self._host = host
         self.prefix = prefix
         self.said: list[Said] = []
         self._clients: dict[str, RawClient] = {}
@@ -101,7 +103,7 @@ class Side:
     def client(self, by: str) -> RawClient:
         """The connection of this name."""
         if by not in self._clients:
-            self._clients[by] = RawClient(self.address, f"client-{by}")
+            self._clients[by] = RawClient(self.address, f"client-{by}", host=self._host)
             self._owed[by] = []
         return self._clients[by]
 
@@ -313,10 +315,10 @@ def compare(name: str, version: int, kafka: str, ours: str) -> list[str]:
             transcripts.append(side.transcript())
         finally:
             side.close()
-    return _told_apart(*transcripts)
+    return told_apart(*transcripts)
 
 
-def _told_apart(theirs: list[tuple[str, Any, str]], mine: list[tuple[str, Any, str]]) -> list[str]:
+def told_apart(theirs: list[tuple[str, Any, str]], mine: list[tuple[str, Any, str]]) -> list[str]:
     found, reasons, differing = [], set(), set()
     for number, pair in enumerate(itertools.zip_longest(theirs, mine, fillvalue=("nothing", None, ""))):
         (label, left, reason), (other, right, _) = pair

@@ -14,13 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.groups.effects import TransactionEndedReply
 from kohort.groups.events import TransactionEnded
+from kohort.ids import AclOperation
 from kohort.log import Marker
 from kohort.wire.cluster_admin import (
     AlterPartitionReassignmentsRequest,
@@ -234,6 +236,11 @@ def _unwanted(node: Node, update: UpdateFeaturesRequest.FeatureUpdateKey, versio
 
 def write_txn_markers(node: Node, request: Request[WriteTxnMarkersRequest]) -> None:
     """Write transaction markers when an administrator aborts a transaction; answer when all are written."""
+    if not may_see(node, request, AclOperation.ALTER, Resource.CLUSTER, CLUSTER_NAME) and not allowed(
+        node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER
+    ):
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        raise NotAuthorizedError(code.text, code)
     make = WriteTxnMarkersResponse.WritableTxnMarkerResult
     topic_of, part_of = (
         make.WritableTxnMarkerTopicResult,

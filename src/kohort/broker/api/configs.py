@@ -11,11 +11,13 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
+from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, allowed
 from kohort.broker.config.entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
+from kohort.ids import AclOperation
 from kohort.log import LogConfig
 from kohort.settings.config import did_you_mean, parse_value, settings
 from kohort.wire.cluster_admin import ListConfigResourcesRequest, ListConfigResourcesResponse
@@ -48,6 +50,7 @@ class Named(Protocol):
     resource_name: str
 
 
+_TYPES = {*ConfigResourceType}
 R = TypeVar("R", bound=Named)
 A = TypeVar("A")
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -63,6 +66,7 @@ def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> De
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=""
         )
         try:
+            _check_right(node, request, AclOperation.DESCRIBE_CONFIGS, resource)
             found = _entries(node, resource)
             if resource.configuration_keys:
                 named = {entry.name: entry for entry in found}
@@ -74,6 +78,17 @@ def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> De
             result.error_code, result.error_message = error.code, error.message
         results.append(result)
     return DescribeConfigsResponse(results=results)
+
+
+_GUARDED = {ConfigResourceType.TOPIC: Resource.TOPIC, ConfigResourceType.GROUP: Resource.GROUP}
+
+
+def _check_right(node: Node, caller: Caller, operation: AclOperation, named: Named) -> None:
+    """Reject a resource whose settings the client may not describe or alter. Those of brokers belong to the cluster."""
+    resource = _GUARDED.get(ConfigResourceType(named.resource_type)) if named.resource_type in _TYPES else None
+    kind, name = (Resource.CLUSTER, CLUSTER_NAME) if resource is None else (resource, named.resource_name)
+    if not allowed(node, caller, operation, kind, name):
+        raise NotAuthorizedError(kind.refusal.text, kind.refusal)
 
 
 def _entries(node: Node, resource: Named) -> list[Entry]:
@@ -126,6 +141,7 @@ def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterCon
             if config.value is None:
                 raise InvalidInputError(f"{config.name} is null")
             configs[config.name] = config.value
+        _check_right(node, request, AclOperation.ALTER_CONFIGS, resource)
         _store(node, resource, configs, message.validate_only)
 
     make = AlterConfigsResponse.AlterConfigsResourceResponse
@@ -139,6 +155,7 @@ def incremental_alter_configs(
     message = request.message
 
     def change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
+        _check_right(node, request, AclOperation.ALTER_CONFIGS, resource)
         _store(node, resource, _altered(node, resource), message.validate_only)
 
     make = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse

@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Iterable
 
 from kohort.broker.api.groups import client_of
-from kohort.broker.api.permitted import ON_GROUP, permitted
+from kohort.broker.api.permitted import permitted
+from kohort.broker.authorization import Resource, refused_names
 from kohort.broker.host import GroupHost
 from kohort.broker.regex import matcher
 from kohort.broker.server.dispatch import Handled, handled
@@ -26,6 +27,7 @@ from kohort.groups.effects import (
     NamedPartitions,
 )
 from kohort.groups.records import TopicPartitions
+from kohort.ids import AclOperation
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -35,6 +37,9 @@ from kohort.wire.groups import (
 
 _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 _Describe = ConsumerGroupDescribeResponse
+_NOT_ALLOWED = ErrorCode.GROUP_AUTHORIZATION_FAILED
+TOPICS_HIDDEN = "The group has described topic(s) that the client is not authorized to describe."
+"""The error text for a group with topics that the client may not describe, as Kafka's."""
 
 
 def consumer_group_heartbeat(
@@ -50,6 +55,11 @@ def consumer_group_heartbeat(
             matcher(message.subscribed_topic_regex)
         except InvalidInputError as error:
             return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
+    refused = refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, message.subscribed_topic_names or ())
+    if refused:
+        return _response(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if host.authorizer is not None:
+        host.heard_from(message.group_id, request)
     event = _event(host, request)
     held = request.client.held
 
@@ -122,15 +132,25 @@ def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescr
 
     def answer(found: dict[str, DescribedConsumerGroup]) -> None:
         found[""] = DescribedConsumerGroup("", error=ErrorCode.INVALID_GROUP_ID)
-        asked = request.message.include_authorized_operations
-        groups = [_described(found[group], request.version, asked) for group in request.message.group_ids]
+        for group in hidden:
+            found[group] = DescribedConsumerGroup(group, error=_NOT_ALLOWED, error_message=_NOT_ALLOWED.text)
+        groups = [_described(host, request, found[group]) for group in request.message.group_ids]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
-    named = [group for group in request.message.group_ids if group]
+    hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.group_ids)
+    named = [group for group in request.message.group_ids if group and group not in hidden]
     host.groups.ask_by_shard(named, events.ConsumerGroupDescribe, entries, answer)
 
 
-def _described(group: DescribedConsumerGroup, version: int, operations_asked: bool) -> _Describe.DescribedGroup:
+def _described(
+    host: GroupHost, request: Request[ConsumerGroupDescribeRequest], group: DescribedConsumerGroup
+) -> _Describe.DescribedGroup:
+    """Describe a group, unless the client may not describe a topic of its members."""
+    topics = {part.topic for member in group.members for part in (*member.assignment, *member.target)}
+    if refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, topics):
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return _Describe.DescribedGroup(group_id=group.group_id, error_code=code, error_message=TOPICS_HIDDEN)
+    operations_asked, version = request.message.include_authorized_operations, request.version
     return _Describe.DescribedGroup(
         error_code=group.error,
         error_message=group.error_message,
@@ -140,7 +160,9 @@ def _described(group: DescribedConsumerGroup, version: int, operations_asked: bo
         assignment_epoch=group.assignment_epoch,
         assignor_name=group.assignor,
         members=[_member(member, version) for member in group.members],
-        authorized_operations=permitted(operations_asked and not group.error, ON_GROUP),
+        authorized_operations=permitted(
+            operations_asked and not group.error, host, request, Resource.GROUP, group.group_id
+        ),
     )
 
 

@@ -7,12 +7,14 @@ the client expects. FindCoordinator 1 adds transactional ids, 4 several keys. De
 
 from __future__ import annotations
 
-from kohort.broker.api.permitted import ON_CLUSTER, permitted
+from kohort.broker.api.permitted import permitted_on_cluster
+from kohort.broker.authorization import Resource, allowed
 from kohort.broker.endpoints import NOWHERE, Coordinated, Endpoint
 from kohort.broker.host import GroupHost
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
+from kohort.ids import AclOperation
 from kohort.wire.discovery import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -23,6 +25,7 @@ from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kohort.wire.message import Message
 
 BROKERS, CONTROLLERS = 1, 2
+_RESOURCES = {Coordinated.GROUP: Resource.GROUP, Coordinated.TRANSACTION: Resource.TRANSACTIONAL_ID}
 
 
 def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
@@ -89,7 +92,9 @@ def describe_cluster(host: GroupHost, request: Request[DescribeClusterRequest]) 
             make(broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
             for node in host.places.nodes(request.connection)
         ],
-        cluster_authorized_operations=permitted(message.include_cluster_authorized_operations, ON_CLUSTER),
+        cluster_authorized_operations=permitted_on_cluster(
+            message.include_cluster_authorized_operations, host, request
+        ),
     )
 
 
@@ -124,6 +129,9 @@ def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key:
         kind = Coordinated(request.message.key_type)
     except ValueError:
         return ErrorCode.INVALID_REQUEST, NOWHERE
+    resource = _RESOURCES.get(kind)
+    if resource is not None and not allowed(host, request, AclOperation.DESCRIBE, resource, key):
+        return resource.refusal, NOWHERE
     found = host.places.coordinator(kind, key, request.connection)
     return (found, NOWHERE) if isinstance(found, ErrorCode) else (ErrorCode.NONE, found)
 

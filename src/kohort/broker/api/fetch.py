@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from kohort.broker.api.list_offsets import epoch_error
+from kohort.broker.authorization import Resource, allowed
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
 from kohort.broker.node import Node
 from kohort.broker.purgatory import WaitingFetch
@@ -20,6 +21,7 @@ from kohort.broker.server.connection import LogSlice
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError
+from kohort.ids import AclOperation
 from kohort.log import DamagedError, Isolation, PartitionLog, ReadResult
 from kohort.wire.data import FetchRequest, FetchResponse
 from kohort.wire.schema import Records
@@ -88,7 +90,7 @@ class Fetch:
             request.reply(self._answer(self._read()[0]))
 
     def _read(self) -> tuple[list[Found], int, bool, list[PartitionLog]]:
-        """Read all partitions.
+        """Read all partitions that the client may read, asked again after it has waited.
 
         Returns:
             The responses, their total size, whether to answer at once, and the logs.
@@ -100,11 +102,16 @@ class Fetch:
         logs: list[PartitionLog] = []
         found: list[Found] = []
         incremental = self._session is not None and self._session.epoch > 1
+        refusals = self._refusals() if node.authorizer is not None else {}
         for part in self._parts:
             if full and incremental:
                 break  # the next fetch serves the remaining partitions first
             topic, index = part.key
             source, error = _find(node, topic, index)
+            if topic in refusals:
+                urgent = True
+                found.append((part, _failed(index, refusals[topic], known=False), 0))
+                continue
             if source is not None:
                 error = epoch_error(source, part.epoch)
             if source is None or error:
@@ -126,6 +133,24 @@ class Fetch:
             full = total > 0 and not size and part.offset < answer.last_stable_offset and limit < part.max_bytes
             found.append((part, answer, size))
         return found, total, urgent or full, logs
+
+    def _refusals(self) -> dict[str | uuid.UUID, ErrorCode]:
+        """Return the errors of topics that the client may not read.
+
+        An id that no topic has is told to everyone. A follower needs a right to the cluster instead.
+        """
+        request, node = self._request, self._node
+        follower = replica_of(request) >= 0
+        if follower and allowed(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER):
+            return {}
+        refused: dict[str | uuid.UUID, ErrorCode] = {}
+        for topic in {part.key[0] for part in self._parts}:
+            name = topic if isinstance(topic, str) else _name_of(node, topic)
+            if name is None:
+                continue
+            if follower or not allowed(node, request, AclOperation.READ, Resource.TOPIC, name):
+                refused[topic] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return refused
 
     def _read_one(self, source: PartitionLog, part: Fetched, limit: int, first: bool) -> tuple[_Partition, int]:
         index = part.key[1]
@@ -229,6 +254,17 @@ def _find(node: Node, topic: str | uuid.UUID, index: int) -> tuple[PartitionLog 
     if known is None:
         return None, ErrorCode.UNKNOWN_TOPIC_ID
     return node.store.get(known.name, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _name_of(node: Node, topic_id: uuid.UUID) -> str | None:
+    known = node.store.topics_by_id.get(topic_id)
+    return known.name if known is not None else None
+
+
+def replica_of(request: Request[FetchRequest]) -> int:
+    """Return the node id of a follower that fetches; consumers have negative numbers."""
+    message = request.message
+    return message.replica_state.replica_id if request.version >= 15 else message.replica_id
 
 
 def _records(result: ReadResult, crowded: bool) -> Records:

@@ -7,11 +7,12 @@ TxnOffsetCommit is in `offset_transactions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice, repeat, starmap
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
+from kohort.broker.authorization import Resource, allowed, may_see, refused_names
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
@@ -19,7 +20,7 @@ from kohort.errors import ErrorCode
 from kohort.groups import events
 from kohort.groups.effects import FetchedOffset, OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
 from kohort.groups.records import NO_TOPIC_ID
-from kohort.ids import TopicPartition
+from kohort.ids import AclOperation, TopicPartition
 from kohort.wire.offsets import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -38,6 +39,7 @@ T = TypeVar(
     TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic,
 )
 _FetchedTopic: TypeAlias = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
+_HIDDEN: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 PARTS_KEPT: Final = 8_192
 """Cached partition entries of responses, because every member commits the same partitions again and again."""
 
@@ -49,11 +51,13 @@ class CommitPlan(Generic[T]):
 
     """
 
-    def __init__(self, topics: Iterable[tuple[T, KnownTopic | None]], by_id: bool, keep_ids: bool = False) -> None:
+    def __init__(
+        self, topics: Iterable[tuple[T, KnownTopic | ErrorCode | None]], by_id: bool, keep_ids: bool = False
+    ) -> None:
         """Create a plan from a request.
 
         Args:
-            topics: the request's topics, each with the existing topic or None.
+            topics: the request's topics, each with the existing topic, the error that rejects it, or None.
             by_id: whether the request names topics by id.
             keep_ids: whether to store topic ids also if the request names topics by name.
         """
@@ -64,10 +68,9 @@ class CommitPlan(Generic[T]):
             indexes = [part.partition_index for part in parts]
             refused: dict[int, ErrorCode] = {}
             if known is None:
-                refused = dict.fromkeys(
-                    range(len(parts)),
-                    ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                )
+                known = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if isinstance(known, ErrorCode):
+                refused = dict.fromkeys(range(len(parts)), known)
             elif parts:
                 if max(indexes) >= known.partitions or min(indexes) < 0:
                     there = range(known.partitions)
@@ -100,6 +103,26 @@ class CommitPlan(Generic[T]):
             yield topic, zip(indexes, map(int, found), strict=True)
 
 
+def commit_targets(
+    host: GroupHost, request: Request[Any], topics: Sequence[T], by_id: bool
+) -> list[tuple[T, KnownTopic | ErrorCode | None]]:
+    """Return the topics of a commit, each with the existing topic, None, or the error of a client without the right."""
+    found: list[KnownTopic | None] = (
+        [host.topics.by_id.get(topic.topic_id) for topic in topics]
+        if by_id
+        else [host.topics.by_name.get(topic.name) for topic in topics]
+    )
+    if host.authorizer is None:
+        return list(zip(topics, found, strict=True))
+    names = [known.name if known else None for known in found] if by_id else [topic.name for topic in topics]
+    asked = [name for name in names if name is not None]
+    refused = refused_names(host, request, AclOperation.READ, Resource.TOPIC, asked)
+    return [
+        (topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED if name in refused else known)
+        for topic, name, known in zip(topics, names, found, strict=True)
+    ]
+
+
 @lru_cache(maxsize=PARTS_KEPT)
 def commit_answer(
     index: int, error: int
@@ -124,12 +147,8 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
     """Commit offsets of topics that are known."""
     message, version = request.message, request.version
     by_id = version >= 10
-    if by_id:
-        known_by_id = host.topics.by_id
-        plan = CommitPlan([(topic, known_by_id.get(topic.topic_id)) for topic in message.topics], by_id)
-    else:
-        known = host.topics.by_name
-        plan = CommitPlan([(topic, known.get(topic.name)) for topic in message.topics], by_id, not host.topics.sure)
+    targets = commit_targets(host, request, message.topics, by_id)
+    plan = CommitPlan(targets, by_id, keep_ids=not host.topics.sure)
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
@@ -195,8 +214,14 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     message, version = request.message, request.version
     topics = message.topics
     everything = topics is None and version >= 2
+    may_fetch = allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, message.group_id)
+    refused = _refused_topics(host, request, topics or ()) if may_fetch else frozenset()
     partitions = (
-        None if everything else tuple(TopicPartition(t.name, i) for t in topics or () for i in t.partition_indexes)
+        None
+        if everything
+        else tuple(
+            TopicPartition(t.name, i) for t in topics or () if t.name not in refused for i in t.partition_indexes
+        )
     )
     event = events.OffsetFetch(
         host.token(), message.group_id, partitions, require_stable=version >= 7 and message.require_stable
@@ -209,12 +234,20 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
         by_topic: dict[str, list[OffsetFetchResponse.OffsetFetchResponseTopic.OffsetFetchResponsePartition]] = {}
         if not everything and not reply.error:
             by_topic = {topic.name: [] for topic in topics or ()}
+            for topic in topics or ():
+                if topic.name in refused:
+                    by_topic[topic.name] = [
+                        make(partition_index=index, committed_offset=-1, metadata="", error_code=_HIDDEN)
+                        for index in topic.partition_indexes
+                    ]
         if reply.error and version < 2:  # no error for the group as a whole: each partition carries it
             for name, index in partitions or ():
                 by_topic.setdefault(name, []).append(
                     make(partition_index=index, committed_offset=-1, metadata="", error_code=reply.error)
                 )
         for committed in reply.offsets:
+            if everything and not may_see(host, request, AclOperation.DESCRIBE, Resource.TOPIC, committed.topic):
+                continue
             part = make(
                 partition_index=committed.partition,
                 committed_offset=committed.offset,
@@ -231,7 +264,16 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
             )
         )
 
+    if not may_fetch:
+        answer(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        return
     host.groups.ask(request.client, event, answer)
+
+
+def _refused_topics(
+    host: GroupHost, request: Request[Any], topics: Iterable[OffsetFetchRequest.OffsetFetchRequestTopic]
+) -> frozenset[str]:
+    return refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, [topic.name for topic in topics])
 
 
 def _fetch_group(
@@ -247,6 +289,10 @@ def _fetch_group(
     named: dict[str, None] = {}
     unknown: list[_FetchedTopic] = []
     make = OffsetFetchResponse.OffsetFetchResponsePartitions
+    if not allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, group.group_id):
+        code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        done(OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id, error_code=code))
+        return
     if group.topics is not None:
         wanted = []
         for topic in group.topics:
@@ -254,19 +300,27 @@ def _fetch_group(
             if by_id:
                 known = host.topics.by_id.get(topic.topic_id)
                 name = known.name if known is not None else None
-            if name is None:
+            error = ErrorCode.UNKNOWN_TOPIC_ID if name is None else ErrorCode.NONE
+            if name is not None and not allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
+                error = _HIDDEN
+            if name is None or error:
                 refused = [
-                    make(partition_index=i, committed_offset=-1, error_code=ErrorCode.UNKNOWN_TOPIC_ID)
-                    for i in topic.partition_indexes
+                    make(partition_index=i, committed_offset=-1, error_code=error) for i in topic.partition_indexes
                 ]
-                unknown.append(_FetchedTopic(topic_id=topic.topic_id, partitions=refused))
+                hidden = _FetchedTopic(topic_id=topic.topic_id) if by_id else _FetchedTopic(name=topic.name)
+                hidden.partitions = refused
+                unknown.append(hidden)
             else:
                 named[name] = None
                 wanted += [TopicPartition(name, index) for index in topic.partition_indexes]
 
     def answer(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
-        topics = [*unknown, *_fetched(host, reply.offsets, named, by_id)]
+        offsets: Iterable[FetchedOffset] = reply.offsets
+        if wanted is None and host.authorizer is not None:
+            may_describe = partial(may_see, host, request, AclOperation.DESCRIBE, Resource.TOPIC)
+            offsets = [committed for committed in offsets if may_describe(committed.topic)]
+        topics = [*unknown, *_fetched(host, offsets, named, by_id)]
         done(
             OffsetFetchResponse.OffsetFetchResponseGroup(
                 group_id=group.group_id, topics=topics if not reply.error else [], error_code=reply.error
@@ -314,10 +368,12 @@ def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> Non
         request.reply(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
         return
     there = host.topics.by_name
+    names = [topic.name for topic in message.topics]
+    refused = refused_names(host, request, AclOperation.READ, Resource.TOPIC, names)
     known = [
         TopicPartition(topic.name, part.partition_index)
         for topic in message.topics
-        if (found := there.get(topic.name)) is not None
+        if topic.name not in refused and (found := there.get(topic.name)) is not None
         for part in topic.partitions
         if 0 <= part.partition_index < found.partitions
     ]
@@ -334,7 +390,8 @@ def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> Non
             parts = []
             for part in topic.partitions:
                 key = TopicPartition(topic.name, part.partition_index)
-                error = errors.get(key, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                unknown = _HIDDEN if topic.name in refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                error = errors.get(key, unknown)
                 parts.append(make(partition_index=part.partition_index, error_code=error))
             topics.append(OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
         request.reply(OffsetDeleteResponse(topics=topics))

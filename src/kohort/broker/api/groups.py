@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import uuid
 
-from kohort.broker.api.permitted import ON_GROUP, permitted
+from kohort.broker.api.permitted import permitted
+from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
 from kohort.broker.host import GroupHost
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
@@ -26,6 +27,7 @@ from kohort.groups.effects import (
     SyncGroupReply,
 )
 from kohort.groups.records import ClassicProtocol
+from kohort.ids import AclOperation
 from kohort.wire.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -232,14 +234,20 @@ def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) ->
         return list(value.groups)
 
     def answer(found: dict[str, DescribedGroup]) -> None:
-        asked = request.message.include_authorized_operations
-        described = [_described(found[group], version, asked) for group in request.message.groups]
+        refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        found |= {group: DescribedGroup(group, "", error=refused, error_message=refused.text) for group in hidden}
+        described = [_described(host, request, found[group]) for group in request.message.groups]
         request.reply(DescribeGroupsResponse(groups=described))
 
-    host.groups.ask_by_shard(request.message.groups, make_event, entries, answer)
+    hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.groups)
+    named = [group for group in request.message.groups if group not in hidden]
+    host.groups.ask_by_shard(named, make_event, entries, answer)
 
 
-def _described(group: DescribedGroup, version: int, operations_asked: bool) -> DescribeGroupsResponse.DescribedGroup:
+def _described(
+    host: GroupHost, request: Request[DescribeGroupsRequest], group: DescribedGroup
+) -> DescribeGroupsResponse.DescribedGroup:
+    version, operations_asked = request.version, request.message.include_authorized_operations
     member = DescribeGroupsResponse.DescribedGroupMember
     described = DescribeGroupsResponse.DescribedGroup(
         error_code=group.error,
@@ -258,7 +266,9 @@ def _described(group: DescribedGroup, version: int, operations_asked: bool) -> D
             )
             for entry in group.members
         ],
-        authorized_operations=permitted(operations_asked and not group.error, ON_GROUP),
+        authorized_operations=permitted(
+            operations_asked and not group.error, host, request, Resource.GROUP, group.group_id
+        ),
     )
     if version >= 6:
         described.error_message = group.error_message
@@ -266,10 +276,14 @@ def _described(group: DescribedGroup, version: int, operations_asked: bool) -> D
 
 
 def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
-    """List the groups of all shards, filtered by state and type."""
+    """List the groups of all shards, filtered by state and type.
+
+    A client that may not describe the cluster gets the groups that it may describe.
+    """
     message, version = request.message, request.version
     states = tuple(message.states_filter) if version >= 4 else ()
     types = tuple(message.types_filter) if version >= 5 else ()
+    sees_all = may_see(host, request, AclOperation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME)
 
     def answer(values: list[ListGroupsReply | ErrorCode]) -> None:
         error = next((value for value in values if isinstance(value, ErrorCode)), ErrorCode.NONE)
@@ -277,6 +291,8 @@ def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
         groups = []
         for value in values:
             for group in () if isinstance(value, ErrorCode) else value.groups:
+                if not (sees_all or may_see(host, request, AclOperation.DESCRIBE, Resource.GROUP, group.group_id)):
+                    continue
                 listed = make(group_id=group.group_id, protocol_type=group.protocol_type)
                 if version >= 4:
                     listed.group_state = group.state
@@ -291,6 +307,7 @@ def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
 def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> None:
     """Delete empty groups with their offsets."""
     names = request.message.groups_names
+    refused = refused_names(host, request, AclOperation.DELETE, Resource.GROUP, names)
 
     def entries(
         groups: tuple[str, ...], value: DeleteGroupsReply | ErrorCode
@@ -300,9 +317,12 @@ def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> Non
         return [make(group_id=group, error_code=error) for group, error in zip(groups, errors, strict=True)]
 
     def answer(found: dict[str, DeleteGroupsResponse.DeletableGroupResult]) -> None:
+        make, code = DeleteGroupsResponse.DeletableGroupResult, ErrorCode.GROUP_AUTHORIZATION_FAILED
+        found |= {group: make(group_id=group, error_code=code) for group in refused}
         request.reply(DeleteGroupsResponse(results=[found[group] for group in dict.fromkeys(names)]))
 
-    host.groups.ask_by_shard(names, events.DeleteGroups, entries, answer)
+    deleted = [group for group in names if group not in refused]
+    host.groups.ask_by_shard(deleted, events.DeleteGroups, entries, answer)
 
 
 HANDLERS: list[Handled[GroupHost]] = [

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
+from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError
+from kohort.ids import AclOperation
 from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, Isolation, PartitionLog
 from kohort.wire.data import (
     ListOffsetsRequest,
@@ -26,6 +28,7 @@ LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 _Asked: TypeAlias = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
 _Listed: TypeAlias = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+_Ended: TypeAlias = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset
 NEVER = 1 << 15
 _SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 """The first version that supports a special timestamp."""
@@ -45,7 +48,14 @@ def list_offsets(node: Node, request: Request[ListOffsetsRequest]) -> ListOffset
     message = request.message
     isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
     topics = []
+    names = [topic.name for topic in message.topics]
+    hidden = refused_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, names)
     for topic in message.topics:
+        if topic.name in hidden:
+            refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            answers = [_Listed(partition_index=part.partition_index, error_code=refused) for part in topic.partitions]
+            topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+            continue
         asked = {part.partition_index: part for part in topic.partitions}
         twice = {
             index for index, times in Counter(part.partition_index for part in topic.partitions).items() if times > 1
@@ -87,10 +97,21 @@ def _list(node: Node, topic: str, asked: _Asked, isolation: Isolation, version: 
 
 def offset_for_leader_epoch(node: Node, request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
     """Return where leader epochs ended, so that clients can detect truncation of the log."""
+    make = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+    hidden: frozenset[str] = frozenset()
+    if not may_see(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+        names = [topic.topic for topic in request.message.topics]
+        hidden = refused_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, names)
     return OffsetForLeaderEpochResponse(
         topics=[
-            OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
-                topic=topic.topic, partitions=[_epoch_end(node, topic.topic, part) for part in topic.partitions]
+            make(
+                topic=topic.topic,
+                partitions=[
+                    _Ended(partition=part.partition, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                    if topic.topic in hidden
+                    else _epoch_end(node, topic.topic, part)
+                    for part in topic.partitions
+                ],
             )
             for topic in request.message.topics
         ]

@@ -6,15 +6,17 @@ Versions: Metadata 4 adds the switch for automatic creation of topics, 10 topic 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from kohort.broker.api.permitted import ON_CLUSTER, ON_TOPIC, permitted
+from kohort.broker.api.permitted import permitted, permitted_on_cluster
+from kohort.broker.authorization import Caller, Resource, allowed, may_see, refused_names
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import INTERNAL
 from kohort.errors import ErrorCode, KafkaError
+from kohort.ids import AclOperation
 from kohort.wire.discovery import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
@@ -33,8 +35,15 @@ def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResp
     """Return nodes and topics, without creating any."""
     asked = request.message.topics
     if asked is None or (request.version == 0 and not asked):
-        return metadata_of(host, request, [_topic(host, topic) for topic in host.topics.by_name.values()])
-    return metadata_of(host, request, [asked_topic(host, topic, request.version, {}) for topic in once(asked)])
+        return metadata_of(host, request, [_topic(host, topic) for topic in seen_topics(host, request)])
+    return metadata_of(host, request, [asked_topic(host, request, topic, {}) for topic in once(asked)])
+
+
+def seen_topics(host: GroupHost, caller: Caller) -> Iterator[KnownTopic]:
+    """Yield the topics that the caller may describe."""
+    for topic in host.topics.by_name.values():
+        if may_see(host, caller, AclOperation.DESCRIBE, Resource.TOPIC, topic.name):
+            yield topic
 
 
 def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse | None:
@@ -43,6 +52,7 @@ def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> M
     by_id = [topic.topic_id for topic in asked if is_by_id(topic, request.version)]
     names = [topic.name or "" for topic in asked if not is_by_id(topic, request.version)]
     missing = [name for name in names if name and name not in host.topics.by_name]
+    missing = [name for name in missing if may_see(host, request, AclOperation.DESCRIBE, Resource.TOPIC, name)]
     missing_ids = [topic_id for topic_id in by_id if topic_id not in host.topics.by_id]
     if host.topics.sure or not (missing or missing_ids):
         return metadata(host, request)
@@ -69,11 +79,12 @@ def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list
         topics=topics,
     )
     if 8 <= request.version <= 10:
-        response.cluster_authorized_operations = permitted(message.include_cluster_authorized_operations, ON_CLUSTER)
+        asked = message.include_cluster_authorized_operations
+        response.cluster_authorized_operations = permitted_on_cluster(asked, host, request)
     if request.version >= 8 and message.include_topic_authorized_operations:
         for topic in topics:
             if not topic.error_code:
-                topic.topic_authorized_operations = ON_TOPIC
+                topic.topic_authorized_operations = permitted(True, host, request, Resource.TOPIC, topic.name or "")
     return response
 
 
@@ -82,19 +93,33 @@ def is_by_id(asked: Asked, version: int) -> bool:
     return version >= 10 and asked.topic_id != NO_ID
 
 
-def asked_topic(host: GroupHost, asked: Asked, version: int, refused: Mapping[str, KafkaError]) -> Told:
-    """Return the entry of a requested topic. `refused` has the errors of topics that could not be created."""
-    if is_by_id(asked, version):
+def asked_topic(
+    host: GroupHost, request: Request[MetadataRequest], asked: Asked, refused: Mapping[str, KafkaError]
+) -> Told:
+    """Return the entry of a requested topic, without its name if the client gave the id of a hidden topic.
+
+    Args:
+        host: the host.
+        request: the request.
+        asked: the topic's name or id.
+        refused: the errors of topics that could not be created.
+    """
+    if is_by_id(asked, request.version):
         topic = host.topics.by_id.get(asked.topic_id)
+        error = ErrorCode.UNKNOWN_TOPIC_ID
         if topic is not None:
-            return _topic(host, topic)
-        return Told(error_code=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=asked.topic_id, name=None if version >= 12 else "")
+            if allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, topic.name):
+                return _topic(host, topic)
+            error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return Told(error_code=error, topic_id=asked.topic_id, name=None if request.version >= 12 else "")
     name = asked.name or ""
+    if not allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
+        return Told(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
     topic = host.topics.by_name.get(name)
     if topic is not None:
         return _topic(host, topic)
-    error = refused.get(name) or host.topics.refusal(name)
-    return Told(error_code=error.code if error else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+    why = refused.get(name) or host.topics.refusal(name)
+    return Told(error_code=why.code if why else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
 def _topic(host: GroupHost, topic: KnownTopic) -> Told:
@@ -119,7 +144,9 @@ def describe_topic_partitions(
     """Describe topics in alphabetical order, up to a number of partitions; a cursor continues the listing."""
     message = request.message
     there = host.topics.by_name
-    names = sorted({topic.name for topic in message.topics} or there)
+    asked = {topic.name for topic in message.topics}
+    hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, asked)
+    names = sorted(asked - hidden if asked else (topic.name for topic in seen_topics(host, request)))
     cursor = message.cursor
     start = 0
     if cursor is not None:
@@ -129,6 +156,7 @@ def describe_topic_partitions(
     response = DescribeTopicPartitionsResponse()
     for name in names:
         described = _described_topic(host, name, start, left)
+        described.topic_authorized_operations = permitted(True, host, request, Resource.TOPIC, name)
         if described.partitions or described.error_code:
             response.topics.append(described)
         left -= len(described.partitions)
@@ -138,6 +166,8 @@ def describe_topic_partitions(
         if topic is not None and after < topic.partitions:
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=after)
             break
+    first, refused = cursor.topic_name if cursor is not None else "", ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    response.topics += [_Described(error_code=refused, name=name) for name in sorted(hidden) if name >= first]
     return response
 
 
@@ -146,7 +176,7 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
     if topic is None:
         refused = host.topics.refusal(name)
         error = refused.code if refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return _Described(error_code=error, name=name, topic_authorized_operations=ON_TOPIC)
+        return _Described(error_code=error, name=name)
     make = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
     wanted = range(start, min(topic.partitions, start + limit))
     partitions = [
@@ -166,7 +196,6 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
         topic_id=topic.id,
         is_internal=name in INTERNAL,
         partitions=partitions,
-        topic_authorized_operations=ON_TOPIC,
     )
 
 

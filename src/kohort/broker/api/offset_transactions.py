@@ -6,7 +6,7 @@ topics by id, and has errors for a missing group and a stale member epoch (KIP-1
 
 from __future__ import annotations
 
-from kohort.broker.api.group_offsets import CommitPlan
+from kohort.broker.api.group_offsets import CommitPlan, commit_targets
 from kohort.broker.host import GroupHost
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
@@ -43,22 +43,11 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
     return AddOffsetsToTxnResponse(error_code=for_version(error, request.version >= 2))
 
 
-def _plan(
-    host: GroupHost, message: TxnOffsetCommitRequest, by_id: bool
-) -> CommitPlan[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic]:
-    """Return the offsets to commit, with topics named by id or by name."""
-    if by_id:
-        known_by_id = host.topics.by_id
-        return CommitPlan([(topic, known_by_id.get(topic.topic_id)) for topic in message.topics], by_id)
-    known = host.topics.by_name
-    return CommitPlan([(topic, known.get(topic.name)) for topic in message.topics], by_id)
-
-
 def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest]) -> None:
     """Commit offsets as part of a transaction; they take effect when it commits."""
     message, version = request.message, request.version
     by_id = version >= 6
-    plan = _plan(host, message, by_id)
+    plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id)
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
         make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition

@@ -1,52 +1,38 @@
-"""The `authorized_operations` of responses: without an authorizer, all operations that exist for a resource.
+"""The `authorized_operations` of responses: what the client may do with a resource.
 
 Each operation of the protocol's ACLs has one bit. Source: KIP-430.
 """
 
 from __future__ import annotations
 
+from kohort.broker.authorization import CLUSTER_NAME, Caller, Guarded, Resource, allowed, may_see
 from kohort.ids import AclOperation
 
 UNKNOWN_OPERATIONS = -(2**31)
 """The field's value if the client did not request it."""
 
-
-def _bits(*operations: AclOperation) -> int:
-    return sum(1 << operation for operation in operations)
-
-
-ON_CLUSTER = _bits(
-    *(
-        AclOperation.CREATE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-        AclOperation.CLUSTER_ACTION,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-        AclOperation.IDEMPOTENT_WRITE,
-    )
-)
-ON_TOPIC = _bits(
-    *(
-        AclOperation.READ,
-        AclOperation.WRITE,
-        AclOperation.CREATE,
-        AclOperation.DELETE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    )
-)
-ON_GROUP = _bits(
-    AclOperation.READ,
-    AclOperation.DELETE,
-    AclOperation.DESCRIBE,
-    AclOperation.DESCRIBE_CONFIGS,
-    AclOperation.ALTER_CONFIGS,
-)
+_NAMES = {
+    Resource.CLUSTER: "CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE",
+    Resource.TOPIC: "READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS",
+    Resource.GROUP: "READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS",
+}
+OPERATIONS = {kind: [AclOperation[name] for name in names.split()] for kind, names in _NAMES.items()}
+"""The operations that exist for a kind of resource."""
+_ALL = {kind: sum(1 << operation for operation in operations) for kind, operations in OPERATIONS.items()}
 
 
-def permitted(asked: bool, operations: int) -> int:
-    """Return the operations if the client requested them."""
-    return operations if asked else UNKNOWN_OPERATIONS
+def permitted(asked: bool, host: Guarded, caller: Caller, resource: Resource, name: str) -> int:
+    """Return the operations that the caller may do with a resource, if the client requested them."""
+    if not asked:
+        return UNKNOWN_OPERATIONS
+    if host.authorizer is None:
+        return _ALL[resource]
+    operations = OPERATIONS[resource]
+    return sum(1 << operation for operation in operations if may_see(host, caller, operation, resource, name))
+
+
+def permitted_on_cluster(asked: bool, host: Guarded, caller: Caller) -> int:
+    """Return the operations that the caller may do with the cluster: none if it may not describe it."""
+    if asked and not allowed(host, caller, AclOperation.DESCRIBE, Resource.CLUSTER):
+        return 0
+    return permitted(asked, host, caller, Resource.CLUSTER, CLUSTER_NAME)

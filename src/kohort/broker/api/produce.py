@@ -12,11 +12,12 @@ from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
+from kohort.broker.authorization import Resource, allowed
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
-from kohort.ids import TopicPartition
+from kohort.ids import AclOperation, TopicPartition
 from kohort.log import PartitionLog, is_as_wanted
 from kohort.wire.batch import TRANSACTIONAL
 from kohort.wire.data import ProduceRequest, ProduceResponse
@@ -43,13 +44,14 @@ _NO_LEADER = ProduceResponse.LeaderIdAndEpoch()
 def produce(node: Node, request: Request[ProduceRequest]) -> None:
     """Append the batches of each partition; answered when all are written (acks=0: not at all)."""
     message = request.message
+    whole = _refused_transaction(node, request) if node.authorizer is not None else 0
     by_id = request.version >= 13
     now_ms = time.time_ns() // 1_000_000
     responses: list[ProduceResponse.TopicProduceResponse] = []
     delayed: list[_Delayed] = []
     for topic in message.topic_data:
         name = _name_by_id(node, topic.topic_id) if by_id else topic.name
-        error = _refused(node, request, name, message.acks)
+        error = whole or _refused(node, request, name, message.acks)
         answers = [
             _Partition(index=part.index, error_code=error, base_offset=-1)
             if error
@@ -65,6 +67,16 @@ def produce(node: Node, request: Request[ProduceRequest]) -> None:
         _compress(node, request, delayed, responses, now_ms)
     else:
         _finish(request, responses)
+
+
+def _refused_transaction(node: Node, request: Request[ProduceRequest]) -> int:
+    """Return the error of a client that may not write in the request's transaction, or 0."""
+    transactional_id = request.message.transactional_id
+    if transactional_id is None or allowed(
+        node, request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
+    ):
+        return 0
+    return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.TopicProduceResponse]) -> None:
@@ -126,6 +138,8 @@ def _refused(node: Node, request: Request[ProduceRequest], name: str | None, ack
         return ErrorCode.INVALID_REQUIRED_ACKS
     if name is None:
         return ErrorCode.UNKNOWN_TOPIC_ID
+    if node.authorizer is not None and not node.authorizer.allows(request, AclOperation.WRITE, Resource.TOPIC, name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if name[:2] == "__" and node.topics.is_internal(name) and request.client_id != "__admin_client":
         return ErrorCode.INVALID_TOPIC_EXCEPTION
     return 0

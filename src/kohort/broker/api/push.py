@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from kohort.broker.authorization import PUSH_NEEDS, Authorize, Right
+from kohort.broker.authorization import PUSH_NEEDS, Right
 from kohort.broker.host import GroupHost
 from kohort.broker.regex import matcher
 from kohort.broker.server.connection import Connection
@@ -38,7 +38,7 @@ FROM_BEGIN = {"smallest": True, "largest": False, "none": None}
 """Values of `auto_offset_reset`. Source: spec 4, RegisterConsumerRequest; `none` is an addition."""
 
 
-def take(host: GroupHost, connection: Connection, frame: Frame, authorize: Authorize | None = None) -> None:
+def take(host: GroupHost, connection: Connection, frame: Frame) -> None:
     """Handle one frame whose first two bytes are 20480 or more.
 
     Raises:
@@ -47,9 +47,9 @@ def take(host: GroupHost, connection: Connection, frame: Frame, authorize: Autho
     number = push_type(frame)
     kind = PushType(number) if number in PUSH_NEEDS else None
     if kind is PushType.CLUSTER_METADATA:
-        cluster_metadata(host, PushRequest(connection, kind), frame, authorize)
+        cluster_metadata(host, PushRequest(connection, kind), frame)
     elif kind is PushType.REGISTER_CONSUMER:
-        register_consumer(host, PushRequest(connection, kind), frame, authorize)
+        register_consumer(host, PushRequest(connection, kind), frame)
     else:
         raise BadFrame(
             f"a request of type {number}: consumers ask ClusterMetadata (20480) and RegisterConsumer (20481)"
@@ -60,26 +60,25 @@ def admit(
     host: GroupHost,
     request: PushRequest,
     asked: ClusterMetadataRequest | RegisterConsumerRequest,
-    right: Right | None,
-    run: Callable[[], None],
+    run: Callable[[Right | None], None],
 ) -> None:
     """Handle a decoded request as a dispatcher does: count it, check its authorization, apply fault rules."""
     request.begin(asked, host.metrics.apis[request.kind])
+    right = Right(host.authorizer, request) if host.authorizer is not None else None
     if right is not None and (refused := right.refusal()):
         request.fail(refused, f"group {(asked.group_id or '')[:200]}: {refused.name}: {refused.text}")
-    elif not (host.faults.active and host.faults.on_request(request, run)):
-        run()
+    elif not (host.faults.active and host.faults.on_request(request, lambda: run(right))):
+        run(right)
 
 
-def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame, authorize: Authorize | None) -> None:
+def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame) -> None:
     """Answer ClusterMetadata: the coordinator of a push group, and the brokers."""
     try:
         asked = ClusterMetadataRequest.decode(frame)
     except WireError as error:
         request.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode(), str(error))
         return
-    right = Right(authorize, request) if authorize is not None else None
-    admit(host, request, asked, right, lambda: name_coordinator(host, request, asked))
+    admit(host, request, asked, lambda _: name_coordinator(host, request, asked))
 
 
 def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
@@ -99,7 +98,7 @@ def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetada
         request.answer(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode())
 
 
-def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, authorize: Authorize | None) -> None:
+def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> None:
     """Handle RegisterConsumer: if it succeeds, later frames of the connection are responses."""
     try:
         asked = RegisterConsumerRequest.decode(frame)
@@ -111,8 +110,7 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, autho
     except (WireError, InvalidInputError) as error:
         request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode(), f"RegisterConsumer: {error}")
         return
-    right = Right(authorize, request) if authorize is not None else None
-    admit(host, request, asked, right, lambda: register(host, request, asked, topics, right))
+    admit(host, request, asked, lambda right: register(host, request, asked, topics, right))
 
 
 def register(

@@ -1,6 +1,6 @@
-"""ACLs, users and delegation tokens: responses of a broker without authorizer and without tokens.
+"""Users and delegation tokens: responses of a broker without tokens.
 
-Versions: ACLs 2 add prefixed patterns; CreateDelegationToken 3 adds an owner.
+Versions: CreateDelegationToken 3 adds an owner.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.security import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
-    CreateAclsRequest,
-    CreateAclsResponse,
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-    DescribeAclsRequest,
-    DescribeAclsResponse,
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
     DescribeUserScramCredentialsRequest,
@@ -37,29 +31,9 @@ from kohort.wire.security import (
 
 log = logging.getLogger("kohort.broker")
 
-NO_AUTHORIZER = "No Authorizer is configured."
 _Deletion: TypeAlias = AlterUserScramCredentialsRequest.ScramCredentialDeletion
 _Upsertion: TypeAlias = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
 _User = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
-
-
-def describe_acls(_node: Node, _request: Request[DescribeAclsRequest]) -> DescribeAclsResponse:
-    """Answer that there is no authorizer, so no ACLs."""
-    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-
-
-def create_acls(_node: Node, request: Request[CreateAclsRequest]) -> CreateAclsResponse:
-    """Reject ACLs, because there is no authorizer."""
-    made = CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-    return CreateAclsResponse(results=[made for _ in request.message.creations])
-
-
-def delete_acls(_node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsResponse:
-    """Reject the deletion of ACLs, because there is no authorizer."""
-    made = DeleteAclsResponse.DeleteAclsFilterResult(
-        error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER
-    )
-    return DeleteAclsResponse(filter_results=[made for _ in request.message.filters])
 
 
 def describe_users(
@@ -172,9 +146,6 @@ def describe_tokens(_node: Node, _request: Request[DescribeDelegationTokenReques
 
 
 HANDLERS: list[Handled[Node]] = [
-    handled(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
-    handled(CreateAclsRequest, CreateAclsResponse, create_acls),
-    handled(DeleteAclsRequest, DeleteAclsResponse, delete_acls),
     handled(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, describe_users),
     handled(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse, alter_users),
     handled(CreateDelegationTokenRequest, CreateDelegationTokenResponse, create_token),

@@ -10,12 +10,14 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from kohort.broker.authorization import CLUSTER_NAME, NONE_REFUSED, Resource, may_see, refused_names
 from kohort.broker.config.entries import topic_entries
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
+from kohort.ids import AclOperation
 from kohort.log import Steps, Topic, TopicPlan
 from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 from kohort.wire.discovery import (
@@ -38,12 +40,17 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
     message = request.message
     times = Counter(topic.name for topic in message.topics)
     planned: dict[str, TopicPlan | KafkaError] = {}
+    names = [topic.name for topic in message.topics if times[topic.name] == 1]
+    creates_all = may_see(node, request, AclOperation.CREATE, Resource.CLUSTER, CLUSTER_NAME)
+    refused = NONE_REFUSED if creates_all else refused_names(node, request, AclOperation.CREATE, Resource.TOPIC, names)
     for topic in message.topics:
         if topic.name in planned:
             continue
         try:
             if times[topic.name] > 1:
                 raise InvalidInputError("the topic is named more than once", ErrorCode.INVALID_REQUEST)
+            if topic.name in refused:
+                raise NotAuthorizedError("Authorization failed.", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             plan = planned[topic.name] = _plan(node, topic)
             if message.validate_only:
                 node.store.check_topic(plan.name, plan.partitions, plan.configs)
@@ -56,7 +63,10 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
     made = dict(zip((plan.name for plan in plans), found, strict=True))
     results = []
     for name, entry in planned.items():
-        results.append(_result(node, name, entry if isinstance(entry, KafkaError) else made[name]))
+        result = _result(node, name, entry if isinstance(entry, KafkaError) else made[name])
+        if not result.error_code and not may_see(node, request, AclOperation.DESCRIBE_CONFIGS, Resource.TOPIC, name):
+            _hide_configs(result)
+        results.append(result)
         yield
     return CreateTopicsResponse(topics=results)
 
@@ -90,6 +100,13 @@ def _result(node: Node, name: str, topic: Topic | KafkaError) -> CreateTopicsRes
     )
 
 
+def _hide_configs(result: CreateTopicsResponse.CreatableTopicResult) -> None:
+    """Leave out what a client that may not describe the new topic's configuration must not learn. Source: KIP-525."""
+    result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    result.num_partitions = result.replication_factor = -1
+    result.configs = []
+
+
 def _partition_count(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> int:
     if not topic.assignments:
         if topic.replication_factor not in (-1, 1):
@@ -119,11 +136,14 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
     results = []
     doomed: dict[str, DeleteTopicsResponse.DeletableTopicResult] = {}
     counts = Counter(asked)
+    deletes_all = may_see(node, request, AclOperation.DELETE, Resource.CLUSTER, CLUSTER_NAME)
     for name, topic_id in counts:
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         results.append(result)
         try:
             _check_named_once(name, topic_id, counts)
+            if not deletes_all:
+                _check_deletable(node, request, result)
             topic = _known(node, name, topic_id)
             result.name = topic.name
             if version >= 6:
@@ -156,6 +176,27 @@ def _check_named_once(
         raise InvalidInputError(f"topic {topic_id if name is None else name} is named twice", _MALFORMED)
 
 
+def _check_deletable(
+    node: Node, request: Request[DeleteTopicsRequest], result: DeleteTopicsResponse.DeletableTopicResult
+) -> None:
+    """Reject a topic that the client may not delete.
+
+    The client learns the name of an id, and that a name has no topic, only with the right to describe it.
+    """
+    topic = node.store.topics_by_id.get(result.topic_id) if result.name is None else None
+    name = topic.name if topic is not None else result.name
+    if name is None or not node.config.delete_topics:
+        return
+    described = not refused_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, [name])
+    if described and topic is None and name not in node.store.topics:
+        return
+    if described and not refused_names(node, request, AclOperation.DELETE, Resource.TOPIC, [name]):
+        return
+    result.name = name if described or topic is None else None
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    raise NotAuthorizedError(code.text, code)
+
+
 def _refuse(result: DeleteTopicsResponse.DeletableTopicResult, error: KafkaError, version: int) -> None:
     result.error_code = error.code
     if version >= 5:
@@ -186,15 +227,19 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
     times = Counter(topic.name for topic in message.topics)
     errors: dict[str, KafkaError | None] = {}
     counts: dict[str, int] = {}
+    names = [topic.name for topic in message.topics if times[topic.name] == 1]
+    refused = refused_names(node, request, AclOperation.ALTER, Resource.TOPIC, names)
     for topic in message.topics:
         try:
             if times[topic.name] > 1:
                 raise InvalidInputError("the topic is named more than once", ErrorCode.INVALID_REQUEST)
+            if topic.name in refused:
+                raise NotAuthorizedError("no right to alter the topic", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             _check_growth(node, topic)
             counts[topic.name] = topic.count
             errors[topic.name] = None
-        except KafkaError as refused:
-            errors[topic.name] = refused.with_traceback(None)
+        except KafkaError as error:
+            errors[topic.name] = error.with_traceback(None)
 
     found = yield from node.topics.growing(counts, request, validate_only=message.validate_only)
     errors |= {
@@ -203,10 +248,10 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
     make = CreatePartitionsResponse.CreatePartitionsTopicResult
     return CreatePartitionsResponse(
         results=[
-            make(name=name, error_code=error.code, error_message=error.message)
-            if error
+            make(name=name, error_code=failure.code, error_message=failure.message)
+            if failure
             else make(name=name, error_message=None)
-            for name, error in errors.items()
+            for name, failure in errors.items()
         ]
     )
 
@@ -231,12 +276,16 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
     """Advance the start offset of partitions."""
     make = DeleteRecordsResponse.DeleteRecordsPartitionResult
     topics = []
+    names = [topic.name for topic in request.message.topics]
+    refused = refused_names(node, request, AclOperation.DELETE, Resource.TOPIC, names)
     for topic in request.message.topics:
         parts = []
         for part in topic.partitions:
             target = node.store.get(topic.name, part.partition_index)
             result = make(partition_index=part.partition_index, low_watermark=-1)
-            if target is None:
+            if topic.name in refused:
+                result.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif target is None:
                 result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif node.topics.is_internal(topic.name):
                 result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION

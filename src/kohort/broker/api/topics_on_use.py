@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 
 from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metadata, metadata_of, once
+from kohort.broker.audit import Change
+from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError
+from kohort.ids import AclOperation
 from kohort.log import Steps, TopicPlan
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
 
@@ -42,15 +45,20 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
     topic. A client that checks whether its deletion succeeded then sees that it did.
     """
     asked = once(request.message.topics or [])
+    creates_all = may_see(node, request, AclOperation.CREATE, Resource.CLUSTER, CLUSTER_NAME)
     plans: dict[str, TopicPlan] = {}
     refused: dict[str, KafkaError] = {}
     for topic in asked:
         name = topic.name or ""
         if is_by_id(topic, request.version) or name in node.store.topics:
             continue
+        if not may_see(node, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
+            continue  # refused below, whether it exists or not
         error = node.topics.refusal(name)
         if node.topics.is_internal(name):
             error = InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if not (creates_all or allowed(node, request, AclOperation.CREATE, Resource.TOPIC, name)):
+            error = NotAuthorizedError(f"no right to create {name}", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if error is None:
             plans[name] = node.topics.plan_on_use(name)
         else:
@@ -59,6 +67,10 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}
     found = yield from node.topics.making([*plans.values()], request, on_use=True)
+    if node.audit is not None:
+        for name, result in zip(plans, found, strict=True):
+            if not isinstance(result, KafkaError):
+                node.audit.changed(request, Change("CREATE", "TOPIC", name, details="because it was used"))
     refused |= {name: result for name, result in zip(plans, found, strict=True) if isinstance(result, KafkaError)}
     unknown = deleted - refused.keys()
     topics = []
@@ -66,7 +78,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         if topic.name in unknown and not is_by_id(topic, request.version):
             topics.append(Told(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=topic.name))
         else:
-            topics.append(asked_topic(node, topic, request.version, refused))
+            topics.append(asked_topic(node, request, topic, refused))
         yield
     return metadata_of(node, request, topics)
 

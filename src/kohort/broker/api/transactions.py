@@ -8,16 +8,18 @@ PRODUCER_FENCED, get INVALID_PRODUCER_EPOCH instead.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from kohort.broker.api.offset_transactions import for_version
+from kohort.broker.authorization import Resource, allowed, may_see, refused_names
 from kohort.broker.node import Node
 from kohort.broker.regex import matcher
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.transactions.log import Status
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.ids import TopicPartition, by_topic
+from kohort.ids import AclOperation, TopicPartition, by_topic
 from kohort.wire.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -40,6 +42,8 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
     """Assign a producer id and epoch."""
     message, version = request.message, request.version
     transactional_id = message.transactional_id
+    if refused := _refused_producer(node, request):
+        return InitProducerIdResponse(error_code=refused, producer_epoch=-1)
     if (message.producer_id < 0) != (message.producer_epoch < 0):
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
     if transactional_id is None:
@@ -59,10 +63,30 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
     return None
 
 
+def _refused_producer(node: Node, request: Request[InitProducerIdRequest]) -> ErrorCode:
+    """Return the error of a client that may not produce.
+
+    Without a transactional id, a client may produce if it may write to any topic. Source: KIP-679.
+    """
+    transactional_id = request.message.transactional_id
+    guard = node.authorizer
+    if guard is None:
+        return ErrorCode.NONE
+    if transactional_id is not None:
+        may = guard.allows(request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id)
+        return ErrorCode.NONE if may else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if guard.allows_some(request, AclOperation.WRITE, Resource.TOPIC):
+        return ErrorCode.NONE
+    may = allowed(node, request, AclOperation.IDEMPOTENT_WRITE, Resource.CLUSTER)
+    return ErrorCode.NONE if may else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
 def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest]) -> AddPartitionsToTxnResponse:
     """Add partitions to transactions."""
     message, version = request.message, request.version
     if version >= 4:
+        if not allowed(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER):
+            return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         results = []
         for transaction in message.transactions:
             producer = (transaction.producer_id, transaction.producer_epoch)
@@ -76,26 +100,40 @@ def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest
             )
         return AddPartitionsToTxnResponse(results_by_transaction=results)
     producer = (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
-    topics = _added(
-        node,
-        message.v3_and_below_transactional_id,
-        producer,
-        message.v3_and_below_topics,
-        (False, version),
-    )
+    transactional_id, asked = message.v3_and_below_transactional_id, message.v3_and_below_topics
+    if not allowed(node, request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        topics = _results(asked, lambda _: code)
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+    hidden = refused_names(node, request, AclOperation.WRITE, Resource.TOPIC, [topic.name for topic in asked])
+    topics = _added(node, transactional_id, producer, asked, (False, version), hidden)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
 
 
 def _added(
-    node: Node, transactional_id: str, producer: tuple[int, int], topics: list[_Topic], ways: tuple[bool, int]
+    node: Node,
+    transactional_id: str,
+    producer: tuple[int, int],
+    topics: list[_Topic],
+    ways: tuple[bool, int],
+    hidden: Collection[str] = (),
 ) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
-    """Return the results of one transaction. `ways`: whether to verify only, and the request's version."""
+    """Return the results of one transaction.
+
+    Args:
+        node: the broker.
+        transactional_id: the transaction's id.
+        producer: its producer id and epoch.
+        topics: the partitions to add.
+        ways: whether to verify only, and the request's version.
+        hidden: topics to which the client may not write.
+    """
     verify_only, version = ways
     knows_fenced, from_client = version >= 2, version < 4
     wanted = [TopicPartition(topic.name, index) for topic in topics for index in topic.partitions]
     refused: dict[TopicPartition, ErrorCode] = {}
     for tp in wanted:
-        if from_client and node.topics.is_internal(tp.topic):
+        if tp.topic in hidden or (from_client and node.topics.is_internal(tp.topic)):
             refused[tp] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         elif node.store.get(*tp) is None:
             refused[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -107,15 +145,18 @@ def _added(
     else:
         error = node.transactions.add(transactional_id, producer, wanted)
         errors = dict.fromkeys(wanted, error)
+    return _results(topics, lambda tp: for_version(errors[tp], knows_fenced))
+
+
+def _results(
+    topics: list[_Topic], error_of: Callable[[TopicPartition], ErrorCode]
+) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
     make = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
     return [
         AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
             name=topic.name,
             results_by_partition=[
-                make(
-                    partition_index=index,
-                    partition_error_code=for_version(errors[TopicPartition(topic.name, index)], knows_fenced),
-                )
+                make(partition_index=index, partition_error_code=error_of(TopicPartition(topic.name, index)))
                 for index in topic.partitions
             ],
         )
@@ -144,6 +185,9 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
         known = node.transactions.get(transactional_id)
         state = DescribeTransactionsResponse.TransactionState(transactional_id=transactional_id)
         states.append(state)
+        if not allowed(node, request, AclOperation.DESCRIBE, Resource.TRANSACTIONAL_ID, transactional_id):
+            state.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            continue
         if known is None:
             unknown = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST
             if not node.transactions.serves(transactional_id):
@@ -155,7 +199,11 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
         state.transaction_start_time_ms = known.start_ms
         state.producer_id, state.producer_epoch = known.producer_id, known.epoch
         make = DescribeTransactionsResponse.TopicData
-        state.topics = [make(topic=topic, partitions=parts) for topic, parts in by_topic(known.partitions).items()]
+        state.topics = [
+            make(topic=topic, partitions=parts)
+            for topic, parts in by_topic(known.partitions).items()
+            if allowed(node, request, AclOperation.DESCRIBE, Resource.TOPIC, topic)
+        ]
     return DescribeTransactionsResponse(transaction_states=states)
 
 
@@ -186,6 +234,7 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
             and (not producers or transaction.producer_id in producers)
             and (age < 0 or now_ms - transaction.start_ms > age)
             and (is_named is None or is_named(transaction.id))
+            and may_see(node, request, AclOperation.DESCRIBE, Resource.TRANSACTIONAL_ID, transaction.id)
         ],
     )
 
@@ -193,12 +242,16 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
 def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
     """Describe the producers that partitions remember."""
     topics = []
+    names = [topic.name for topic in request.message.topics]
+    hidden = refused_names(node, request, AclOperation.READ, Resource.TOPIC, names)
     for topic in request.message.topics:
         parts = []
         for index in topic.partition_indexes:
             part = DescribeProducersResponse.PartitionResponse(partition_index=index)
-            target = node.store.get(topic.name, index)
-            if target is None:
+            target = None if topic.name in hidden else node.store.get(topic.name, index)
+            if topic.name in hidden:
+                part.error_code, part.error_message = _refused_or_invalid(node, topic.name)
+            elif target is None:
                 part.error_code, part.error_message = _missing(node, topic.name)
             else:
                 part.active_producers = [
@@ -215,6 +268,14 @@ def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -
             parts.append(part)
         topics.append(DescribeProducersResponse.TopicResponse(name=topic.name, partitions=parts))
     return DescribeProducersResponse(topics=topics)
+
+
+def _refused_or_invalid(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
+    """Return the error of a topic that the client may not read; an invalid name is told to everyone."""
+    invalid = node.topics.refusal(topic)
+    if invalid is not None and invalid.code is ErrorCode.INVALID_TOPIC_EXCEPTION:
+        return invalid.code, invalid.message
+    return ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED.text
 
 
 def _missing(node: Node, topic: str) -> tuple[ErrorCode, str | None]:

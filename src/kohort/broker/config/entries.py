@@ -154,7 +154,6 @@ def _facts(node: Node) -> list[Entry]:
         ("offsets.topic.replication.factor", "1", Type.SHORT),
         ("transaction.state.log.replication.factor", "1", Type.SHORT),
         ("transaction.state.log.min.isr", "1", Type.INT),
-        ("authorizer.class.name", "", Type.STRING),
     )
     return [
         Entry(name, value, Source.STATIC_BROKER, kind, synonyms=(Synonym(name, value, Source.STATIC_BROKER),))

@@ -25,6 +25,22 @@ _ONE_LOOP = "taken as it is: one thread serves all"
 _CLEANER = "taken as it is: compaction reads a segment at a time"
 
 
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
+
+def super_users(text: str) -> tuple[str, ...]:
+    """Return the principals of `super.users`.
+
+    Raises:
+        ValueError: one of them has no type.
+    """
+    users = tuple(user.strip() for user in text.split(";") if user.strip())
+    for user in users:
+        if not all(user.partition(":")):
+            raise ValueError(f"principals are written as User:admin, separated by semicolons, not {user!r}")
+    return users
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """The settings of a broker. Names and defaults are Kafka's, except where `why` says otherwise."""
@@ -53,6 +69,38 @@ class BrokerConfig:
         low=1,
         unit="partitions",
         why="each costs about 3 KB of memory, and a folder and files once it is written to (Kafka: no limit)",
+    )
+
+    authorizer_class: str = knob(
+        "authorizer.class.name",
+        "",
+        choices=("", STANDARD_AUTHORIZER),
+        why="who decides what clients may do: Kafka's authorizer by ACLs, or nobody, and everything is allowed",
+    )
+    super_users: str = knob(
+        "super.users",
+        "",
+        check=super_users,
+        why="principals that may do everything, such as User:admin, separated by semicolons; with an authorizer",
+    )
+    allow_if_no_acl: bool = knob(
+        "allow.everyone.if.no.acl.found",
+        False,
+        why="with an authorizer: a resource that no ACL names is open to everyone",
+    )
+
+    audit: str = knob(
+        "audit.log",
+        "auto",
+        choices=("auto", "on", "off"),
+        why="a file audit.log in the data folder: logins, refusals and changes, a line of JSON each; auto: with an "
+        "authorizer, because without one all clients are the same",
+    )
+    audit_file_bytes: int = knob(
+        "audit.log.file.bytes", 16 * MIB, low=4096, unit="bytes", why="a full file of the audit log is renamed"
+    )
+    audit_files: int = knob(
+        "audit.log.files", 10, low=1, high=1000, unit="files", why="older files of the audit log are deleted"
     )
 
     request_bytes_max: int = knob(
@@ -239,6 +287,11 @@ class BrokerConfig:
     verify_transactions: bool = knob(
         "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
     )
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether the broker writes an audit log."""
+        return self.audit == "on" or (self.audit == "auto" and bool(self.authorizer_class))
 
     @property
     def older_values(self) -> bool:

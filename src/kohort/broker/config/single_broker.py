@@ -15,7 +15,7 @@ from kohort.errors import InvalidInputError
 
 # -- Kafka's broker settings without effect here: files that contain them are accepted
 #
-# Each tunes a part of Kafka that kohort lacks. A setting whose absence would matter (an authorizer, a limit) is not
+# Each tunes a part of Kafka that kohort lacks. A setting whose absence would matter (a limit) is not
 # listed here: `_CHECKS` rejects it. Source: the broker configuration of Kafka 4.4.0, by `KafkaConfig.configDef`. For
 # ZooKeeper and older settings: that of Kafka 3.9.
 
@@ -274,7 +274,6 @@ IDLE = frozenset(
         "zookeeper.ssl.truststore.password",
         "zookeeper.ssl.truststore.type",
         "zookeeper.sync.time.ms",
-        "allow.everyone.if.no.acl.found",
         "broker.id.generation.enable",
         "control.plane.listener.name",
         "controlled.shutdown.max.retries",
@@ -295,7 +294,6 @@ IDLE = frozenset(
         "password.encoder.old.secret",
         "password.encoder.secret",
         "reserved.broker.max.id",
-        "super.users",
     ]
 )
 IDLE_PREFIXES = ("confluent.", "listener.name.", "rlmm.config.", "rsm.config.")
@@ -431,7 +429,6 @@ _CHECKS: dict[str, _Check] = {
     "controller.listener.names": _taken,
     "listener.security.protocol.map": _taken,
     ADVERTISED: _taken,
-    "authorizer.class.name": _nothing("kohort has no authorizer, everyone who can connect may do everything"),
     "alter.config.policy.class.name": _JAVA,
     "create.topic.policy.class.name": _JAVA,
     "client.quota.callback.class": _JAVA,

@@ -40,6 +40,10 @@ class Principal(NamedTuple):
     kind: str
     name: str
 
+    def __str__(self) -> str:
+        """The form of rules and logs, such as `User:alice`."""
+        return f"{self.kind}:{self.name}"
+
 
 ANYONE = Principal("User", "ANONYMOUS")
 """The principal of a client that did not authenticate."""

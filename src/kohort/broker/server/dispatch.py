@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from kohort.broker.authorization import NEEDS, Authorize, Need
+from kohort.broker.audit import CHANGES, AuditLog
+from kohort.broker.authorization import NEEDS, Authorizer, Need, request_refusal
 from kohort.broker.metrics import Metrics
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
@@ -36,7 +37,15 @@ PUSH_FIRST, NEGATIVE_FIRST = PUSH_TYPES >> 8, 0x80
 
 
 class DispatchHost(Protocol):
-    """The properties that every host has."""
+    """The properties that every host has.
+
+    Attributes:
+        authorizer: decides about each request; None: everything is allowed.
+        audit: records what changes; None: nothing is recorded.
+    """
+
+    authorizer: Authorizer | None
+    audit: AuditLog | None
 
     @property
     def metrics(self) -> Metrics: ...
@@ -81,6 +90,7 @@ class Route(Generic[H_contra]):
     advertised_low: int
     decode: Callable[[memoryview, int], tuple[Message, int]]
     needs: tuple[Need, ...]
+    changes: bool
 
 
 def route_table(
@@ -108,6 +118,7 @@ def route_table(
             advertise_from.get(key, low),
             message.decode_prefix,
             NEEDS[name],
+            name in CHANGES,
         )
     return routes
 
@@ -124,15 +135,15 @@ def api_keys(routes: Mapping[int, Route[H]]) -> list[ApiVersionsResponse.ApiVers
 class Dispatcher(Generic[D]):
     """A dispatcher that decodes requests and calls their handlers."""
 
-    __slots__ = ("_apis", "_authorize", "_faults", "_host", "_pushing", "_routes", "_unsupported")
+    __slots__ = ("_apis", "_faults", "_host", "_pushing", "_routes", "_unsupported")
 
     def __init__(
         self,
         host: D,
         routes: Mapping[int, Route[D]],
         unsupported_api_versions: Callable[[D, Request[Message]], None],
-        authorize: Authorize | None = None,
-        pushing: Callable[[D, Connection, Frame, Authorize | None], None] | None = None,
+        authorizer: Authorizer | None = None,
+        pushing: Callable[[D, Connection, Frame], None] | None = None,
     ) -> None:
         """Create a dispatcher.
 
@@ -140,14 +151,15 @@ class Dispatcher(Generic[D]):
             host: the host that handlers work with.
             routes: the routes by API key.
             unsupported_api_versions: answers an ApiVersions request of an unknown version.
-            authorize: called before each request; None: everything is allowed.
-            pushing: handles push frames, which have no Kafka header, and calls `authorize` itself; None: push frames
-                are rejected.
+            authorizer: the host's authorizer from now on; None: the one that the host has.
+            pushing: handles push frames, which have no Kafka header, and asks the host's authorizer itself; None: push
+                frames are rejected.
         """
         self._host = host
         self._routes = dict(routes)
         self._unsupported = unsupported_api_versions
-        self._authorize = authorize
+        if authorizer is not None:
+            host.authorizer = authorizer
         self._pushing = pushing
         self._apis = host.metrics.apis
         self._faults = host.faults
@@ -160,7 +172,7 @@ class Dispatcher(Generic[D]):
 
         """
         if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
-            self._pushing(self._host, connection, frame, self._authorize)
+            self._pushing(self._host, connection, frame)
             return
         faults = self._faults
         if faults.active:
@@ -191,8 +203,11 @@ class Dispatcher(Generic[D]):
         figures.requests += 1
         request.latency = figures.latency
         request.began = perf_counter()
-        if self._authorize is not None and (refused := self._authorize(request, route.needs)):
-            request.reply(refusal(request, refused))
+        if route.changes and (audit := self._host.audit) is not None:
+            request.on_answer = audit.answered
+        guard = self._host.authorizer
+        if guard is not None and (refused := request_refusal(guard, request, route.needs)):
+            request.reply(refusal(request, refused, refused.text))
             return
         if faults.active and faults.on_request(request, lambda: self._run(route, request)):
             return
@@ -206,6 +221,8 @@ class Dispatcher(Generic[D]):
         except OSError as error:
             log.error("%s failed: %s", request.name, error)
             answer = refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+        except BadFrame:
+            raise
         except Exception:
             log.error("a fault in the broker: %s; its connection is closed", request.name)
             request.connection.close()

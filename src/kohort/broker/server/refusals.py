@@ -7,10 +7,11 @@ from typing import Any
 
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
-from kohort.wire.cluster_admin import AlterReplicaLogDirsRequest
+from kohort.wire.cluster_admin import AlterReplicaLogDirsRequest, DescribeClientQuotasResponse
 from kohort.wire.framing import APIS
 from kohort.wire.message import Message
 from kohort.wire.schema import Field, Struct
+from kohort.wire.security import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
 
 _ITEMS = {
     "topics": ("topics", "responses", "results", "topic_results"),
@@ -37,13 +38,30 @@ _NAMES = ("group_id", "key", "name", "topic", "topic_name", "transactional_id")
 _INDEX = ("partition_index", "partition", "index", "partition_id")
 
 
+_AT_THE_TOP = frozenset({"DescribeQuorum", "LeaveGroup", "OffsetDelete", "SyncGroup"})
+"""APIs whose error is only at the top of the answer, as in Kafka. LeaveGroup's is, for members of version 3 and up."""
+
+
 def refusal(request: Request[Message], error: ErrorCode, text: str | None = None) -> Message:
     """Build the response to `request` with `error` in every error field, at the top and for each requested item."""
     response = APIS[request.key].response()
     asked: Struct = request.message
-    if isinstance(asked, AlterReplicaLogDirsRequest):  # the one API whose results are not ordered as the request is
-        asked = asked.AlterReplicaLogDir(topics=[topic for folder in asked.dirs for topic in folder.topics])
-    _Refusal(request.version, error, text).fill(asked, response)
+    made = _Refusal(request.version, error, text)
+    if isinstance(asked, AlterUserScramCredentialsRequest):
+        assert isinstance(response, AlterUserScramCredentialsResponse)
+        users = [deletion.name for deletion in asked.deletions]
+        users += [upsertion.name for upsertion in asked.upsertions]
+        result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
+        response.results = [result(user=user, error_code=error, error_message=text) for user in dict.fromkeys(users)]
+    elif isinstance(asked, AlterReplicaLogDirsRequest):  # its results are not ordered as the request is
+        topics = [topic for folder in asked.dirs for topic in folder.topics]
+        made.fill(asked.AlterReplicaLogDir(topics=topics), response)
+    elif isinstance(response, DescribeClientQuotasResponse):
+        response.error_code, response.error_message, response.entries = error, text, None
+    elif APIS[request.key].name in _AT_THE_TOP:
+        made.fill(Struct(), response)
+    else:
+        made.fill(asked, response)
     return response
 
 
@@ -68,7 +86,12 @@ class _Refusal:
             value = getattr(asked, field.name)
             if isinstance(value, list):
                 self._list(field.name, value, answer, fields)
-            elif field.name in fields and fields[field.name].struct is None and field.name != "throttle_time_ms":
+            elif (
+                (target := fields.get(field.name)) is not None
+                and target.struct is None
+                and target.element is None
+                and field.name != "throttle_time_ms"
+            ):
                 setattr(answer, field.name, value)
             elif field.name in _INDEX:
                 for name in fields.keys() & set(_INDEX):

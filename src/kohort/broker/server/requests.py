@@ -81,6 +81,11 @@ class PushRequest:
         return self.kind.api
 
     @property
+    def host(self) -> str:
+        """The client's address."""
+        return self.client.host
+
+    @property
     def name(self) -> str:
         """The request's name for log lines, such as `RegisterConsumer from 127.0.0.1:4711`."""
         return f"{self.kind.api} from {self.connection.name}"
@@ -127,6 +132,7 @@ class Request(Generic[M_co]):
         client: the client that sent the request.
         principal: the client's principal when the request arrived.
         message: the decoded request; set before its handler runs.
+        on_answer: called with the response message before it is sent, also if the client has gone.
     """
 
     __slots__ = (
@@ -138,6 +144,7 @@ class Request(Generic[M_co]):
         "key",
         "latency",
         "message",
+        "on_answer",
         "on_reply",
         "parts",
         "principal",
@@ -159,6 +166,7 @@ class Request(Generic[M_co]):
         self.client_id = client_id
         self.parts: Parts | None = None
         self.on_reply: Callable[[Parts], bool] | None = None
+        self.on_answer: Callable[[Request[Message], Message], None] | None = None
         self.began = 0.0
         self.latency: Histogram | None = None
 
@@ -177,6 +185,11 @@ class Request(Generic[M_co]):
         """Kafka's name of the API."""
         return APIS[self.key].name
 
+    @property
+    def host(self) -> str:
+        """The client's address."""
+        return self.client.host
+
     def unreadable(self) -> Parts:
         """Return a response that no client can decode: it is too short for any."""
         body = self.correlation_id.to_bytes(4, "big", signed=True) + b"\xff" * 3
@@ -190,6 +203,8 @@ class Request(Generic[M_co]):
 
     def reply(self, message: Message) -> None:
         """Send a response message, encoded in the request's version."""
+        if self.on_answer is not None:
+            self.on_answer(self, message)
         if self.connection.closed:
             return
         parts: Parts

@@ -9,7 +9,10 @@ from enum import IntEnum
 from typing import Generic, Literal, Self, TypeVar
 
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.ids import AclOperation, TopicPartition
+from kohort.ids import AclOperation as AclOperation
+from kohort.ids import AclPattern as AclPattern
+from kohort.ids import AclPermission as AclPermission
+from kohort.ids import TopicPartition
 from kohort.settings.arguments import checked
 
 K = TypeVar("K")
@@ -332,23 +335,6 @@ class AclResource(IntEnum):
     TRANSACTIONAL_ID = 5
     DELEGATION_TOKEN = 6
     USER = 7
-
-
-class AclPattern(IntEnum):
-    """The meaning of a rule's name: literal, or a prefix of names. ANY and MATCH are for filters."""
-
-    ANY = 1
-    MATCH = 2
-    LITERAL = 3
-    PREFIXED = 4
-
-
-class AclPermission(IntEnum):
-    """The permission of a rule: allow or deny; ANY is for filters."""
-
-    ANY = 1
-    DENY = 2
-    ALLOW = 3
 
 
 @dataclass(frozen=True, slots=True, order=True)

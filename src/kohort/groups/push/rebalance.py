@@ -39,11 +39,13 @@ Matched = Mapping[tuple[str, bool], frozenset[str]]
 
 
 def divide_partitions(
-    work: DividePartitions, match: Callable[[str, Iterable[str]], Iterable[str]]
+    work: DividePartitions,
+    match: Callable[[str, Iterable[str]], Iterable[str]],
+    visible: Callable[[Iterable[str]], Iterable[str]] = list,
 ) -> PartitionsDivided:
-    """Carry out a `DividePartitions` with the caller's regular expressions."""
+    """Carry out a `DividePartitions` with the caller's regular expressions, which select only `visible` topics."""
     matched = {
-        (member.regex, member.excluding): found(member.regex, member.excluding, work.topics, match)
+        (member.regex, member.excluding): frozenset(visible(found(member.regex, member.excluding, work.topics, match)))
         for member in work.members.values()
         if member.regex is not None
     }

@@ -1,0 +1,268 @@
+"""Access control lists (ACLs) with the semantics of Apache Kafka's StandardAuthorizer.
+
+A rule allows or denies an operation on a resource to a principal and a host. The rules of a request are those whose
+name is the resource's name, `*`, or a prefix of the name (pattern PREFIXED).
+
+| rules that match principal, host and operation | decision |
+|---|---|
+| one denies | denied, whatever else is allowed |
+| one allows | allowed |
+| none, though rules name the resource | denied |
+| none, and no rule names the resource | `allow.everyone.if.no.acl.found` |
+
+A rule that allows READ, WRITE, DELETE or ALTER also allows DESCRIBE. One that allows ALTER_CONFIGS also allows
+DESCRIBE_CONFIGS. A rule that denies these denies nothing else. Source: Kafka 4.4, KIP-11, KIP-290, KIP-679, KIP-801.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from kohort.ids import AclOperation, AclPattern, AclPermission
+
+ANY_NAME = ANY_HOST = "*"
+ANY_RESOURCE = 1
+"""The resource type of filters that selects every type."""
+EVERYONE = "User:*"
+_O = AclOperation
+IMPLIES = {
+    _O.DESCRIBE: frozenset({_O.ALL, _O.DESCRIBE, _O.READ, _O.WRITE, _O.DELETE, _O.ALTER}),
+    _O.DESCRIBE_CONFIGS: frozenset({_O.ALL, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS}),
+}
+"""Operations whose permission includes another one, by the included operation."""
+
+
+class AclRule(NamedTuple):
+    """One rule, with the protocol's numbers for resource type, pattern, operation and permission."""
+
+    resource_type: int
+    name: str
+    pattern: int
+    principal: str
+    host: str
+    operation: int
+    permission: int
+
+
+class AclRuleFilter(NamedTuple):
+    """A filter of rules. None and ANY match everything; the pattern MATCH selects all rules that apply to a name."""
+
+    resource_type: int
+    name: str | None
+    pattern: int
+    principal: str | None
+    host: str | None
+    operation: int
+    permission: int
+
+    def matches(self, rule: AclRule) -> bool:
+        """Return whether the filter selects a rule."""
+        return (
+            self.resource_type in (ANY_RESOURCE, rule.resource_type)
+            and self._matches_name(rule)
+            and self.principal in (None, rule.principal)
+            and self.host in (None, rule.host)
+            and self.operation in (AclOperation.ANY, rule.operation)
+            and self.permission in (AclPermission.ANY, rule.permission)
+        )
+
+    def _matches_name(self, rule: AclRule) -> bool:
+        if self.pattern not in (AclPattern.ANY, AclPattern.MATCH, rule.pattern):
+            return False
+        if self.name is None:
+            return True
+        if self.pattern != AclPattern.MATCH:
+            return self.name == rule.name
+        if rule.pattern == AclPattern.LITERAL:
+            return rule.name in (self.name, ANY_NAME)
+        return self.name.startswith(rule.name)
+
+
+class _Entry(NamedTuple):
+    """A rule without its resource, prepared for decisions."""
+
+    principal: str
+    host: str
+    operation: int
+    permission: int
+
+
+_Entries: TypeAlias = "tuple[_Entry, ...]"
+_NONE: _Entries = ()
+
+
+class _OfType:
+    """The rules of one resource type by name: literal names, and prefixes with their lengths.
+
+    Values are tuples that are replaced as a whole, so that another thread may decide while a rule is added.
+    """
+
+    __slots__ = ("lengths", "literal", "prefixed")
+
+    def __init__(self) -> None:
+        self.literal: dict[str, _Entries] = {}
+        self.prefixed: dict[str, _Entries] = {}
+        self.lengths: tuple[int, ...] = ()
+
+    def of(self, rule: AclRule) -> dict[str, _Entries]:
+        return self.prefixed if rule.pattern == AclPattern.PREFIXED else self.literal
+
+    def settle(self) -> None:
+        """Update the lengths of prefixes."""
+        self.lengths = tuple(sorted({len(name) for name in self.prefixed}))
+
+    def sections(self, name: str) -> Iterator[_Entries]:
+        """Yield the rules that name a resource."""
+        yield self.literal.get(name, _NONE)
+        yield self.literal.get(ANY_NAME, _NONE)
+        for length in self.lengths:
+            if length > len(name):
+                break
+            yield self.prefixed.get(name[:length], _NONE)
+
+
+class AclIndex:
+    """All rules, indexed by resource.
+
+    Attributes:
+        version: a number that grows with each change.
+    """
+
+    def __init__(self, rules: Iterable[AclRule] = ()) -> None:
+        self.version = 0
+        self._rules: dict[AclRule, None] = {}
+        self._types: dict[int, _OfType] = {}
+        self.add(rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __iter__(self) -> Iterator[AclRule]:
+        return iter(self._rules)
+
+    def __contains__(self, rule: object) -> bool:
+        return rule in self._rules
+
+    def found(self, wanted: AclRuleFilter) -> list[AclRule]:
+        """Return the rules that a filter selects."""
+        return [rule for rule in self._rules if wanted.matches(rule)]
+
+    def add(self, rules: Iterable[AclRule]) -> None:
+        """Add rules; those that exist are ignored."""
+        touched = set()
+        for rule in rules:
+            if rule in self._rules:
+                continue
+            self._rules[rule] = None
+            entries = self._types.setdefault(rule.resource_type, _OfType()).of(rule)
+            entries[rule.name] = (*entries.get(rule.name, _NONE), _entry(rule))
+            touched.add(rule.resource_type)
+        self._settle(touched)
+
+    def remove(self, rules: Iterable[AclRule]) -> None:
+        """Remove rules; those that do not exist are ignored."""
+        touched = set()
+        for rule in rules:
+            if rule not in self._rules:
+                continue
+            del self._rules[rule]
+            entries, gone = self._types[rule.resource_type].of(rule), _entry(rule)
+            left = list(entries[rule.name])
+            left.remove(gone)
+            if left:
+                entries[rule.name] = tuple(left)
+            else:
+                del entries[rule.name]
+            touched.add(rule.resource_type)
+        self._settle(touched)
+
+    def _settle(self, touched: Iterable[int]) -> None:
+        for kind in touched:
+            self._types[kind].settle()
+            self.version += 1
+
+    def decide(self, principal: str, host: str, operation: int, resource: tuple[int, str], default: bool) -> bool:
+        """Decide whether a principal may do an operation.
+
+        Args:
+            principal: the principal, such as `User:alice`.
+            host: the client's address.
+            operation: the operation; not ANY and not ALL.
+            resource: the resource's type and name.
+            default: the decision if no rule names the resource.
+        """
+        kind, name = resource
+        of_type = self._types.get(kind)
+        if of_type is None:
+            return default
+        host = plain_address(host)
+        implying = IMPLIES.get(AclOperation(operation)) or (AclOperation.ALL, operation)
+        named = allowed = False
+        for entries in of_type.sections(name):
+            for entry in entries:
+                named = True
+                if entry.principal not in (principal, EVERYONE) or entry.host not in (host, ANY_HOST):
+                    continue
+                if entry.permission == AclPermission.DENY:
+                    if entry.operation in (operation, AclOperation.ALL):
+                        return False
+                elif entry.operation in implying:
+                    allowed = True
+        return allowed if named else default
+
+    def decide_some(self, principal: str, host: str, operation: int, kind: int) -> bool:
+        """Decide whether a principal may do an operation on at least one resource of a type that rules name.
+
+        A rule that allows counts unless another one denies all that it allows.
+        """
+        of_type = self._types.get(kind)
+        if of_type is None:
+            return False
+        host = plain_address(host)
+
+        def named(entries: dict[str, _Entries], permission: AclPermission) -> set[str]:
+            return {
+                name
+                for name, found in entries.items()
+                for entry in found
+                if entry.permission == permission
+                and entry.principal in (principal, EVERYONE)
+                and entry.host in (host, ANY_HOST)
+                and entry.operation in (operation, AclOperation.ALL)
+            }
+
+        denied = named(of_type.literal, AclPermission.DENY)
+        if ANY_NAME in denied:
+            return False
+        allowed = named(of_type.literal, AclPermission.ALLOW)
+        if ANY_NAME in allowed:
+            return True
+        denied_prefixes = named(of_type.prefixed, AclPermission.DENY)
+        names = (allowed - denied) | named(of_type.prefixed, AclPermission.ALLOW)
+        return any(not _has_prefix(name, denied_prefixes) for name in names)
+
+
+def _has_prefix(name: str, prefixes: set[str]) -> bool:
+    return any(name[:length] in prefixes for length in range(1, len(name) + 1)) if prefixes else False
+
+
+def _entry(rule: AclRule) -> _Entry:
+    host = rule.host if rule.host == ANY_HOST else plain_address(rule.host)
+    return _Entry(rule.principal, host, rule.operation, rule.permission)
+
+
+@lru_cache(maxsize=10_000)
+def plain_address(host: str) -> str:
+    """Return an address in one form, so that `::1` equals `0:0:0:0:0:0:0:1`; other texts stay.
+
+    An IPv4 client of an IPv6 socket has its IPv4 address.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

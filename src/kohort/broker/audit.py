@@ -1,0 +1,440 @@
+"""The audit log: logins, refusals, and changes of topics, groups, ACLs, users, quotas and configurations.
+
+Each line of the file is a JSON object. Recording never blocks: a bounded queue leads to a thread that writes. A full
+queue or disk loses entries, and a line with `"event": "lost"` counts them. Refusals and failed logins that repeat are
+written once in ten seconds with their number, so that a client can't push older entries out of the file.
+
+| field | content |
+|---|---|
+| `time` | when, in UTC |
+| `event` | `login`, `refusal`, `change` or `lost` |
+| `principal`, `host`, `client_id` | the client |
+| `api` | the API that the client called |
+| `operation`, `resource_type`, `resource` | what was refused or changed |
+| `result` | `allowed` or `refused`; of a login `succeeded` or `failed` |
+| `details` | of a change: names of properties, or the ACL; never a value of a property, a password or a salt |
+| `count` | how often the entry was repeated or lost; otherwise absent |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource
+from kohort.broker.server.connection import Principal
+from kohort.broker.server.requests import Request
+from kohort.ids import AclOperation, AclPattern, AclPermission
+from kohort.wire.cluster_admin import AlterClientQuotasRequest, AlterClientQuotasResponse
+from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
+from kohort.wire.discovery import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kohort.wire.groups import DeleteGroupsResponse
+from kohort.wire.message import Message
+from kohort.wire.offsets import OffsetDeleteRequest, OffsetDeleteResponse
+from kohort.wire.security import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsResponse,
+)
+
+log = logging.getLogger("kohort.broker")
+
+FILE = "audit.log"
+QUEUE_MAX = 10_000
+"""The most entries that wait for the disk, about 5 MB of memory. Entries beyond it are lost and counted."""
+REPEAT_S = 10.0
+"""Equal refusals within this time are one line."""
+REPEATS_MAX = 1_000
+"""The most refusals remembered, which bounds memory; clients choose names."""
+TEXT_MAX = 1_000
+"""The longest text of a field. Clients choose names of up to 32,767 bytes."""
+WAKE_S = 1.0
+CLOSE_S = 5.0
+"""Time that the last entries get to reach the disk when the broker ends."""
+
+Entry: TypeAlias = dict[str, Any]
+
+
+class AuditLog:
+    """The audit log of one broker. All methods may be called on the loop: they never wait."""
+
+    def __init__(self, path: Path, file_bytes: int, files: int) -> None:
+        """Create a log; nothing is written before the first entry.
+
+        Args:
+            path: the current file. Older ones have a number at the end, 1 for the latest.
+            file_bytes: a file of this size is renamed, and a new one is begun.
+            files: the number of files kept, with the current one.
+        """
+        self._lost_in_queue = self._lost_on_disk = self._lost_told = 0
+        self._queue: queue.Queue[Entry | None] = queue.Queue(QUEUE_MAX)
+        self._file = _RotatedFile(path, file_bytes, files)
+        self._repeats: OrderedDict[tuple[Any, ...], _Repeat] = OrderedDict()
+        self._thread: threading.Thread | None = None
+        self._failing = False
+
+    @property
+    def lost(self) -> int:
+        """The number of entries that were lost since the broker's start."""
+        return self._lost_in_queue + self._lost_on_disk
+
+    # -- what is recorded
+
+    def login(
+        self, principal: Principal | str, host: str, mechanism: str, ok: bool, client_id: str | None = None
+    ) -> None:
+        """Record a login.
+
+        Args:
+            principal: the principal, or the name that the client gave if its login failed.
+            host: the client's address.
+            mechanism: the SASL mechanism, or `SSL`.
+            ok: whether the login succeeded.
+            client_id: the client id of the login's request, if it has one.
+        """
+        entry = {
+            "event": "login",
+            "principal": _cut(str(principal)),
+            "host": host,
+            "client_id": _cut(client_id),
+            "api": "SaslAuthenticate",
+            "details": _cut(mechanism),
+            "result": "succeeded" if ok else "failed",
+        }
+        self._put(entry)
+
+    def refused(self, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> None:
+        """Record that a client may not do an operation on a resource."""
+        self._put({"event": "refusal", **_of(caller, operation.name, resource.name, name), "result": "refused"})
+
+    def changed(self, caller: Caller, change: Change) -> None:
+        """Record a change that was made."""
+        entry = _of(caller, change.operation, change.resource_type, change.name)
+        details = {"details": _cut(change.details)} if change.details else {}
+        self._put({"event": "change", **entry, **details, "result": "allowed"})
+
+    def answered(self, request: Request[Any], response: Message) -> None:
+        """Record the changes that a request made, by its response."""
+        if getattr(request.message, "validate_only", False):
+            return
+        for change in CHANGES[request.api](request.message, response):
+            if not change.error:
+                self.changed(request, change)
+
+    def _put(self, entry: Entry) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name="kohort-audit", daemon=True)
+            self._thread.start()
+        entry["time"] = time.time()
+        try:
+            self._queue.put_nowait(entry)
+        except queue.Full:
+            self._lost_in_queue += 1
+
+    def close(self) -> None:
+        """Write the waiting entries and close the file."""
+        thread = self._thread
+        if thread is None:
+            return
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_S)
+            thread.join(CLOSE_S)
+
+    # -- the thread
+
+    def _write_all(self) -> None:
+        while True:
+            try:
+                entry = self._queue.get(timeout=WAKE_S if self._repeats else None)
+            except queue.Empty:
+                self._write_repeats(time.time() - REPEAT_S)
+                continue
+            if entry is None:
+                break
+            if entry["result"] in ("refused", "failed"):
+                self._write_repeatable(entry)
+            else:
+                self._write(entry)
+            self._write_repeats(entry["time"] - REPEAT_S)
+        self._write_repeats(float("inf"))
+        self._file.close()
+
+    def _write_repeatable(self, entry: Entry) -> None:
+        key = tuple(value for name, value in entry.items() if name != "time")
+        repeat = self._repeats.get(key)
+        if repeat is not None:
+            repeat.count += 1
+            repeat.latest = entry
+            return
+        self._repeats[key] = _Repeat(entry)
+        self._write(entry)
+        if len(self._repeats) > REPEATS_MAX:
+            self._write_repeat(self._repeats.popitem(last=False)[1])
+
+    def _write_repeats(self, before: float) -> None:
+        """Write the number of repetitions of entries that were first written before a time."""
+        while self._repeats:
+            key, repeat = next(iter(self._repeats.items()))
+            if repeat.first > before:
+                return
+            del self._repeats[key]
+            self._write_repeat(repeat)
+
+    def _write_repeat(self, repeat: _Repeat) -> None:
+        if repeat.count:
+            self._write({**repeat.latest, "count": repeat.count})
+
+    def _write(self, entry: Entry) -> None:
+        lines = []
+        lost = self.lost
+        if lost > self._lost_told:
+            lines.append(_line({"event": "lost", "count": lost - self._lost_told, "time": time.time()}))
+        lines.append(_line(entry))
+        try:
+            self._file.write(b"".join(lines))
+        except OSError as error:
+            self._lost_on_disk += 1
+            if not self._failing:
+                log.error(
+                    "audit log %s can't be written: %s; its entries are lost until it can", self._file.path, error
+                )
+            self._failing = True
+            return
+        self._lost_told = lost
+        if self._failing:
+            log.warning("audit log %s is written again: %d entries were lost", self._file.path, lost)
+        self._failing = False
+
+
+class _Repeat:
+    """A written entry, with its repetitions since."""
+
+    __slots__ = ("count", "first", "latest")
+
+    def __init__(self, entry: Entry) -> None:
+        self.first: float = entry["time"]
+        self.count = 0
+        self.latest = entry
+
+
+class _RotatedFile:
+    """A file that only its owner can read, renamed when it is full. A full disk leaves no broken line before others."""
+
+    def __init__(self, path: Path, file_bytes: int, files: int) -> None:
+        self.path = path
+        self._file_bytes = file_bytes
+        self._files = files
+        self._fd = -1
+        self._size = 0
+        self._whole = True
+
+    def write(self, data: bytes) -> None:
+        """Append lines.
+
+        Raises:
+            OSError: they could not be written as a whole.
+        """
+        if self._fd >= 0 and self._size and self._size + len(data) > self._file_bytes:
+            self._rotate()
+        if self._fd < 0:
+            self._open()
+        if not self._whole:
+            data = b"\n" + data
+        written = os.write(self._fd, data)
+        self._size += written
+        self._whole = written == len(data)
+        if not self._whole:
+            raise OSError(f"only {written} of {len(data)} bytes could be written")
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self.path, flags, 0o600)
+        self._size = os.fstat(self._fd).st_size
+        self._whole = not self._size or os.pread(self._fd, 1, self._size - 1) == b"\n"
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._files - 1, 0, -1):
+            source = self._numbered(number - 1)
+            if source.exists():
+                source.replace(self._numbered(number))
+        if self._files == 1:
+            self.path.unlink(missing_ok=True)
+
+    def _numbered(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
+
+    def close(self) -> None:
+        """Close the file; a later line opens it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    moment = datetime.fromtimestamp(entry["time"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        json.dumps({"time": moment, **{key: value for key, value in entry.items() if key != "time"}}).encode() + b"\n"
+    )
+
+
+def _of(caller: Caller, operation: str, resource_type: str, name: str) -> Entry:
+    return {
+        "principal": _cut(str(caller.principal)),
+        "host": caller.host,
+        "client_id": _cut(caller.client_id),
+        "api": caller.api,
+        "operation": operation,
+        "resource_type": resource_type,
+        "resource": _cut(name),
+    }
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}…"
+
+
+# -- changes, by the responses of the APIs that make them
+
+
+class Change(NamedTuple):
+    """A change that a request asked for, and its error code."""
+
+    operation: str
+    resource_type: str
+    name: str
+    error: int = 0
+    details: str = ""
+
+
+def _created(request: CreateTopicsRequest, response: CreateTopicsResponse) -> Iterator[Change]:
+    configs = {topic.name: ", ".join(config.name for config in topic.configs) for topic in request.topics}
+    for topic in response.topics:
+        yield Change("CREATE", "TOPIC", topic.name, topic.error_code, configs.get(topic.name, ""))
+
+
+def _deleted(_request: Message, response: DeleteTopicsResponse) -> Iterator[Change]:
+    for topic in response.responses:
+        yield Change("DELETE", "TOPIC", topic.name or str(topic.topic_id), topic.error_code)
+
+
+def _grown(request: CreatePartitionsRequest, response: CreatePartitionsResponse) -> Iterator[Change]:
+    counts = {topic.name: f"{topic.count} partitions" for topic in request.topics}
+    for topic in response.results:
+        yield Change("ALTER", "TOPIC", topic.name, topic.error_code, counts.get(topic.name, ""))
+
+
+def _records_deleted(_request: DeleteRecordsRequest, response: DeleteRecordsResponse) -> Iterator[Change]:
+    for topic in response.topics:
+        for part in topic.partitions:
+            details = f"partition {part.partition_index}, records before {part.low_watermark}"
+            yield Change("DELETE", "TOPIC", topic.name, part.error_code, details)
+
+
+def _configured(
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+    response: AlterConfigsResponse | IncrementalAlterConfigsResponse,
+) -> Iterator[Change]:
+    names = {
+        (resource.resource_type, resource.resource_name): ", ".join(config.name for config in resource.configs)
+        for resource in request.resources
+    }
+    kinds = {2: "TOPIC", 4: "BROKER", 32: "GROUP"}
+    for result in response.responses:
+        kind = kinds.get(result.resource_type, str(result.resource_type))
+        details = names.get((result.resource_type, result.resource_name), "")
+        yield Change("ALTER_CONFIGS", kind, result.resource_name, result.error_code, details)
+
+
+def _groups_deleted(_request: Message, response: DeleteGroupsResponse) -> Iterator[Change]:
+    for group in response.results:
+        yield Change("DELETE", "GROUP", group.group_id, group.error_code)
+
+
+def _offsets_deleted(request: OffsetDeleteRequest, response: OffsetDeleteResponse) -> Iterator[Change]:
+    for topic in response.topics:
+        for part in topic.partitions:
+            details = f"offset of {topic.name}-{part.partition_index}"
+            yield Change("DELETE", "GROUP", request.group_id, response.error_code or part.error_code, details)
+
+
+def _acls_created(request: CreateAclsRequest, response: CreateAclsResponse) -> Iterator[Change]:
+    for acl, result in zip(request.creations, response.results, strict=True):
+        if result.error_code:
+            continue
+        pattern, words = acl.resource_pattern_type, _rule(acl)
+        yield Change(
+            "ALTER", "CLUSTER", CLUSTER_NAME, 0, f"added: {words} {AclPattern(pattern).name} {acl.resource_name}"
+        )
+
+
+def _acls_deleted(_request: Message, response: DeleteAclsResponse) -> Iterator[Change]:
+    for result in response.filter_results:
+        for acl in result.matching_acls:
+            words, pattern = _rule(acl), AclPattern(acl.pattern_type).name
+            yield Change(
+                "ALTER", "CLUSTER", CLUSTER_NAME, result.error_code, f"deleted: {words} {pattern} {acl.resource_name}"
+            )
+
+
+def _rule(
+    acl: CreateAclsRequest.AclCreation | DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl,
+) -> str:
+    may, operation = AclPermission(acl.permission_type).name, AclOperation(acl.operation).name
+    return f"{may} {acl.principal} from {acl.host} {operation} {Resource(acl.resource_type).name}"
+
+
+def _users_changed(
+    request: AlterUserScramCredentialsRequest, response: AlterUserScramCredentialsResponse
+) -> Iterator[Change]:
+    details = {deletion.name: f"credential {deletion.mechanism} deleted" for deletion in request.deletions}
+    for upsertion in request.upsertions:
+        details[upsertion.name] = f"credential {upsertion.mechanism} set, {upsertion.iterations} iterations"
+    for result in response.results:
+        yield Change("ALTER", "USER", result.user, result.error_code, details.get(result.user, ""))
+
+
+def _quotas_changed(request: AlterClientQuotasRequest, response: AlterClientQuotasResponse) -> Iterator[Change]:
+    for entry, result in zip(request.entries, response.entries, strict=False):
+        name = ", ".join(f"{part.entity_type}={part.entity_name or '<default>'}" for part in entry.entity)
+        details = ", ".join(op.key for op in entry.ops)
+        yield Change("ALTER_CONFIGS", "QUOTA", name, result.error_code, details)
+
+
+CHANGES: dict[str, Callable[[Any, Any], Iterator[Change]]] = {
+    "AlterClientQuotas": _quotas_changed,
+    "AlterConfigs": _configured,
+    "AlterUserScramCredentials": _users_changed,
+    "CreateAcls": _acls_created,
+    "CreatePartitions": _grown,
+    "CreateTopics": _created,
+    "DeleteAcls": _acls_deleted,
+    "DeleteGroups": _groups_deleted,
+    "DeleteRecords": _records_deleted,
+    "DeleteTopics": _deleted,
+    "IncrementalAlterConfigs": _configured,
+    "OffsetDelete": _offsets_deleted,
+}
+"""The APIs that change something, with the changes in their responses."""

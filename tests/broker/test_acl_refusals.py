@@ -1,0 +1,71 @@
+"""Every API refuses a client without a right, at the place in its answer where Kafka's clients look for it.
+
+Each case is sent with all of its rights, and without each one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from kohort import Broker
+from kohort.broker.authorization import NEEDS, Resource
+from kohort.broker.routes import ROUTES
+from kohort.ids import AclOperation
+from tests.broker.acl_cases import CASES, CLIENT_HOST, SETTINGS, Case, Names, grant, prepare, refusals, right, take_over
+from tests.broker.raw import RawClient
+
+_runs = itertools.count(1)
+BEFORE = {
+    ("CreateDelegationToken", AclOperation.CREATE_TOKENS, Resource.USER),
+    ("DescribeDelegationToken", AclOperation.DESCRIBE, Resource.DELEGATION_TOKEN),
+    ("DescribeDelegationToken", AclOperation.DESCRIBE_TOKENS, Resource.USER),
+}
+"""Needs of requests that every client is refused before, because the broker has no delegation tokens."""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    settings = {**SETTINGS, "group.initial.rebalance.delay.ms": 0}
+    with Broker(tmp_path_factory.mktemp("guarded"), settings) as broker:
+        with RawClient(broker.bootstrap_servers) as admin:
+            take_over(admin)
+        yield broker.bootstrap_servers
+
+
+def test_every_need_of_every_api_has_a_case() -> None:
+    """Also push frames have: tests/broker/test_authorization.py."""
+    names = Names.of("n")
+    cases = {(case.api, *right(text, names)[:2]) for case in CASES for text in case.rights}
+    needs = {(route.name, need.operation, need.resource) for route in ROUTES.values() for need in NEEDS[route.name]}
+    implied = {  # READ and DELETE imply DESCRIBE; a test of its own has groups with members
+        ("DeleteTopics", AclOperation.DESCRIBE, Resource.TOPIC),
+        ("ConsumerGroupDescribe", AclOperation.DESCRIBE, Resource.TOPIC),
+        ("DescribeTransactions", AclOperation.DESCRIBE, Resource.TOPIC),
+    }
+    assert needs - cases == BEFORE | implied
+    assert cases <= needs
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_missing_right_is_refused_and_all_rights_are_enough(case: Case, guarded: str) -> None:
+    names = Names.of(f"c{next(_runs)}")
+    with RawClient(guarded) as admin, RawClient(guarded, host=CLIENT_HOST) as client:
+        prepare(admin, names)
+        for missing in case.rights:
+            grant(admin, names, [text for text in case.rights if text != missing])
+            answer = client.ask(case.make(names), case.version)
+            _, kind, _ = right(missing, names)
+            if case.shows and kind.name != "GROUP":
+                assert not refusals(answer), "a list is filtered"
+            elif not case.shows:
+                assert (case.code or kind.refusal) in refusals(answer)
+            if case.shows:
+                assert names.name(case.shows) not in repr(answer)
+        grant(admin, names, case.rights)
+        answer = client.ask(case.make(names), case.version)
+        assert not refusals(answer)
+        if case.shows:
+            assert names.name(case.shows) in repr(answer)

@@ -1,0 +1,257 @@
+"""The audit log: what it has, what it never has, and that it neither grows nor blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort import Admin, Broker
+from kohort.broker import audit
+from kohort.broker.audit import CHANGES, FILE, AuditLog, Change
+from kohort.broker.authorization import PastCaller, Resource
+from kohort.broker.config.settings import broker_configs
+from kohort.broker.server.connection import Principal
+from kohort.client.admin.values import (
+    Acl,
+    AclFilter,
+    AclPermission,
+    AclResource,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+    ScramCredential,
+)
+from kohort.errors import KafkaError
+from kohort.ids import AclOperation
+from tests.broker.acl_cases import SETTINGS
+from tests.broker.raw import RawClient, fetch
+from tests.support.waiting import until
+
+ALICE = PastCaller(Principal("User", "alice"), "10.0.0.1", "app", "Fetch")
+READ = AclOperation.READ
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def refuse(log: AuditLog, name: str = "t") -> None:
+    log.refused(ALICE, READ, Resource.TOPIC, name)
+
+
+# -- the file
+
+
+def test_entries_have_kafkas_words_and_only_the_owner_can_read_them(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    log.login("alice", "10.0.0.1", "SCRAM-SHA-512", False, "app")
+    log.login(ALICE.principal, "10.0.0.1", "SCRAM-SHA-512", True)
+    refuse(log)
+    log.changed(ALICE, Change("DELETE", "TOPIC", "t"))
+    log.close()
+    found = lines(tmp_path / FILE)
+    assert all(entry.pop("time").endswith("Z") for entry in found)
+    client = {"principal": "User:alice", "host": "10.0.0.1", "client_id": "app", "api": "Fetch"}
+    login = {"event": "login", "host": "10.0.0.1", "api": "SaslAuthenticate", "details": "SCRAM-SHA-512"}
+    topic = {"resource_type": "TOPIC", "resource": "t"}
+    assert found == [
+        {**login, "principal": "alice", "client_id": "app", "result": "failed"},
+        {**login, "principal": "User:alice", "client_id": None, "result": "succeeded"},
+        {"event": "refusal", **client, "operation": "READ", **topic, "result": "refused"},
+        {"event": "change", **client, "operation": "DELETE", **topic, "result": "allowed"},
+    ]
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_full_files_are_renamed_and_their_number_is_bounded(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / FILE, 4096, 3)
+    for number in range(200):
+        refuse(log, f"topic-{number}")
+    log.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [FILE, f"{FILE}.1", f"{FILE}.2"]
+    assert all((tmp_path / name).stat().st_size <= 4096 for name in names)
+    kept = [entry["resource"] for name in reversed(names) for entry in lines(tmp_path / name)]
+    assert kept == [f"topic-{number}" for number in range(200 - len(kept), 200)], "the latest, in order"
+
+
+def test_repeated_refusal_is_written_once_with_its_number(tmp_path: Path) -> None:
+    """A client that fetches again and again pushes nothing out of the file."""
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    for _ in range(1_000):
+        refuse(log)
+    for _ in range(2):
+        log.login("mallory", "10.0.0.9", "PLAIN", False)
+    log.close()
+    found = [(entry["principal"], entry.get("count")) for entry in lines(tmp_path / FILE)]
+    assert found == [("User:alice", None), ("mallory", None), ("User:alice", 999), ("mallory", 1)]
+
+
+def test_changes_are_all_written(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    for _ in range(5):
+        log.changed(ALICE, Change("CREATE", "TOPIC", "t"))
+    log.close()
+    assert len(lines(tmp_path / FILE)) == 5
+
+
+def test_recording_never_waits_and_lost_entries_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk hangs, entries beyond the queue are lost."""
+    monkeypatch.setattr(audit, "QUEUE_MAX", 10)
+    pipe = tmp_path / FILE
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    log = AuditLog(pipe, 1 << 40, 3)
+    try:
+        for number in range(5_000):
+            log.changed(ALICE, Change("CREATE", "TOPIC", f"{number:0900}"))
+        assert log.lost > 3_000
+        said = b""
+
+        def counted() -> bool:
+            nonlocal said
+            said += os.read(reader, 1 << 20)
+            if said.count(b"\n") > 5:
+                log.changed(ALICE, Change("CREATE", "TOPIC", "late"))
+            return b'"event": "lost"' in said
+
+        until(counted, "the number of lost entries")
+    finally:
+        os.close(reader)
+        log.close()
+
+
+def test_disk_that_can_not_be_written_loses_entries_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).mkdir()
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    for number in range(3):
+        log.changed(ALICE, Change("CREATE", "TOPIC", str(number)))
+    until(lambda: log.lost == 3, "all are lost")
+    (tmp_path / FILE).rmdir()
+    log.changed(ALICE, Change("CREATE", "TOPIC", "t"))
+    log.close()
+    first, second = lines(tmp_path / FILE)
+    assert (first["event"], first["count"]) == ("lost", 3)
+    assert second["resource"] == "t"
+    assert [record.levelname for record in caplog.records if "audit log" in record.getMessage()] == ["ERROR", "WARNING"]
+
+
+def test_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / FILE).symlink_to(tmp_path / "other")
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    log.changed(ALICE, Change("CREATE", "TOPIC", "t"))
+    until(lambda: log.lost == 1, "it is lost")
+    log.close()
+    assert (tmp_path / "other").read_text() == "kept"
+
+
+def test_broken_line_of_a_crash_does_not_break_the_next(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"event": "chan')
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    log.changed(ALICE, Change("CREATE", "TOPIC", "t"))
+    log.close()
+    assert json.loads((tmp_path / FILE).read_text().splitlines()[1])["resource"] == "t"
+
+
+def test_hostile_names_stay_one_short_line(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    refuse(log, '\n{"event": "login"}\r\u2028\x00' + "x" * 30_000)
+    log.close()
+    data = (tmp_path / FILE).read_bytes()
+    assert data.count(b"\n") == 1
+    assert len(data) < 3_000
+    assert data.isascii()
+
+
+# -- a broker
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with Broker(tmp_path / "data", {**SETTINGS}) as broker:
+        with RawClient(broker.bootstrap_servers, "reader") as client, Admin(broker.bootstrap_servers) as admin:
+            run(client, admin)
+    return tmp_path / "data"
+
+
+PASSWORD, VALUE = "correct-horse", "86400123"
+
+
+def run(client: RawClient, admin: Admin) -> None:
+    """Change one thing of each kind, and be refused once."""
+    admin.create_topics([NewTopic("t", 1, configs={"retention.ms": VALUE})]).all()
+    admin.create_partitions({"t": 2}).all()
+    admin.incremental_alter_configs({ConfigResource(ResourceType.TOPIC, "t"): {"retention.ms": VALUE}}).all()
+    admin.alter_user_scram_credentials([ScramCredential("dave", PASSWORD)]).all()
+    admin.alter_client_quotas({(("user", "dave"),): {"producer_byte_rate": 1e6}}).all()
+    admin.create_topics([NewTopic("t", 1)])  # it exists: no change
+    rule = Acl("User:ANONYMOUS", READ, AclResource.TOPIC, "t", permission=AclPermission.DENY)
+    admin.create_acls([rule]).all()
+    for _ in range(3):
+        fetch(client, "t", 0, 0)
+    admin.delete_acls([AclFilter(principal="User:ANONYMOUS")]).all()
+    admin.delete_topics(["t"]).all()
+
+
+def test_broker_records_changes_and_refusals_without_secrets(folder: Path) -> None:
+    entries = lines(folder / FILE)
+    told = [
+        (entry["api"], entry["operation"], entry["resource_type"], entry["resource"], entry.get("details"))
+        for entry in entries
+        if entry["event"] == "change"
+    ]
+    assert told == [
+        ("CreateTopics", "CREATE", "TOPIC", "t", "retention.ms"),
+        ("CreatePartitions", "ALTER", "TOPIC", "t", "2 partitions"),
+        ("IncrementalAlterConfigs", "ALTER_CONFIGS", "TOPIC", "t", "retention.ms"),
+        ("AlterUserScramCredentials", "ALTER", "USER", "dave", "credential 2 set, 8192 iterations"),
+        ("AlterClientQuotas", "ALTER_CONFIGS", "QUOTA", "user=dave", "producer_byte_rate"),
+        ("CreateAcls", "ALTER", "CLUSTER", "kafka-cluster", "added: DENY User:ANONYMOUS from * READ TOPIC LITERAL t"),
+        ("DeleteAcls", "ALTER", "CLUSTER", "kafka-cluster", "deleted: DENY User:ANONYMOUS from * READ TOPIC LITERAL t"),
+        ("DeleteTopics", "DELETE", "TOPIC", "t", None),
+    ]
+    refused = [entry for entry in entries if entry["event"] == "refusal"]
+    assert {entry["client_id"] for entry in refused} == {"reader"}
+    assert [(entry["api"], entry["resource"], entry.get("count")) for entry in refused] == [
+        ("Fetch", "t", None),
+        ("Fetch", "t", 2),
+    ]
+    users = json.loads((folder / "users.json").read_text())["dave"]["SCRAM-SHA-512"]
+    text = (folder / FILE).read_text()
+    for secret in (PASSWORD, VALUE, *(str(value) for name, value in users.items() if name != "iterations")):
+        assert secret not in text
+
+
+def test_broker_without_an_authorizer_writes_none_unless_it_is_asked(tmp_path: Path) -> None:
+    assert not broker_configs({})[0].is_audited
+    assert broker_configs({"audit.log": "on"})[0].is_audited
+    assert broker_configs(SETTINGS)[0].is_audited
+    assert not broker_configs({**SETTINGS, "audit.log": "off"})[0].is_audited
+    for choice in ("off", "on"):
+        with Broker(tmp_path / choice, {"audit.log": choice}) as broker, Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("t", 1)]).all()
+        assert (tmp_path / choice / FILE).exists() is (choice == "on")
+
+
+def test_every_api_that_changes_something_an_operator_asks_about_is_recorded() -> None:
+    changing = ("Alter", "Create", "Delete", "Incremental", "OffsetDelete")
+    from kohort.broker.routes import ROUTES
+
+    found = {route.name for route in ROUTES.values() if route.name.startswith(changing)}
+    nothing = {"AlterPartitionReassignments", "AlterReplicaLogDirs", "CreateDelegationToken"}
+    assert found - nothing == CHANGES.keys(), "the others change nothing on a single broker"
+
+
+def test_error_of_kafka_is_no_change(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", {"audit.log": "on"}) as broker, Admin(broker.bootstrap_servers) as admin:
+        with pytest.raises(KafkaError):
+            admin.delete_topics(["none"]).all()
+        admin.create_topics([NewTopic("t", 1)], validate_only=True).all()
+    assert not (tmp_path / "data" / FILE).exists()
