@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from kohort.cli.app import DONE, UsageError
+from kohort.cli.broker import SecurityOptions
 from kohort.cli.common import REACH_MS, Common, assignments, properties_of
 from kohort.cli.output import show, show_json
 
@@ -29,20 +30,17 @@ OF_SHARD = (
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class AccessOptions:
-    """The options about rights: the coordinator's at Kafka, and those of its clients."""
+class CoordinatorSecurity(SecurityOptions):
+    """The options about security: of the listener as a broker's, and of the connection to Kafka."""
 
     command_config: Path | None = None
     """A file of Kafka client properties, for secure connections to Kafka."""
-
-    insecure: Annotated[bool, Parameter(negative="")] = False
-    """Serve everyone without a login, also at an address that other machines can reach."""
 
     trust_everyone: Annotated[bool, Parameter(negative="")] = False
     """Start in front of a secured Kafka too, where every client then has the coordinator's own rights."""
 
 
-_NOT_EVERYONE = AccessOptions()
+_OPEN = CoordinatorSecurity()
 
 
 @Parameter(name="*")
@@ -83,7 +81,7 @@ def coordinator(
     id_: Annotated[int | None, Parameter(name="--id")] = None,
     zookeeper: ZooKeeperOptions = _WITHOUT_ZOOKEEPER,
     metrics_listen: str | None = None,
-    access: AccessOptions = _NOT_EVERYONE,
+    security: CoordinatorSecurity = _OPEN,
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
 ) -> int:
     """Serve consumer groups over an existing Apache Kafka cluster. Ends cleanly with SIGTERM or Ctrl-C.
@@ -99,16 +97,19 @@ def coordinator(
         metrics_listen: HOST:PORT where Prometheus reads its figures; the property metrics.listen.
         set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
     """
+    from kohort.broker.security.listeners import planned_listeners
     from kohort.client.settings import ConnectionConfig, client_config
     from kohort.cluster.run import Options, run_coordinator
     from kohort.cluster.settings import configured
     from kohort.errors import InvalidInputError
-    from kohort.settings.config import parse_listen
 
-    properties: dict[str, Any] = {**assignments(set_)}
+    if security.secure is not None:
+        raise UsageError("--secure is for brokers: give a coordinator --tls and --sasl")
+    properties: dict[str, Any]
+    listen, properties = security.applied(listen, {**assignments(set_)}, None)
     if metrics_listen is not None:
         properties["metrics.listen"] = metrics_listen
-    common = Common(bootstrap_server=kafka, command_config=access.command_config)
+    common = Common(bootstrap_server=kafka, command_config=security.command_config)
     servers, given = common.client_settings(ConnectionConfig)
     try:
         options = Options(
@@ -117,10 +118,9 @@ def coordinator(
             configured(properties),
             zookeeper.address(),
             id_,
-            access.insecure,
-            access.trust_everyone,
+            security.trust_everyone,
         )
-        parse_listen(listen)
+        planned_listeners(listen, options.configured.security)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
     return run_coordinator(options)

@@ -11,6 +11,7 @@ says of itself in ApiVersions. Other clients get these answers:
 | Metadata, DescribeTopicPartitions: topics | TOPIC_AUTHORIZATION_FAILED |
 | Produce, ListOffsets, Fetch | the same, for clients that overlook it in Metadata (`_OVERLOOKS`) |
 | FindCoordinator of a transactional id | CLUSTER_AUTHORIZATION_FAILED, which ends librdkafka's wait too; and the text |
+| SaslHandshake, SaslAuthenticate | those of a login: only clients that log in are told anything |
 | every other | INVALID_REQUEST, and the text if the response has a field for one |
 
 Kafka's protocol has no error code for an address that serves other clients. Each code here is one that the clients
@@ -29,6 +30,9 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from kohort.broker.api.discovery import api_versions
+from kohort.broker.api.sasl import sasl_authenticate, sasl_handshake
+from kohort.broker.audit import AuditLog
+from kohort.broker.authorization import Authorizer
 from kohort.broker.endpoints import Coordinated
 from kohort.broker.metrics import Metrics
 from kohort.broker.routes import ROUTES
@@ -39,6 +43,7 @@ from kohort.broker.server.framing import Frame
 from kohort.broker.server.refusals import refusal
 from kohort.broker.server.requests import Request
 from kohort.cluster.host import CoordinatorHost
+from kohort.cluster.kafka_authorizer import KafkaAuthorizer
 from kohort.errors import ErrorCode
 from kohort.wire.data import FetchRequest, ListOffsetsRequest, ProduceRequest
 from kohort.wire.discovery import (
@@ -52,6 +57,7 @@ from kohort.wire.discovery import (
 )
 from kohort.wire.groups import FindCoordinatorRequest
 from kohort.wire.message import Message
+from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 
 log = logging.getLogger("kohort.cluster")
 
@@ -75,15 +81,35 @@ Metadata names this coordinator to them as the leader of the topic's partitions.
 request.
 """
 
+_Partition: TypeAlias = MetadataResponse.MetadataResponseTopic.MetadataResponsePartition
 Dispatch: TypeAlias = Callable[[Connection, Frame], None]
 
 
 class Refusals:
-    """The host of all requests of other clients: it refuses each, and logs each client once a minute."""
+    """The host of all requests of other clients: it refuses each, and logs each client once a minute.
 
-    def __init__(self, host: CoordinatorHost, clock: Callable[[], float] = time.monotonic) -> None:
-        """Refuse in the name of `host`, whose metrics and fault rules count here too."""
-        self._host = host
+    Attributes:
+        host: the coordinator.
+    """
+
+    authorizer: Authorizer | None = None
+    audit: AuditLog | None = None
+
+    def __init__(
+        self,
+        host: CoordinatorHost,
+        authorizer: KafkaAuthorizer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Refuse in the name of `host`, whose metrics and fault rules count here too.
+
+        Args:
+            host: the coordinator.
+            authorizer: who decides about kohort's own clients; while its rules are stale, they are refused too.
+            clock: seconds.
+        """
+        self.host = host
+        self._rules = authorizer
         self._clock = clock
         self._refused: OrderedDict[int, int] = OrderedDict()
         self._logged_s: OrderedDict[tuple[str, tuple[str, str] | None, str | None], float] = OrderedDict()
@@ -91,16 +117,16 @@ class Refusals:
     @property
     def metrics(self) -> Metrics:
         """The metrics of the host."""
-        return self._host.metrics
+        return self.host.metrics
 
     @property
     def faults(self) -> Faults:
         """The fault rules of the host."""
-        return self._host.faults
+        return self.host.faults
 
     def release(self, client: ClientSession) -> None:
         """Release the client's delayed heartbeats, which it has none of."""
-        self._host.release(client)
+        self.host.release(client)
 
     @property
     def text(self) -> str:
@@ -111,11 +137,14 @@ class Refusals:
 
     @property
     def _kafka(self) -> str:
-        return ",".join(f"{place.host}:{place.port}" for place in self._host.topics.brokers[:ADDRESSES_NAMED])
+        return ",".join(f"{place.host}:{place.port}" for place in self.host.topics.brokers[:ADDRESSES_NAMED])
 
     def refuse(self, request: Request[Message]) -> Message | None:
         """Answer with the error code of this kind of request, in every place of the response that has one."""
         message = request.message
+        if request.client.is_own:
+            text = "the coordinator cannot ask Kafka who may do what: retrying"
+            return self._later(request, refusal(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, text))
         if isinstance(message, ProduceRequest) and message.acks == 0:
             self._log(request)
             request.connection.close()  # as Kafka does: there is no response that could carry the error
@@ -124,7 +153,7 @@ class Refusals:
 
     def api_versions(self, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
         """Introduce the client, and list the APIs that it is refused in words."""
-        response = api_versions(self._host, request)
+        response = api_versions(self.host, request)
         if not request.client.is_own and not response.error_code:
             response.api_keys = [*REFUSED_API_KEYS]
         return response
@@ -134,15 +163,17 @@ class Refusals:
 
         A list of all topics is answered with one refused name, because an empty list would say that there are none.
         """
-        here, asked = self._host.me, request.message.topics
+        if request.client.is_own:
+            return self.refuse(request)
+        here, asked = self.host.me, request.message.topics
         everything = asked is None or (request.version == 0 and not asked)
         make = MetadataResponse.MetadataResponseTopic
         software = request.client.software
         overlooks = software is not None and software[0] in _OVERLOOKS
         topics = [
             make(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=topic.name, topic_id=topic.topic_id)
-            if not overlooks or topic.name not in self._host.topics.by_name
-            else make(name=topic.name, topic_id=topic.topic_id, partitions=self._led_here(topic.name))
+            if not overlooks or (partitions := self._led_here(topic.name)) is None
+            else make(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
             for topic in asked or ()
         ]
         if everything:
@@ -151,17 +182,22 @@ class Refusals:
         response = MetadataResponse(brokers=[node], cluster_id=self.text, controller_id=here.id, topics=topics)
         return self._answer(request, response)
 
-    def _led_here(self, topic: str) -> list[MetadataResponse.MetadataResponsePartition]:
-        """Return the partitions of a topic, as if this coordinator led them."""
-        make, me = MetadataResponse.MetadataResponsePartition, self._host.me.id
+    def _led_here(self, name: str | None) -> list[_Partition] | None:
+        """Return the partitions of a topic, as if this coordinator led them; None: the topic is not known."""
+        make, me = _Partition, self.host.me.id
+        topic = self.host.topics.by_name.get(name or "")
+        if topic is None:
+            return None
         return [
             make(partition_index=index, leader_id=me, replica_nodes=[me], isr_nodes=[me])
-            for index in range(self._host.topics.by_name[topic].partitions)
+            for index in range(topic.partitions)
         ]
 
     def describe_cluster(self, request: Request[DescribeClusterRequest]) -> Message | None:
         """Name this coordinator as the only node, with the error."""
-        here = self._host.me
+        if request.client.is_own:
+            return self.refuse(request)
+        here = self.host.me
         node = DescribeClusterResponse.DescribeClusterBroker(broker_id=here.id, host=here.host, port=here.port)
         response = DescribeClusterResponse(
             error_code=ErrorCode.INVALID_REQUEST,
@@ -172,6 +208,11 @@ class Refusals:
             brokers=[node],
         )
         return self._answer(request, response)
+
+    @property
+    def refuses_everyone(self) -> bool:
+        """Whether kohort's own clients have to wait too, because nobody says what they may do."""
+        return self._rules is not None and self._rules.is_stale
 
     def unknown_api_versions(self, request: Request[Message]) -> None:
         """Answer an unknown version of ApiVersions in the layout of version 0, which every client can decode."""
@@ -187,13 +228,16 @@ class Refusals:
     def _answer(self, request: Request[Message], response: Message) -> Message | None:
         """Log the client, and return the response; None: it is sent later, because the client goes on asking."""
         self._log(request)
+        return self._later(request, response)
+
+    def _later(self, request: Request[Message], response: Message) -> Message | None:
         number = request.client.number
         count = self._refused[number] = self._refused.pop(number, 0) + 1
         if len(self._refused) > CONNECTIONS_COUNTED_MAX:
             self._refused.popitem(last=False)
         if count <= ANSWERED_AT_ONCE:
             return response
-        self._host.loop.call_later(REPEAT_DELAY_S, request.reply, response)
+        self.host.loop.call_later(REPEAT_DELAY_S, request.reply, response)
         return None
 
     def _log(self, request: Request[Message]) -> None:
@@ -233,6 +277,8 @@ _ANSWERS: Mapping[int, Callable[[Refusals, Request[Any]], Message | None]] = {
     ApiVersionsRequest.API_KEY: Refusals.api_versions,
     MetadataRequest.API_KEY: Refusals.metadata,
     DescribeClusterRequest.API_KEY: Refusals.describe_cluster,
+    SaslHandshakeRequest.API_KEY: lambda refusals, request: sasl_handshake(refusals.host, request),
+    SaslAuthenticateRequest.API_KEY: lambda refusals, request: sasl_authenticate(refusals.host, request),
 }
 REFUSED_ROUTES: dict[int, Route[Refusals]] = {
     key: cast("Route[Refusals]", replace(cast("Route[Any]", route), handler=_ANSWERS.get(key, Refusals.refuse)))
@@ -249,11 +295,12 @@ class OwnClientsDispatcher:
     send, are always served.
     """
 
-    __slots__ = ("_refused", "_served")
+    __slots__ = ("_refusals", "_refused", "_served")
 
     def __init__(self, served: Dispatch, refusals: Refusals) -> None:
         """Serve with `served`, or refuse with `refusals`."""
         self._served = served
+        self._refusals = refusals
         refused: Dispatcher[Refusals] = Dispatcher(refusals, REFUSED_ROUTES, Refusals.unknown_api_versions)
         self._refused: Dispatch = refused.dispatch
 
@@ -263,7 +310,8 @@ class OwnClientsDispatcher:
         Raises:
             BadFrame: the frame is no request; the connection must be closed.
         """
-        if connection.client.is_own or PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
+        own = connection.client.is_own and not self._refusals.refuses_everyone
+        if own or PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
             self._served(connection, frame)
         else:
             self._refused(connection, frame)

@@ -13,24 +13,27 @@ A temporary failure is retried for as long as the process lives. A failure that 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import signal
-import socket
 import sys
+import tempfile
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kohort.broker.api import push
+from kohort.broker.api import push, sasl
 from kohort.broker.api.discovery import unknown_api_versions
+from kohort.broker.config.settings import super_users
+from kohort.broker.config.users import Users
 from kohort.broker.metrics import Exporter, Snapshot
 from kohort.broker.routes import GROUP_ROUTES
+from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
 from kohort.broker.server.dispatch import Dispatcher, Route, api_keys, route_table
-from kohort.broker.server.listener import listening_socket, open_file_limit, shares
+from kohort.broker.server.listener import ListenerSocket, open_file_limit, shares
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.health import reach
@@ -43,6 +46,7 @@ from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
+from kohort.cluster.kafka_authorizer import KafkaAuthorizer
 from kohort.cluster.kafka_security import refuse_secured_kafka, watch_security
 from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
 from kohort.cluster.retry import patiently
@@ -53,7 +57,6 @@ from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.settings.config import parse_listen
 from kohort.wire.coordinators import DescribeCoordinatorsResponse
 
 if TYPE_CHECKING:
@@ -107,9 +110,13 @@ class CoordinatorExporter(Exporter):
         yield from (owned, term, proof, load, p99, appends, fences)
 
 
-# -- APIs of a coordinator over Kafka: groups, endpoints, and its own description
+# -- APIs of a coordinator over Kafka: groups, endpoints, logins, and its own description
 
-COORDINATOR_ROUTES: dict[int, Route[CoordinatorHost]] = {**GROUP_ROUTES, **route_table([status.HANDLERS])}
+COORDINATOR_ROUTES: dict[int, Route[CoordinatorHost]] = {
+    **GROUP_ROUTES,
+    **status.STATUS_ROUTES,
+    **route_table([sasl.HANDLERS]),
+}
 
 
 T = TypeVar("T")
@@ -127,11 +134,10 @@ class Options:
 
     Attributes:
         kafka: connection settings of the Kafka cluster.
-        listen: HOST:PORT.
+        listen: HOST:PORT, or PROTOCOL://HOST:PORT.
         configured: the settings, from `settings.configured`.
         zookeeper: where ZooKeeper is; None: the coordinators use a group on Kafka.
         id: the node id that clients see; None: it is derived from the address.
-        insecure: whether other machines may reach the address, although no client authenticates.
         trust_everyone: whether the coordinator's clients may do what the coordinator itself may do at a secured Kafka.
     """
 
@@ -140,7 +146,6 @@ class Options:
     configured: Configured
     zookeeper: ZooKeeperAddress | None = None
     id: int | None = None
-    insecure: bool = False
     trust_everyone: bool = False
 
 
@@ -171,11 +176,9 @@ class RunningCoordinator:
         self._loop = loop
         self._options = options
         config = options.configured
-        sock = listening_socket(*parse_listen(options.listen))
+        listener = _listener(options)
         try:
-            if not options.insecure:
-                _refuse_beyond_loopback(sock)
-            self._host, self._port = advertised(config.socket, *sock.getsockname()[:2])
+            self._host, self._port = advertised(config.socket, listener.host, listener.port)
             room = shares(open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
             self._door = _door(options)
@@ -187,15 +190,30 @@ class RunningCoordinator:
                 (config.own.placement_group,),
                 api_keys(COORDINATOR_ROUTES),
             )
+            self._authorizer = self._kafka_authorizer()
+            self.host.authorizer = self._authorizer
             dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.take)
-            dispatch = OwnClientsDispatcher(dispatcher.dispatch, Refusals(self.host)).dispatch
-            self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatch)
+            refusals = Refusals(self.host, self._authorizer)
+            dispatch = OwnClientsDispatcher(dispatcher.dispatch, refusals).dispatch
+            self.serving = CoordinatorServing(self.host, [listener], config.socket, room, dispatch)
+            self._users = CoordinatorUsers(config.security)
+            logins = sasl_servers(options.listen, config.security, self._users, self.serving.server.logins)
+            listener.sasl = logins.get(listener.name)
         except BaseException:
-            sock.close()
+            listener.sock.close()
             raise
         self._tasks: list[asyncio.Task[None]] = []
         self._peers: Peers | None = None
         self.failed = False
+
+    def _kafka_authorizer(self) -> KafkaAuthorizer | None:
+        """Return who decides what clients may do; None: they may do everything, or do not log in."""
+        options = self._options
+        (plan,) = planned_listeners(options.listen, options.configured.security)
+        if options.trust_everyone or not plan.authenticates:
+            return None
+        chosen = options.configured.socket
+        return KafkaAuthorizer(self._client, super_users(chosen.super_users), chosen.allow_if_no_acl)
 
     @property
     def address(self) -> str:
@@ -212,7 +230,10 @@ class RunningCoordinator:
         await patiently("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
         if cluster.links.apart:
             raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
-        if not self._options.trust_everyone:
+        if self._authorizer is not None:
+            await self._authorizer.begin()
+            self._beside(self._authorizer.watch(), "access rules of Kafka")
+        elif not self._options.trust_everyone:
             await refuse_secured_kafka(self._client, self._options.kafka)
             self._beside(watch_security(self._client, self._options.kafka), "security of Kafka")
         topics = self.host.topics
@@ -308,6 +329,7 @@ class RunningCoordinator:
         await self.serving.close()
         await self._door.close()
         await self._client.close()
+        self._users.close()
 
 
 def _door(options: Options) -> CoordinationService:
@@ -317,18 +339,38 @@ def _door(options: Options) -> CoordinationService:
     return GroupCoordination(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
 
 
-def _refuse_beyond_loopback(sock: socket.socket) -> None:
-    """Check that only this machine can reach a socket, because no client authenticates.
+def _listener(options: Options) -> ListenerSocket:
+    """Bind the listener.
 
     Raises:
-        InvalidInputError: other machines can.
+        KafkaError: a setting is invalid, or the address can't be used.
     """
-    host = sock.getsockname()[0]
-    if not ipaddress.ip_address(host).is_loopback:
-        raise InvalidInputError(
-            f"other machines can reach --listen {host}, and this coordinator's clients do not authenticate: listen on "
-            "127.0.0.1; or, in a network where everyone may use all groups, start with --insecure"
-        )
+    listeners = open_listeners(options.listen, options.configured.security)
+    if len(listeners) > 1:
+        for listener in listeners:
+            listener.sock.close()
+        raise InvalidInputError("a coordinator has one listener: clients and other coordinators know one address of it")
+    return listeners[0]
+
+
+class CoordinatorUsers(Users):
+    """The users of a coordinator's listener, from `sasl.users.location`: in memory, as salted hashes."""
+
+    def __init__(self, security: Mapping[str, Any]) -> None:
+        """Read the file.
+
+        Raises:
+            InvalidInputError: it can't be read.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="kohort-coordinator-")
+        super().__init__(Path(self._folder.name))
+        location = security.get("sasl.users.location")
+        if location:
+            self.add_from(str(location))
+
+    def close(self) -> None:
+        """Forget the users."""
+        self._folder.cleanup()
 
 
 def run_coordinator(options: Options) -> int:

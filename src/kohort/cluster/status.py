@@ -6,20 +6,27 @@ Prometheus metrics of the shards come from the same rows (`own_shards`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.authorization import Resource, allowed
+from kohort.broker.server.dispatch import Handled, Route, handled, route_table
 from kohort.broker.server.requests import Request
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.shard_ownership import Tenure
 from kohort.coordinator.shard import Shard
+from kohort.ids import AclOperation
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
 
 
 def describe_coordinators(
     host: CoordinatorHost, request: Request[DescribeCoordinatorsRequest]
 ) -> DescribeCoordinatorsResponse:
-    """Return the placement that this process uses, and the state of its own shards."""
-    response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)])
+    """Return the placement that this process uses; and, to clients that may describe the cluster, its shards.
+
+    Every client learns the coordinators, as it learns brokers from Metadata: it asks all of them for groups.
+    """
+    sees_shards = allowed(host, request, AclOperation.DESCRIBE, Resource.CLUSTER)
+    response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)] if sees_shards else [])
     placement = host.door.placement
     if placement is not None:
         make = DescribeCoordinatorsResponse.Coordinator
@@ -64,3 +71,7 @@ def _shard(host: CoordinatorHost, shard: Shard, tenure: Tenure) -> DescribeCoord
 HANDLERS: list[Handled[CoordinatorHost]] = [
     handled(DescribeCoordinatorsRequest, DescribeCoordinatorsResponse, describe_coordinators)
 ]
+STATUS_ROUTES: dict[int, Route[CoordinatorHost]] = {
+    key: replace(route, needs=()) for key, route in route_table([HANDLERS]).items()
+}
+"""The route of DescribeCoordinators, whose handler checks the right itself."""
