@@ -174,6 +174,13 @@ def test_status_shows_shards_only_with_the_right_to_describe_the_cluster(
     assert {shard["phase"] for shard in json.loads(done.stdout)["shards"]} == {"not known"}
 
 
+def test_a_coordinator_that_dies_is_noticed_at_a_listener_with_logins(secured_place: SecuredPlace) -> None:
+    address, _ = secured_place.secured.client("BOTH")
+    with CoordinatorProcess(address, *secured_place.args) as second:
+        second.kill()
+        until(lambda: "is suspected: it refuses connections" in secured_place.process.log, "it is missed", WAIT_S)
+
+
 # -- the authorizer by itself, over real clusters
 
 BOB = PastCaller(Principal("User", "bob"), "127.0.0.1", None, "JoinGroup")

@@ -15,8 +15,15 @@ from typing import Any, cast
 import pytest
 
 from kohort import Admin, TopicPartition
+from kohort.broker.server.framing import BadFrame
 from kohort.cluster.host import CoordinatorHost
-from kohort.cluster.other_clients import ANSWERED_AT_ONCE, LOG_INTERVAL_S, REPEAT_DELAY_S, Refusals
+from kohort.cluster.other_clients import (
+    ANSWERED_AT_ONCE,
+    LOG_INTERVAL_S,
+    REPEAT_DELAY_S,
+    OwnClientsDispatcher,
+    Refusals,
+)
 from kohort.errors import ErrorCode, NotFoundError
 from kohort.io.java import java_path, log_settings
 from kohort.wire.discovery import CreateTopicsRequest, MetadataRequest
@@ -149,6 +156,7 @@ class RefusedRequest:
     """A request as `Refusals` reads it, and what it was answered later."""
 
     def __init__(self, number: int, client_id: str = "app", host: str = "10.0.0.1") -> None:
+        self.parts = None
         self.key, self.version, self.api, self.client_id = 3, 12, "Metadata", client_id
         self.message = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="flights")])
         self.client = SimpleNamespace(number=number, host=host, software=("sarama", "1"), is_own=False)
@@ -196,7 +204,7 @@ def test_a_client_that_goes_on_asking_waits_for_its_answers(host: CoordinatorHos
 
 def test_the_log_names_each_client_once_a_minute(host: CoordinatorHost, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    refusals = Refusals(host, lambda: now[0])
+    refusals = Refusals(host, clock=lambda: now[0])
 
     def lines(*requests: RefusedRequest) -> int:
         caplog.clear()
@@ -209,3 +217,22 @@ def test_the_log_names_each_client_once_a_minute(host: CoordinatorHost, caplog: 
         assert lines(RefusedRequest(4, client_id="other"), RefusedRequest(5, host="10.0.0.2")) == 2
         now[0] = LOG_INTERVAL_S
         assert lines(RefusedRequest(6), RefusedRequest(7)) == 1
+
+
+def test_own_clients_wait_while_nobody_says_what_they_may_do(host: CoordinatorHost) -> None:
+    rules = SimpleNamespace(is_stale=True)
+    refusals = Refusals(host, cast("Any", rules))
+    request = cast("Any", RefusedRequest(1))
+    request.client.is_own = True
+    served: list[Any] = []
+    connection = cast("Any", SimpleNamespace(client=request.client))
+    metrics = SimpleNamespace(apis={})
+    cast("Any", host).metrics, cast("Any", host).faults = metrics, SimpleNamespace(active=False)
+    door = OwnClientsDispatcher(lambda _, frame: served.append(frame), refusals)
+    answer = cast("Any", refusals.metadata(request))
+    assert answer.topics[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    with pytest.raises(BadFrame):  # the frame is nobody's: what counts is that it is not served
+        door.dispatch(connection, memoryview(b"\0\0"))
+    rules.is_stale = False
+    door.dispatch(connection, memoryview(b"\0\0"))
+    assert len(served) == 1

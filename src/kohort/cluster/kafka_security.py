@@ -1,8 +1,9 @@
 """The check that coordinators do not take the security of a Kafka cluster away.
 
 A coordinator reads and writes with its own rights what its clients ask for. If Kafka authenticates clients, or has
-access rules, everyone who reaches the coordinator would commit offsets and join groups past them. The coordinator
-therefore does not start in front of such a Kafka, and ends when Kafka becomes one.
+access rules, everyone who reaches the coordinator would commit offsets and join groups past them. If its clients log
+in, `KafkaAuthorizer` decides. Otherwise the coordinator does not start in front of such a Kafka, and ends when Kafka
+becomes one.
 
 | a sign of security | where it shows |
 |---|---|
@@ -60,8 +61,9 @@ async def refuse_secured_kafka(client: AsyncClient, config: ConnectionConfig) ->
     if sign is not None:
         raise InvalidInputError(
             f"this Kafka is secured: {sign}. Everyone who reaches this coordinator would join groups and commit "
-            "offsets with the coordinator's rights. Leave the groups at Kafka's own coordinator; or, if only trusted "
-            "clients can reach the address, start with --trust-everyone"
+            "offsets with the coordinator's rights. Ways to go on: --sasl FILE, or --tls FILE with --client-ca FILE "
+            "(clients log in, and Kafka's access rules decide); --trust-everyone (only clients that may do everything "
+            "can reach the address); or leave the groups at Kafka's own coordinator"
         )
 
 

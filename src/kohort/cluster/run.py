@@ -176,7 +176,7 @@ class RunningCoordinator:
         self._loop = loop
         self._options = options
         config = options.configured
-        listener = _listener(options)
+        self._listener = listener = _listener(options)
         try:
             self._host, self._port = advertised(config.socket, listener.host, listener.port)
             room = shares(open_file_limit()).connections
@@ -258,7 +258,7 @@ class RunningCoordinator:
         self.serving.listen()
         await patiently("a place among the coordinators", lambda: self._door.open(me, topic.partitions))
         log.info("coordinator %d at %s, incarnation %s", me.id, me.address, me.incarnation)
-        self._peers = Peers(self._door, me)
+        self._peers = Peers(self._door, me, logs_in=self._listener.protocol != "PLAINTEXT")
         self._door.listen(self._follow)
         self._beside(self._show_life(me), "life of the loop")
         self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
