@@ -12,8 +12,8 @@ import pytest
 
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig, client_config
-from kohort.cluster import kafka_security
-from kohort.cluster.kafka_security import security_of, watch_security
+from kohort.cluster import kafka_authorizer
+from kohort.cluster.kafka_authorizer import security_of, watch_security
 from kohort.errors import InvalidInputError, TimedOutError
 from tests.cluster.running import CoordinatorProcess
 from tests.cluster.test_coordinator import status
@@ -95,13 +95,13 @@ def test_no_answer_is_no_permission() -> None:
             await client.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_security, "ANSWER_MS", 200)
+        patch.setattr(kafka_authorizer, "ANSWER_MS", 200)
         asyncio.run(asyncio.wait_for(run(), END_S))
 
 
 @pytest.mark.kafka
 def test_a_kafka_that_becomes_secured_ends_the_watch(secured: SecuredKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_security, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(kafka_authorizer, "CHECK_INTERVAL_S", 0.01)
 
     async def run() -> None:
         client, config = as_client(secured.bootstrap_servers)

@@ -120,8 +120,8 @@ async def agreed(doors: list[ZooKeeperCoordination], me: list[Candidate]) -> Non
 
     turning = asyncio.create_task(turn())
     try:
-        for door, one in zip(doors, me, strict=True):
-            await door.open(one, SHARDS)
+        for door, member in zip(doors, me, strict=True):
+            await door.open(member, SHARDS)
         await until(
             lambda: all(door.placement and len(door.placement.candidates) == len(doors) for door in doors), "one map"
         )

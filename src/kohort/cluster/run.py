@@ -27,18 +27,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kohort.broker.api import push, sasl
 from kohort.broker.api.discovery import unknown_api_versions
+from kohort.broker.authorization import Resource, allowed
 from kohort.broker.config.settings import super_users
 from kohort.broker.config.users import Users
 from kohort.broker.metrics import Exporter, Snapshot
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
-from kohort.broker.server.dispatch import Dispatcher, Route, api_keys, route_table
+from kohort.broker.server.dispatch import Dispatcher, Route, api_keys, handled, route_table
 from kohort.broker.server.listener import ListenerSocket, open_file_limit, shares
+from kohort.broker.server.requests import Request
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.health import reach
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster import status
 from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.cluster.coordination.peers import Peers
 from kohort.cluster.coordination.placement import Candidate
@@ -46,18 +47,19 @@ from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
-from kohort.cluster.kafka_authorizer import KafkaAuthorizer
-from kohort.cluster.kafka_security import refuse_secured_kafka, watch_security
+from kohort.cluster.kafka_authorizer import KafkaAuthorizer, refuse_secured_kafka, watch_security
 from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
 from kohort.cluster.retry import patiently
 from kohort.cluster.settings import Configured, advertised, coordinator_id
-from kohort.cluster.status import own_shards
+from kohort.cluster.shard_ownership import Tenure
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
 from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
+from kohort.coordinator.shard import Shard
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.wire.coordinators import DescribeCoordinatorsResponse
+from kohort.ids import AclOperation
+from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -110,11 +112,70 @@ class CoordinatorExporter(Exporter):
         yield from (owned, term, proof, load, p99, appends, fences)
 
 
+# -- DescribeCoordinators: the coordinators, the placement, and the state of this coordinator's shards
+
+
+def describe_coordinators(
+    host: CoordinatorHost, request: Request[DescribeCoordinatorsRequest]
+) -> DescribeCoordinatorsResponse:
+    """Return the placement that this process uses; and, to clients that may describe the cluster, its shards.
+
+    Every client learns the coordinators, as it learns brokers from Metadata: it asks all of them for groups.
+    """
+    sees_shards = allowed(host, request, AclOperation.DESCRIBE, Resource.CLUSTER)
+    response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)] if sees_shards else [])
+    placement = host.door.placement
+    if placement is not None:
+        make = DescribeCoordinatorsResponse.Coordinator
+        response.elected_id, response.map_version = placement.elected, placement.version
+        response.owners = [*placement.owners]
+        response.coordinators = [
+            make(node_id=candidate.id, host=candidate.host, port=candidate.port, rack=candidate.rack)
+            for candidate in placement.candidates
+        ]
+    return response
+
+
+def own_shards(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
+    """Return a row of metrics for each shard that this coordinator owns."""
+    for shard in host.groups:
+        tenure = host.tenures.held.get(shard.index)
+        if tenure is not None:
+            yield _shard(host, shard, tenure)
+
+
+def _shard(host: CoordinatorHost, shard: Shard, tenure: Tenure) -> DescribeCoordinatorsResponse.Shard:
+    times = host.tenures.append[shard.index]
+    count = sum(times.counts)
+    row = DescribeCoordinatorsResponse.Shard(
+        index=shard.index,
+        phase=shard.phase.name.lower(),
+        load_ms=-1 if tenure.load_s is None else round(tenure.load_s * 1000),
+        appends=count,
+        append_p50_us=round(times.quantile_s(0.5) * 1e6) if count else -1,
+        append_p99_us=round(times.quantile_s(0.99) * 1e6) if count else -1,
+        fences=host.tenures.fences.get(shard.index, 0),
+        groups=sum(1 for _ in shard.group_states()),
+    )
+    if tenure.journal is not None:
+        figures = tenure.journal.figures
+        row.term = figures.epoch
+        if figures.acknowledged_ms:
+            row.proof_age_ms = max(0, round(host.loop.time() * 1000 - figures.acknowledged_ms))
+    return row
+
+
+_STATUS = handled(DescribeCoordinatorsRequest, DescribeCoordinatorsResponse, describe_coordinators)
+STATUS_ROUTES: dict[int, Route[CoordinatorHost]] = {
+    key: replace(route, needs=()) for key, route in route_table([[_STATUS]]).items()
+}
+"""The route of DescribeCoordinators, whose handler checks the right itself."""
+
 # -- APIs of a coordinator over Kafka: groups, endpoints, logins, and its own description
 
 COORDINATOR_ROUTES: dict[int, Route[CoordinatorHost]] = {
     **GROUP_ROUTES,
-    **status.STATUS_ROUTES,
+    **STATUS_ROUTES,
     **route_table([sasl.HANDLERS]),
 }
 
