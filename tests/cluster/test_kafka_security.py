@@ -19,8 +19,9 @@ from tests.cluster.running import CoordinatorProcess
 from tests.cluster.test_coordinator import status
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.secured_kafka import SecuredKafka
+from tests.support.waiting import until
 
-END_S = 60
+END_S = 120
 LOGIN = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.password=secret\n"
 
 
@@ -32,7 +33,8 @@ def own_settings() -> tuple[str, ...]:
 
 def log_of_refused(kafka: str, args: Sequence[str], listen: str = "127.0.0.1:0") -> str:
     with CoordinatorProcess(kafka, *own_settings(), *args, listen=listen, wait=False) as process:
-        assert process.process.wait(END_S) == 1
+        until(lambda: process.process.poll() is not None, "it ends", END_S)
+        assert process.process.wait() == 1
         process.close()
         return process.log
 
