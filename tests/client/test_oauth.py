@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from kohort import Admin
-from kohort.client.net.oauth import TokenEndpoint
 from kohort.client.net.security import SaslError, TlsFiles
+from kohort.client.oauth import TokenEndpoint
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import InvalidInputError
 from tests.support.secured_broker import SecuredBroker, secured_broker

@@ -12,11 +12,10 @@ import pytest
 from kohort import Broker, Consumer
 from kohort.broker.security.development import JAVA, DevelopmentFiles
 from tests.support.apache_kafka import KafkaTools
-from tests.support.maven import MavenUnavailable
 from tests.support.secured_broker import PASSWORD, PROTOCOLS, SecuredBroker, secured_broker
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(300)]
 LOGIN = "org.apache.kafka.common.security"
 MODULES = {
     "PLAIN": "plain.PlainLoginModule",
@@ -29,14 +28,6 @@ MODULES = {
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     with secured_broker(tmp_path_factory.mktemp("secured")) as broker:
         yield broker
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> KafkaTools:
-    try:
-        return KafkaTools(tmp_path_factory.mktemp("tools"))
-    except MavenUnavailable as error:
-        pytest.skip(str(error))
 
 
 def properties(secured: SecuredBroker, folder: Path, listener: str, mechanism: str = "", **others: str) -> str:
@@ -56,8 +47,10 @@ def properties(secured: SecuredBroker, folder: Path, listener: str, mechanism: s
     return str(file)
 
 
-def topics(tools: KafkaTools, servers: str, config: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return tools.run(KafkaTools.TOPICS, "--bootstrap-server", servers, "--command-config", config, *args, timeout_s=120)
+def topics(kafka_tools: KafkaTools, servers: str, config: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return kafka_tools.run(
+        KafkaTools.TOPICS, "--bootstrap-server", servers, "--command-config", config, *args, timeout_s=120
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,11 +65,11 @@ def topics(tools: KafkaTools, servers: str, config: str, *args: str) -> subproce
     ],
 )
 def test_javas_client_gets_in(
-    secured: SecuredBroker, tools: KafkaTools, tmp_path: Path, listener: str, mechanism: str
+    secured: SecuredBroker, kafka_tools: KafkaTools, tmp_path: Path, listener: str, mechanism: str
 ) -> None:
     config = properties(secured, tmp_path, listener, mechanism)
     name = f"java-{listener}-{mechanism}".lower()
-    done = topics(tools, secured.address(listener), config, "--create", "--topic", name)
+    done = topics(kafka_tools, secured.address(listener), config, "--create", "--topic", name)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -93,7 +86,7 @@ def test_javas_client_gets_in(
 )
 def test_javas_client_is_refused(
     secured: SecuredBroker,
-    tools: KafkaTools,
+    kafka_tools: KafkaTools,
     tmp_path: Path,
     listener: str,
     mechanism: str,
@@ -105,17 +98,19 @@ def test_javas_client_is_refused(
     if "ssl.keystore.type" in others:
         kept = [line for line in Path(config).read_text().splitlines() if not line.startswith("ssl.keystore")]
         Path(config).write_text("\n".join(kept))
-    done = topics(tools, secured.address(listener), config, "--list")
+    done = topics(kafka_tools, secured.address(listener), config, "--list")
     assert done.returncode != 0
     assert text in done.stdout + done.stderr
 
 
-def test_javas_producer_renews_its_login_under_load(secured: SecuredBroker, tools: KafkaTools, tmp_path: Path) -> None:
+def test_javas_producer_renews_its_login_under_load(
+    secured: SecuredBroker, kafka_tools: KafkaTools, tmp_path: Path
+) -> None:
     """Each login lasts two seconds, and the producer writes for about eight."""
     config = properties(secured, tmp_path, "SHORT", "PLAIN")
     args = ("--topic", "java-load", "--num-records", "4000", "--record-size", "100", "--throughput", "500")
     given = ("--bootstrap-server", secured.address("SHORT"), "--command-config", config)
-    done = tools.run(KafkaTools.PRODUCER_PERFORMANCE, *args, *given, timeout_s=200)
+    done = kafka_tools.run(KafkaTools.PRODUCER_PERFORMANCE, *args, *given, timeout_s=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^4000 records sent", done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert "Exception" not in done.stdout + done.stderr
@@ -132,8 +127,8 @@ def test_javas_producer_renews_its_login_under_load(secured: SecuredBroker, tool
     assert count == 4000
 
 
-def test_javas_file_of_the_development_folder_works_as_it_stands(tools: KafkaTools, tmp_path: Path) -> None:
+def test_javas_file_of_the_development_folder_works_as_it_stands(kafka_tools: KafkaTools, tmp_path: Path) -> None:
     with Broker(tmp_path / "data", secure=tmp_path / "files") as broker:
         DevelopmentFiles(tmp_path / "files").write_client_files(broker.bootstrap_servers)
-        done = topics(tools, broker.bootstrap_servers, str(tmp_path / "files" / JAVA), "--create", "--topic", "t")
+        done = topics(kafka_tools, broker.bootstrap_servers, str(tmp_path / "files" / JAVA), "--create", "--topic", "t")
         assert done.returncode == 0, done.stdout + done.stderr

@@ -125,7 +125,7 @@ class Broker:
 
     @property
     def client_properties(self) -> dict[str, str]:
-        """What a client has to set to connect, under Kafka's names: `Producer(**broker.client_properties)`."""
+        """The settings that a client needs to connect, under Kafka's names: `Producer(**broker.client_properties)`."""
         servers = self.bootstrap_servers
         return {"bootstrap.servers": servers} if self._files is None else self._files.client_properties(servers)
 

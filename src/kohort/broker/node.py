@@ -25,8 +25,8 @@ from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
 from kohort.broker.purgatory import Purgatory
+from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.server.connection import ClientSession
-from kohort.broker.server.listener import ListenerSocket
 from kohort.broker.shards import GroupShards
 from kohort.broker.slices import SliceQueue
 from kohort.broker.topics import OFFSETS_TOPIC, Topics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from kohort.broker.metrics import Snapshot
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.security.addresses import bracketed
+from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import named_addresses, open_listeners, sasl_servers
 from kohort.broker.server.dispatch import Dispatcher, api_keys
 from kohort.broker.server.listener import open_file_limit, shares
@@ -76,16 +77,30 @@ class RunningBroker:
         self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (listeners[0].host, listeners[0].port))
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
         self.serving = Serving(self.node, listeners, config, descriptors.connections, dispatcher.dispatch)
+        try:
+            self._let_log_in(listen, properties, listeners)
+        except BaseException:
+            for listener in listeners:
+                listener.sock.close()
+            self.node.close()
+            raise
+        self.node.listeners = listeners
+        live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
+        self._beside = beside
+        self.node.start()
+
+    def _let_log_in(self, listen: str, properties: Mapping[str, Any], listeners: Sequence[ListenerSocket]) -> None:
+        """Give the listeners their logins.
+
+        Raises:
+            InvalidInputError: a setting is invalid or missing.
+        """
         users = properties.get("sasl.users.location")
         if users:
             self.node.users.add_from(str(users))
         logins = sasl_servers(listen, properties, self.node.users, self.serving.server.logins)
         for listener in listeners:
             listener.sasl = logins.get(listener.name)
-        self.node.listeners = listeners
-        live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
-        self._beside = beside
-        self.node.start()
 
     def metrics(self) -> Snapshot:
         """Return a snapshot of all metrics."""

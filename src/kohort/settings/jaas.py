@@ -6,7 +6,7 @@ import re
 
 from kohort.errors import InvalidInputError
 
-_JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";]+))', re.DOTALL)
+_JAAS = re.compile(r'([\w.@-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";]+))', re.DOTALL)
 
 
 def jaas_options(text: str) -> dict[str, str]:

@@ -249,3 +249,42 @@ def test_users_of_a_file_follow_it(tmp_path: Path) -> None:
     users.write_text("alice=\n")
     with pytest.raises(InvalidInputError, match="alice has no password"):
         Broker(tmp_path / "data", config, "SASL_PLAINTEXT://127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("properties", "text"),
+    [
+        ({"sasl.enabled.mechanisms": "OAUTHBEARER"}, "jwks.endpoint.url"),
+        ({"sasl.enabled.mechanisms": "PLAIN", "listener.name.in.plain.sasl.jaas.config": "user=x"}, "login module"),
+        (
+            {
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.in.plain.sasl.jaas.config": "a.ScramLoginModule required;",
+            },
+            "must be a PlainLoginModule",
+        ),
+        ({"sasl.users.location": "/missing/users"}, "/missing/users"),
+    ],
+)
+def test_login_that_can_not_work_is_refused_at_the_start_and_leaves_the_folder_free(
+    tmp_path: Path, properties: dict[str, str], text: str
+) -> None:
+    config = {"listener.security.protocol.map": "IN:SASL_PLAINTEXT"} | properties
+    with pytest.raises(InvalidInputError, match=text):
+        Broker(tmp_path, config, "IN://127.0.0.1:0")
+    Broker(tmp_path).close()
+
+
+def test_names_of_users_in_jaas_may_have_dots_and_dashes(tmp_path: Path) -> None:
+    module = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_my-app.1="s p;x" user_b=plain;'
+    config = {
+        "listener.security.protocol.map": "IN:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.in.plain.sasl.jaas.config": module,
+    }
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    with Broker(tmp_path, config, "IN://127.0.0.1:0") as broker:
+        for user, password in (("my-app.1", "s p;x"), ("b", "plain")):
+            given = login | {"sasl.username": user, "sasl.password": password}
+            with Admin(broker.bootstrap_servers, **given) as admin:
+                assert admin.describe_cluster().nodes

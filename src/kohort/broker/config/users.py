@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kohort.broker.config.json_file import read_json, write_json
-from kohort.broker.security.mechanisms import ScramCredential
+from kohort.broker.security.mechanisms import StoredCredential
 from kohort.errors import InvalidInputError
 from kohort.settings.config import read_properties
 
@@ -36,15 +36,15 @@ class Users:
         found = self._by_name.get(user, {})
         return {number: int(found[name]["iterations"]) for number, name in MECHANISMS.items() if name in found}
 
-    def credential(self, user: str, mechanism: str) -> ScramCredential | None:
+    def credential(self, user: str, mechanism: str) -> StoredCredential | None:
         """Return a user's credential for a SCRAM mechanism, by Kafka's name; None: there is none."""
         found = self._by_name.get(user, {}).get(mechanism)
         if found is None:
             return None
         salt, stored_key, server_key = (bytes.fromhex(str(found[key])) for key in ("salt", "stored_key", "server_key"))
-        return ScramCredential(salt, int(found["iterations"]), stored_key, server_key)
+        return StoredCredential(salt, int(found["iterations"]), stored_key, server_key)
 
-    def made_up(self, user: str, mechanism: str) -> ScramCredential:
+    def made_up(self, user: str, mechanism: str) -> StoredCredential:
         """Return a credential that no password fits, always the same for a name, and of the form of real ones.
 
         It has the salt's length and the iterations of an existing user's, so that it can't be told from a real one.
@@ -59,7 +59,7 @@ class Users:
         )
         length, iterations = models[made[0] % len(models)] if models else (SALT_BYTES, ITERATIONS_MIN)
         salt = b"".join(hmac.digest(made, bytes([part]), "sha512") for part in range(1 + length // 64))[:length]
-        return ScramCredential(salt, iterations, secrets.token_bytes(size), secrets.token_bytes(size))
+        return StoredCredential(salt, iterations, secrets.token_bytes(size), secrets.token_bytes(size))
 
     def add_from(self, location: str) -> None:
         """Add the users of a file, NAME=PASSWORD in each line, or change their passwords.

@@ -17,7 +17,7 @@ _CONTROLLER = "CONTROLLER"
 
 
 class SecurityProtocol(Enum):
-    """What a listener speaks below Kafka's protocol."""
+    """The protocol below Kafka's on a listener."""
 
     PLAINTEXT = "PLAINTEXT"
     SSL = "SSL"

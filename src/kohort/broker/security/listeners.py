@@ -20,9 +20,11 @@ from kohort.broker.security.addresses import (
     advertised_of,
     protocol_of,
 )
+from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.login import SaslServer
 from kohort.broker.security.mechanisms import BearerExchange, Credentials, PlainExchange, SaslExchange, ScramExchange
 from kohort.broker.security.pending import PendingLogins
+from kohort.broker.security.principals import PrincipalMapping
 from kohort.broker.security.settings import (
     INSECURE,
     OAUTHBEARER,
@@ -35,7 +37,7 @@ from kohort.broker.security.settings import (
 )
 from kohort.broker.security.tls import ServerTls
 from kohort.broker.security.tokens import TokenVerifier
-from kohort.broker.server.listener import ListenerSocket, listening_socket
+from kohort.broker.server.listener import listening_socket
 from kohort.errors import InvalidInputError
 from kohort.settings.jaas import jaas_options
 
@@ -142,7 +144,10 @@ def open_listeners(listen: str, properties: Mapping[str, Any]) -> list[ListenerS
     listeners: list[ListenerSocket] = []
     try:
         for plan in planned_listeners(listen, properties):
-            tls = ServerTls(plan.address.name, plan.config) if plan.protocol.uses_tls else None
+            tls = None
+            if plan.protocol.uses_tls:
+                mapping = PrincipalMapping(plan.config.principal_mapping_rules)
+                tls = ServerTls(plan.address.name, plan.config, mapping)
             sock = listening_socket(plan.address.host, plan.address.port)
             listener = ListenerSocket(
                 plan.address.name, sock, plan.protocol.value, *plan.advertised, tls=tls,

@@ -205,7 +205,7 @@ class SaslLogin:
                 SaslAuthenticateResponse(error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms)
             )
 
-        def refuse(text: str) -> None:
+        def refuse_login(text: str) -> None:
             error = ErrorCode.SASL_AUTHENTICATION_FAILED
             request.reply(SaslAuthenticateResponse(error_code=error, error_message=text))
 
@@ -213,10 +213,10 @@ class SaslLogin:
             self._fail(
                 f"SASL mechanism '{self._wrong_mechanism}' requested by client is not supported for "
                 f"re-authentication of mechanism '{self._mechanism}'",
-                refuse,
+                refuse_login,
             )
             return
-        self._step(bytes(message.auth_bytes), answer, refuse)
+        self._take_token(bytes(message.auth_bytes), answer, refuse_login)
 
     def _take_raw(self, token: bytes) -> None:
         """Take a token that has no request around it, as after SaslHandshake 0."""
@@ -224,17 +224,17 @@ class SaslLogin:
         def answer(token: bytes, _lifetime_ms: int) -> None:
             self._connection.send_raw([len(token).to_bytes(4, "big") + token])
 
-        self._step(token, answer, lambda _text: None)
+        self._take_token(token, answer, lambda _text: None)
 
     # -- tokens
 
-    def _step(self, token: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]) -> None:
+    def _take_token(self, token: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]) -> None:
         exchange = self._exchange
         if exchange is None:
             raise BadFrame(f"[listener {self._server.name}] a SASL token before SaslHandshake")
         if not exchange.off_loop:
             try:
-                reply = exchange.step(token)
+                reply = exchange.take_token(token)
             except LoginRefused as error:
                 self._fail(str(error), refuse)
                 return
@@ -255,7 +255,7 @@ class SaslLogin:
 
         self._pending.waits = False
         self._connection.suspend()
-        self._server.logins.run("login", lambda: exchange.step(token), done)
+        self._server.logins.run("login", lambda: exchange.take_token(token), done)
 
     def _go_on(
         self, exchange: SaslExchange, reply: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]
@@ -285,7 +285,7 @@ class SaslLogin:
         self._again_at = now + REAUTH_PAUSE_S
         self._exchange, self._state = None, LoginState.KNOWN
         if first:
-            self._pending.end()
+            self._pending.forget()
             self._raw = False
             self._connection.intercept(self._on_later_frame if lifetime_ms is not None else self._dispatch, None)
         elif lifetime_ms is not None:
@@ -311,13 +311,13 @@ class SaslLogin:
         connection.suspend()
         connection.intercept(self._on_frame, self._server.first_config.login_bytes_max)
 
-        def end() -> None:
+        def end_connection() -> None:
             if not connection.closed:
                 refuse(text)
                 connection.finish()
 
         delay_ms = self._server.configs[self._mechanism].failure_delay_ms
-        asyncio.get_running_loop().call_later(delay_ms / 1000, end)
+        asyncio.get_running_loop().call_later(delay_ms / 1000, end_connection)
 
     def _log_refusal(self, claimed: str, why: str) -> None:
         name, host = self._connection.name, self._connection.client.host
@@ -329,4 +329,4 @@ class SaslLogin:
 
     def closed(self) -> None:
         """Forget the client, whose connection has closed."""
-        self._pending.end()
+        self._pending.forget()

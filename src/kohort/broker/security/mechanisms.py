@@ -17,19 +17,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from kohort.broker.security.settings import OAUTHBEARER, SCRAM_SHA_256, SCRAM_SHA_512
+from kohort.broker.security.settings import NAME_CHARS_MAX, OAUTHBEARER, SCRAM_SHA_256, SCRAM_SHA_512
+from kohort.broker.security.tokens import VerifiedToken
 
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
-NAME_CHARS_MAX = 1_000
-"""The longest user name in a login. Names go into log lines and records."""
 
 
 class LoginRefused(Exception):
     """A login is refused. The text is for the client: it names no reason that would help to guess."""
 
 
-class ScramCredential(NamedTuple):
-    """What the broker keeps of a password."""
+class StoredCredential(NamedTuple):
+    """A stored form of a password, from which it can be checked and not found out."""
 
     salt: bytes
     iterations: int
@@ -40,10 +39,10 @@ class ScramCredential(NamedTuple):
 class Credentials(Protocol):
     """The store of SCRAM users."""
 
-    def credential(self, user: str, mechanism: str) -> ScramCredential | None:
+    def credential(self, user: str, mechanism: str) -> StoredCredential | None:
         """Return a user's credential for a SCRAM mechanism, by Kafka's name; None: there is none."""
 
-    def made_up(self, user: str, mechanism: str) -> ScramCredential:
+    def made_up(self, user: str, mechanism: str) -> StoredCredential:
         """Return a credential that no password fits, always the same for a name, and of the form of real ones."""
 
 
@@ -54,7 +53,7 @@ class SaslExchange(ABC):
         user: the user, once the login is complete.
         expires_ms: when the credentials end, in milliseconds since 1970; None: never.
         claimed: the name that the client gave, for the log.
-        off_loop: whether `step` takes so long that it must run in a thread.
+        off_loop: whether `take_token` takes so long that it must run in a thread.
     """
 
     user: str | None = None
@@ -63,7 +62,7 @@ class SaslExchange(ABC):
     off_loop = False
 
     @abstractmethod
-    def step(self, token: bytes) -> bytes:
+    def take_token(self, token: bytes) -> bytes:
         """Take the client's token, and return the broker's.
 
         Raises:
@@ -93,7 +92,7 @@ class PlainExchange(SaslExchange):
         self._store = store
         self.off_loop = passwords is None
 
-    def step(self, token: bytes) -> bytes:
+    def take_token(self, token: bytes) -> bytes:
         parts = token.split(b"\0")
         if len(parts) != 3:
             raise LoginRefused(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}")
@@ -123,10 +122,11 @@ class PlainExchange(SaslExchange):
                 hashlib.sha256(password.encode()).digest(), hashlib.sha256((expected or "").encode()).digest()
             )
             return equal and expected is not None
-        mechanism = SCRAM_SHA_256
+        fits = [self._fits_stored(user, password, mechanism) for mechanism in HASHES]  # all, whatever the user has
+        return any(fits)
+
+    def _fits_stored(self, user: str, password: str, mechanism: str) -> bool:
         found = self._store.credential(user, mechanism)
-        if found is None and (other := self._store.credential(user, SCRAM_SHA_512)) is not None:
-            mechanism, found = SCRAM_SHA_512, other
         known = found or self._store.made_up(user, mechanism)
         name = HASHES[mechanism]
         salted = hashlib.pbkdf2_hmac(name, password.encode(), known.salt, known.iterations)
@@ -152,10 +152,10 @@ class ScramExchange(SaslExchange):
         self._header = b""
         self._messages = ""
         self._nonce = ""
-        self._credential: ScramCredential | None = None
+        self._credential: StoredCredential | None = None
         self._known = False
 
-    def step(self, token: bytes) -> bytes:
+    def take_token(self, token: bytes) -> bytes:
         try:
             text = token.decode()
         except UnicodeDecodeError:
@@ -187,7 +187,7 @@ class ScramExchange(SaslExchange):
         self._messages = f"{bare},{answer}"
         return answer.encode()
 
-    def _final(self, text: str, credential: ScramCredential) -> bytes:
+    def _final(self, text: str, credential: StoredCredential) -> bytes:
         found = _CLIENT_FINAL.fullmatch(text)
         if found is None:
             raise _bad_credentials(self._mechanism)
@@ -215,13 +215,6 @@ _BEARER = re.compile(r"n,(?:a=([^,\x01]*))?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]
 TOKEN_CHARS_MAX = 65_536
 
 
-class VerifiedToken(NamedTuple):
-    """What a valid token says."""
-
-    user: str
-    expires_ms: int
-
-
 VerifyToken = Callable[[str], VerifiedToken]
 """Verify a bearer token. Raises ValueError if it is not valid. May block."""
 
@@ -236,7 +229,7 @@ class BearerExchange(SaslExchange):
         self._refusal = ""
         self.why = ""
 
-    def step(self, token: bytes) -> bytes:
+    def take_token(self, token: bytes) -> bytes:
         if self._refusal:
             raise LoginRefused(self._refusal)  # whatever the client answers to the error
         found = _BEARER.fullmatch(token.decode("latin-1"))

@@ -70,10 +70,10 @@ class PendingLogin:
         self.close = close
         self.waits = True
 
-    def end(self) -> None:
+    def forget(self) -> None:
         """Stop the deadline, because the client is known or gone. May be called again."""
         self._timer.cancel()
-        self._owner.forget(self)
+        self._owner.discard(self)
 
 
 class PendingLogins:
@@ -99,18 +99,18 @@ class PendingLogins:
             slowest = next((client for client in self._clients if client.waits), None)
             if slowest is None or time.monotonic() - slowest.began < YOUNG_S:
                 return None
-            slowest.end()
+            slowest.forget()
             slowest.close("too many clients log in at once, and this one took the longest")
 
         def expire() -> None:
-            pending.end()
+            pending.forget()
             pending.close(f"not logged in within {timeout_ms} ms (login.timeout.ms)")
 
         pending = PendingLogin(self, self._loop.call_later(timeout_ms / 1000, expire), close)
         self._clients[pending] = None
         return pending
 
-    def forget(self, pending: PendingLogin) -> None:
+    def discard(self, pending: PendingLogin) -> None:
         """Stop counting a client."""
         self._clients.pop(pending, None)
 
@@ -124,7 +124,7 @@ class PendingLogins:
     def close(self) -> None:
         """Close all clients, and stop the threads."""
         for client in [*self._clients]:
-            client.end()
+            client.forget()
             client.close("the broker ends")
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
@@ -221,7 +221,7 @@ class TlsHandshake:
             self._complete = finished.result()
         except ssl.SSLError as error:
             with contextlib.suppress(OSError):
-                self._transport.flush()  # the alert that tells the client
+                self._transport.send_encrypted()  # the alert that tells the client
             self._end(f"TLS handshake failed: {failure_text(error)}")
             return
         assert self._pending is not None
@@ -230,7 +230,7 @@ class TlsHandshake:
 
     def _flush(self) -> None:
         try:
-            self._transport.flush()
+            self._transport.send_encrypted()
         except (BlockingIOError, InterruptedError):
             self._loop.add_writer(self._transport.fd, self._on_writable)
             return
@@ -260,7 +260,7 @@ class TlsHandshake:
         self._loop.remove_reader(self._transport.fd)
         self._loop.remove_writer(self._transport.fd)
         if self._pending is not None:
-            self._pending.end()
+            self._pending.forget()
         host, port = self._transport.peer
         if why and self._logins.notices.is_new(host, why):
             log.warning("[listener %s] closing the connection from %s:%d: %s", self._listener, host, port, why)

@@ -17,6 +17,8 @@ from kohort.settings.config import from_properties, knob, settings
 PREFIX = "listener.name."
 PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
 SASL_MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER)
+NAME_CHARS_MAX = 1_000
+"""The longest user name in a login. Names go into log lines and records."""
 _STORE_TYPES = ("PEM", "JKS", "PKCS12")
 _TYPE_WHY = "a setting of Kafka's; a file's own first bytes tell what it is"
 

@@ -108,16 +108,16 @@ class ServerTls:
         context: used for new connections; replaced by `reload`.
     """
 
-    def __init__(self, name: str, config: SecurityConfig) -> None:
+    def __init__(self, name: str, config: SecurityConfig, mapping: PrincipalMapping) -> None:
         """Load the files.
 
         Raises:
-            InvalidInputError: see `tls_server_context`; or a mapping rule is invalid.
+            InvalidInputError: see `tls_server_context`.
         """
         self._name = name
         self._config = config
-        self._mapping = PrincipalMapping(config.principal_mapping_rules)
-        self._stamps = self._look()
+        self._mapping = mapping
+        self._stamps = self._file_stamps()
         try:
             self.context = tls_server_context(config)
         except InvalidInputError as error:
@@ -128,7 +128,7 @@ class ServerTls:
         """Whether every client proves who it is by a certificate."""
         return self._config.client_auth == "required"
 
-    def _look(self) -> list[_Stamp | None]:
+    def _file_stamps(self) -> list[_Stamp | None]:
         """Return what changes about the files when their content does."""
         stamps: list[_Stamp | None] = []
         for location in (self._config.keystore_location, self._config.truststore_location):
@@ -143,11 +143,11 @@ class ServerTls:
     @property
     def changed(self) -> bool:
         """Whether a file differs from the one that was loaded last."""
-        return self._look() != self._stamps
+        return self._file_stamps() != self._stamps
 
     def reload(self) -> None:
         """Load the files again for new connections. May block. If they are unusable, the loaded ones stay in use."""
-        self._stamps = self._look()
+        self._stamps = self._file_stamps()
         try:
             self.context = tls_server_context(self._config)
         except InvalidInputError as error:
@@ -226,7 +226,7 @@ class TlsTransport:
             return False
         return True
 
-    def flush(self) -> None:
+    def send_encrypted(self) -> None:
         """Send encrypted bytes.
 
         Raises:
@@ -333,7 +333,7 @@ class TlsTransport:
                     return sent
                 self._chunk_bytes = size
             try:
-                self._send_encrypted(flags)
+                self._flush_chunk(flags)
             except (BlockingIOError, InterruptedError):
                 if not sent:
                     raise
@@ -342,7 +342,7 @@ class TlsTransport:
             self._chunk_bytes = 0
         return sent
 
-    def _send_encrypted(self, flags: int) -> None:
+    def _flush_chunk(self, flags: int) -> None:
         if self._outgoing.pending:
             encrypted = self._outgoing.read()
             self._unsent = memoryview(bytes(self._unsent) + encrypted if self._unsent else encrypted)
@@ -355,5 +355,5 @@ class TlsTransport:
             if not self._unsent and self._tls.version() is not None:
                 with contextlib.suppress(ssl.SSLError):
                     self._tls.unwrap()
-                self.flush()
+                self.send_encrypted()
         self._sock.close()

@@ -1,7 +1,7 @@
 """Verification of OAUTHBEARER tokens: signed JSON Web Tokens, with the issuer's keys from a file or URL.
 
-Settings and rules are those of Apache Kafka's `BrokerJwtValidator`: a signature by one of the issuer's public keys, an
-expiry, an issue date, a subject, and the expected issuer and audience. The package joserfc checks the signatures.
+Settings and rules are those of Apache Kafka's `BrokerJwtValidator`. A token needs a signature by one of the issuer's
+keys, an expiry, an issue date, a subject, and the expected issuer and audience. The package joserfc checks signatures.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kohort.broker.security.mechanisms import NAME_CHARS_MAX, VerifiedToken
-from kohort.broker.security.settings import SecurityConfig
+from kohort.broker.security.settings import NAME_CHARS_MAX, SecurityConfig
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -49,6 +48,13 @@ def fetch_key_set(url: str) -> bytes:
     if len(data) > KEY_SET_BYTES_MAX:
         raise ValueError(f"more than {KEY_SET_BYTES_MAX} bytes")
     return bytes(data)
+
+
+class VerifiedToken(NamedTuple):
+    """The content of a valid token."""
+
+    user: str
+    expires_ms: int
 
 
 class IssuerKeys:
@@ -142,12 +148,12 @@ class TokenVerifier:
 
     def _checked(self, claims: dict[str, Any]) -> VerifiedToken:
         config, now, skew = self._config, self._clock(), self._config.clock_skew_s
-        expires, issued = _number(claims, "exp"), _number(claims, "iat")
+        expires, issued = _number_claim(claims, "exp"), _number_claim(claims, "iat")
         if now >= expires + skew:
             raise ValueError("the token has expired")
         if issued > now + skew:
             raise ValueError("the token was issued in the future")
-        if "nbf" in claims and _number(claims, "nbf") > now + skew:
+        if "nbf" in claims and _number_claim(claims, "nbf") > now + skew:
             raise ValueError("the token is not valid yet")
         if config.expected_issuer is not None and claims.get("iss") != config.expected_issuer:
             raise ValueError("the token is from another issuer")
@@ -169,7 +175,7 @@ def _key_id(token: str) -> str | None:
     return key_id if isinstance(key_id, str) else None
 
 
-def _number(claims: dict[str, Any], name: str) -> float:
+def _number_claim(claims: dict[str, Any], name: str) -> float:
     value = claims.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
         raise ValueError(f"the token has no usable claim {name}")

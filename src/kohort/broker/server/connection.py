@@ -25,8 +25,8 @@ from kohort.log import FileRange
 from kohort.wire.schema import Buffer
 
 if TYPE_CHECKING:
+    from kohort.broker.security.listener_socket import ListenerSocket
     from kohort.broker.security.login import SaslLogin
-    from kohort.broker.server.listener import ListenerSocket
 
 # -- The client of a connection, as the broker knows it
 

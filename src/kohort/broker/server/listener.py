@@ -10,13 +10,13 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.pending import PendingLogin, PendingLogins, TlsHandshake
-from kohort.broker.security.tls import ServerTls, TlsTransport
+from kohort.broker.security.tls import TlsTransport
 from kohort.broker.server.connection import (
     READ_BUFFER_BYTES,
     ClientSession,
@@ -118,42 +118,6 @@ def _bind_text(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"can't listen on {host}:{port}: ports below 1024 need more rights"
     return f"can't listen on {host}:{port}: {error.strerror or error}"
-
-
-@dataclass(slots=True, eq=False)
-class ListenerSocket:
-    """A listener: a bound socket, and what its clients have to do before they are served.
-
-    Attributes:
-        name: the listener's name.
-        sock: the bound socket.
-        protocol: Kafka's name of the security protocol.
-        advertised_host, advertised_port: where clients reach it; None: the address that they used, and the own port.
-        tls: its TLS; None: connections are not encrypted.
-        sasl: its logins; None: clients do not log in.
-        login_timeout_ms: the deadline of handshake and login.
-    """
-
-    name: str
-    sock: socket.socket
-    protocol: str = "PLAINTEXT"
-    advertised_host: str | None = None
-    advertised_port: int | None = None
-    tls: ServerTls | None = None
-    sasl: SaslServer | None = None
-    login_timeout_ms: int = 30_000
-
-    @property
-    def host(self) -> str:
-        """The host that the socket is bound to."""
-        host: str = self.sock.getsockname()[0]
-        return host
-
-    @property
-    def port(self) -> int:
-        """The port that the socket is bound to."""
-        port: int = self.sock.getsockname()[1]
-        return port
 
 
 class Server:
@@ -328,7 +292,7 @@ class Server:
         if listener.sasl is not None:
             self._let_log_in(connection, listener.sasl, listener, pending)
         elif pending is not None:
-            pending.end()
+            pending.forget()
         return connection
 
     def _let_log_in(

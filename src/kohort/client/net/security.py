@@ -171,7 +171,7 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
         if config.sasl_oauth_token is not None:
             return OAuthBearer(config.sasl_oauth_token)
         if config.sasl_oauthbearer_token_url is not None:
-            from kohort.client.net.oauth import token_endpoint  # an HTTP client that few need
+            from kohort.client.oauth import token_endpoint  # an HTTP client that few need
 
             return OAuthBearer(token_endpoint(config), "sasl.oauthbearer.token.endpoint.url")
         raise InvalidInputError(
@@ -258,10 +258,10 @@ class TlsFiles:
             InvalidInputError: see `tls_context`.
         """
         self._config = config
-        self._stamps = self._look()
+        self._stamps = self._file_stamps()
         self._context = tls_context(config)
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _file_stamps(self) -> list[tuple[int, int, int] | None]:
         stamps: list[tuple[int, int, int] | None] = []
         for name in (
             self._config.ssl_ca_location,
@@ -279,7 +279,7 @@ class TlsFiles:
         """Return the context; None for plain connections. If changed files are unusable, those before stay in use."""
         if self._context is None:
             return None
-        stamps = self._look()
+        stamps = self._file_stamps()
         if stamps != self._stamps:
             self._stamps = stamps
             try:

@@ -131,7 +131,9 @@ class TokenEndpoint:
 
 def _token_of(url: str, data: bytes) -> tuple[str, float]:
     answer = json.loads(data) if len(data) <= ANSWER_BYTES_MAX else None
-    token = answer.get("access_token") if isinstance(answer, dict) else None
+    if not isinstance(answer, dict):
+        answer = {}
+    token = answer.get("access_token")
     if not isinstance(token, str) or not token:
         raise ValueError(f"{url} answered without an access_token")
     lifetime = answer.get("expires_in", 0)
