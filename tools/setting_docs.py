@@ -14,6 +14,7 @@ from kohort.broker.security.settings import SecurityConfig
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConnectionConfig, ConsumerConfig
 from kohort.cluster.settings import CoordinatorConfig
+from kohort.cluster.zookeeper.security import ZooKeeperConfig
 from kohort.groups.config import GroupConfig
 from kohort.log.config import LogConfig
 from kohort.settings.config import Setting, settings
@@ -76,6 +77,7 @@ SECTIONS = (
         GroupConfig,
     ),
     Section("Coordinator", "`kohort coordinator --set NAME=VALUE`.", CoordinatorConfig),
+    Section("ZooKeeper", "The file of `kohort coordinator --zookeeper-config`.", ZooKeeperConfig),
     Section("All clients", "`Consumer`, `Producer`, `Admin`, and the file of `--command-config`.", ConnectionConfig),
     Section("Consumer", "Beside the settings of all clients.", ConsumerConfig, ConnectionConfig),
     Section("Producer", "Beside the settings of all clients.", ProducerConfig, ConnectionConfig),

@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import socket
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from kohort.errors import NotFoundError
 from kohort.io.java import JavaProgram, JavaServer, log_settings
 
 _START_TIMEOUT_MS = 30_000
+NOTHING: Mapping[str, str] = {}
 
 
 def spark_jars() -> Path:
@@ -52,13 +54,22 @@ class ZooKeeper:
         host: the address to listen on.
         port: 0 picks a free one.
         data_dir: the folder of its data; None is a temporary folder, deleted at the end.
+        settings: lines of zoo.cfg beside the usual ones, such as a secureClientPort.
+        options: options of the Java virtual machine, such as the users of SASL.
 
     Raises:
         NotFoundError: no Java, or no PySpark with usable jars.
         KafkaError: the server did not start.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, data_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        data_dir: Path | None = None,
+        settings: Mapping[str, str] = NOTHING,
+        options: Sequence[str] = (),
+    ) -> None:
         classpath = self._classpath()
         self.address = f"{host}:{port or free_port()}"
         self._temporary = Path(tempfile.mkdtemp(prefix="kohort-zookeeper-")) if data_dir is None else None
@@ -68,8 +79,9 @@ class ZooKeeper:
         program = JavaProgram(
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             classpath,
-            [str(self._settings(host))],
+            [str(self._settings(host, settings))],
             [
+                *options,
                 "-Xmx256m",
                 "-XX:+UseSerialGC",
                 "-XX:TieredStopAtLevel=1",
@@ -91,12 +103,13 @@ class ZooKeeper:
         wanted = ("zookeeper-*", "slf4j-api-*", "log4j-*", "netty-*", "metrics-core-*", "snappy-java-*", "commons-*")
         return ":".join(str(jar) for pattern in wanted for jar in sorted(jars.glob(pattern + ".jar")))
 
-    def _settings(self, host: str) -> Path:
+    def _settings(self, host: str, more: Mapping[str, str]) -> Path:
         settings = self.folder / "zoo.cfg"
         settings.write_text(
             f"tickTime=500\ndataDir={self.folder / 'data'}\nclientPort={self.address.rpartition(':')[2]}\n"
             f"clientPortAddress={host}\nadmin.enableServer=false\nmaxClientCnxns=0\n"
             "minSessionTimeout=1000\nmaxSessionTimeout=60000\n4lw.commands.whitelist=ruok,srvr\n"
+            + "".join(f"{name}={value}\n" for name, value in more.items())
         )
         return settings
 

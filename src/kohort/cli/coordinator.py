@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError, family
-from kohort.cli.common import REACH_MS, Common, assignments
+from kohort.cli.broker import SecurityOptions
+from kohort.cli.common import REACH_MS, Common, assignments, properties_of
 from kohort.cli.output import show, show_json
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from kohort.client.admin.coordinators import ShardStatus
+    from kohort.cluster.zookeeper.security import ZooKeeperAddress
 
 app = family("coordinator", "Serve consumer groups over an existing Apache Kafka cluster.")
 
@@ -26,15 +28,60 @@ OF_SHARD = (
 )  # fmt: skip
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorSecurity(SecurityOptions):
+    """The options about security: of the listener as a broker's, and of the connection to Kafka."""
+
+    command_config: Path | None = None
+    """A file of Kafka client properties, for secure connections to Kafka."""
+
+    trust_everyone: Annotated[bool, Parameter(negative="")] = False
+    """Start in front of a secured Kafka too, where every client then has the coordinator's own rights."""
+
+
+_OPEN = CoordinatorSecurity()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ZooKeeperOptions:
+    """The options about ZooKeeper."""
+
+    zookeeper: str | None = None
+    """HOST:PORT[,…]/chroot through which coordinators find each other; else they use a group on Kafka."""
+
+    zookeeper_config: Path | None = None
+    """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
+
+    def address(self) -> ZooKeeperAddress | None:
+        """Return where ZooKeeper is and how to log in there; None: coordinators do not use it.
+
+        Raises:
+            UsageError: a line of the file is no property, or there is a file and no address.
+            InvalidInputError: a property is unknown or invalid.
+        """
+        from kohort.cluster.zookeeper.security import zookeeper_address
+
+        if self.zookeeper is None:
+            if self.zookeeper_config is not None:
+                raise UsageError("--zookeeper-config needs --zookeeper HOST:PORT[,…]/chroot")
+            return None
+        return zookeeper_address(self.zookeeper, properties_of(self.zookeeper_config) if self.zookeeper_config else {})
+
+
+_WITHOUT_ZOOKEEPER = ZooKeeperOptions()
+
+
 @app.default
 def coordinator(
     *,
     kafka: str,
     listen: str = LISTEN_DEFAULT,
-    zookeeper: str | None = None,
     id_: Annotated[int | None, Parameter(name="--id")] = None,
-    command_config: Path | None = None,
+    zookeeper: ZooKeeperOptions = _WITHOUT_ZOOKEEPER,
     metrics_listen: str | None = None,
+    security: CoordinatorSecurity = _OPEN,
     set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> int:
     """Serve consumer groups over an existing Apache Kafka cluster. Ends cleanly with SIGTERM or Ctrl-C.
@@ -46,27 +93,34 @@ def coordinator(
     Args:
         kafka: HOST:PORT of the cluster's brokers, several with commas between.
         listen: HOST:PORT; port 0 picks a free one.
-        zookeeper: HOST:PORT[,…]/chroot through which coordinators find each other; else they use a group on Kafka.
         id_: the node id that clients see, different from those of Kafka's brokers; else derived from the address.
-        command_config: a file of Kafka client properties, for secure connections to Kafka.
         metrics_listen: HOST:PORT where Prometheus reads its figures; the property metrics.listen.
         set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
     """
+    from kohort.broker.security.listeners import planned_listeners
     from kohort.client.settings import ConnectionConfig, client_config
     from kohort.cluster.run import Options, run_coordinator
     from kohort.cluster.settings import configured
     from kohort.errors import InvalidInputError
-    from kohort.settings.config import parse_listen
 
-    properties: dict[str, Any] = {**assignments(set_)}
+    if security.secure is not None:
+        raise UsageError("--secure is for brokers: give a coordinator --tls and --sasl")
+    properties: dict[str, Any]
+    listen, properties = security.applied(listen, {**assignments(set_)}, None)
     if metrics_listen is not None:
         properties["metrics.listen"] = metrics_listen
-    servers, given = Common(bootstrap_server=kafka, command_config=command_config).client_settings(ConnectionConfig)
+    common = Common(bootstrap_server=kafka, command_config=security.command_config)
+    servers, given = common.client_settings(ConnectionConfig)
     try:
         options = Options(
-            client_config(ConnectionConfig, servers, given), listen, configured(properties), zookeeper, id_
+            client_config(ConnectionConfig, servers, given),
+            listen,
+            configured(properties),
+            zookeeper.address(),
+            id_,
+            security.trust_everyone,
         )
-        parse_listen(listen)
+        planned_listeners(listen, options.configured.security)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
     return run_coordinator(options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol
 from uuid import UUID
@@ -45,13 +44,9 @@ from kohort.wire.discovery import ApiVersionsResponse
 # | a group's coordinator | the coordinator that owns the group's shard in the placement |
 # | a transactional id's coordinator | not available here: clients look it up at Kafka's brokers |
 #
-# A client other than kohort's own would look up a group's coordinator at any broker, and end at Kafka's own. Metadata
-# therefore lists only this node for such a client. Its FindCoordinator requests are refused.
+# Clients other than kohort's own never get these answers: `other_clients.py` refuses them.
 
 log = logging.getLogger("kohort.cluster")
-
-REFUSAL_LOG_INTERVAL_S = 60.0
-"""A refused client retries continually. Log the refusal at most this often."""
 
 
 class Here(Protocol):
@@ -68,7 +63,6 @@ class ClusterEndpoints:
 
     def __init__(self, here: Here) -> None:
         self._here = here
-        self._refusal_logged_s = float("-inf")
 
     @property
     def cluster_id(self) -> str:
@@ -85,14 +79,11 @@ class ClusterEndpoints:
         return (cluster_id, node_id) == (self.cluster_id, self._here.me.id)
 
     def nodes(self, connection: Connection) -> Sequence[Endpoint]:
-        """Return Kafka's brokers; for clients that are not kohort's, only this coordinator."""
-        return self._here.topics.brokers if connection.client.is_own else (_place(self._here.me),)
+        """Return Kafka's brokers."""
+        return self._here.topics.brokers
 
     def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
         """Return the coordinator that owns a group's shard in the placement."""
-        if not connection.client.is_own:
-            self._log_refusal(connection)
-            return ErrorCode.INVALID_REQUEST
         placement = self._here.door.placement
         if kind is not Coordinated.GROUP or placement is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -119,19 +110,6 @@ class ClusterEndpoints:
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         """Return the leaders of partitions of a Kafka topic."""
         return self._here.topics.leaders(topic, partitions)
-
-    def _log_refusal(self, connection: Connection) -> None:
-        now = time.monotonic()
-        if now - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
-            self._refusal_logged_s = now
-            software = connection.client.software
-            log.warning(
-                "client %s (%s) was refused: only kohort's own clients can use coordinators that are apart from "
-                "Kafka's brokers; others would ask a broker, and end at Kafka's own coordinator. Connect it to "
-                "Kafka, or use kohort's client",
-                connection.client.host,
-                "unknown software" if software is None else " ".join(software),
-            )
 
 
 def _place(candidate: Candidate) -> Endpoint:

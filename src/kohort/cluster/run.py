@@ -16,24 +16,31 @@ import asyncio
 import logging
 import signal
 import sys
+import tempfile
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kohort.broker.api import push
+from kohort.broker.api import push, sasl
 from kohort.broker.api.discovery import unknown_api_versions
+from kohort.broker.authorization import Resource, allowed
+from kohort.broker.config.settings import super_users
+from kohort.broker.config.users import Users
 from kohort.broker.metrics import Exporter, Snapshot
 from kohort.broker.routes import GROUP_ROUTES
-from kohort.broker.server.dispatch import Dispatcher, Route, api_keys, route_table
-from kohort.broker.server.listener import listening_socket, open_file_limit, shares
+from kohort.broker.security.listener_socket import ListenerSocket
+from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
+from kohort.broker.server.dispatch import Dispatcher, Route, api_keys, handled, route_table
+from kohort.broker.server.listener import open_file_limit, shares
+from kohort.broker.server.requests import Request
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.health import reach
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster import status
 from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.cluster.coordination.peers import Peers
 from kohort.cluster.coordination.placement import Candidate
@@ -41,15 +48,19 @@ from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
+from kohort.cluster.kafka_authorizer import KafkaAuthorizer, refuse_secured_kafka, watch_security
+from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
 from kohort.cluster.retry import patiently
 from kohort.cluster.settings import Configured, advertised, coordinator_id
-from kohort.cluster.status import own_shards
+from kohort.cluster.shard_ownership import Tenure
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
+from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
+from kohort.coordinator.shard import Shard
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.settings.config import parse_listen
-from kohort.wire.coordinators import DescribeCoordinatorsResponse
+from kohort.ids import AclOperation
+from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -102,9 +113,72 @@ class CoordinatorExporter(Exporter):
         yield from (owned, term, proof, load, p99, appends, fences)
 
 
-# -- APIs of a coordinator over Kafka: groups, endpoints, and its own description
+# -- DescribeCoordinators: the coordinators, the placement, and the state of this coordinator's shards
 
-COORDINATOR_ROUTES: dict[int, Route[CoordinatorHost]] = {**GROUP_ROUTES, **route_table([status.HANDLERS])}
+
+def describe_coordinators(
+    host: CoordinatorHost, request: Request[DescribeCoordinatorsRequest]
+) -> DescribeCoordinatorsResponse:
+    """Return the placement that this process uses; and, to clients that may describe the cluster, its shards.
+
+    Every client learns the coordinators, as it learns brokers from Metadata: it asks all of them for groups.
+    """
+    sees_shards = allowed(host, request, AclOperation.DESCRIBE, Resource.CLUSTER)
+    response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)] if sees_shards else [])
+    placement = host.door.placement
+    if placement is not None:
+        make = DescribeCoordinatorsResponse.Coordinator
+        response.elected_id, response.map_version = placement.elected, placement.version
+        response.owners = [*placement.owners]
+        response.coordinators = [
+            make(node_id=candidate.id, host=candidate.host, port=candidate.port, rack=candidate.rack)
+            for candidate in placement.candidates
+        ]
+    return response
+
+
+def own_shards(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
+    """Return a row of metrics for each shard that this coordinator owns."""
+    for shard in host.groups:
+        tenure = host.tenures.held.get(shard.index)
+        if tenure is not None:
+            yield _shard(host, shard, tenure)
+
+
+def _shard(host: CoordinatorHost, shard: Shard, tenure: Tenure) -> DescribeCoordinatorsResponse.Shard:
+    times = host.tenures.append[shard.index]
+    count = sum(times.counts)
+    row = DescribeCoordinatorsResponse.Shard(
+        index=shard.index,
+        phase=shard.phase.name.lower(),
+        load_ms=-1 if tenure.load_s is None else round(tenure.load_s * 1000),
+        appends=count,
+        append_p50_us=round(times.quantile_s(0.5) * 1e6) if count else -1,
+        append_p99_us=round(times.quantile_s(0.99) * 1e6) if count else -1,
+        fences=host.tenures.fences.get(shard.index, 0),
+        groups=sum(1 for _ in shard.group_states()),
+    )
+    if tenure.journal is not None:
+        figures = tenure.journal.figures
+        row.term = figures.epoch
+        if figures.acknowledged_ms:
+            row.proof_age_ms = max(0, round(host.loop.time() * 1000 - figures.acknowledged_ms))
+    return row
+
+
+_STATUS = handled(DescribeCoordinatorsRequest, DescribeCoordinatorsResponse, describe_coordinators)
+STATUS_ROUTES: dict[int, Route[CoordinatorHost]] = {
+    key: replace(route, needs=()) for key, route in route_table([[_STATUS]]).items()
+}
+"""The route of DescribeCoordinators, whose handler checks the right itself."""
+
+# -- APIs of a coordinator over Kafka: groups, endpoints, logins, and its own description
+
+COORDINATOR_ROUTES: dict[int, Route[CoordinatorHost]] = {
+    **GROUP_ROUTES,
+    **STATUS_ROUTES,
+    **route_table([sasl.HANDLERS]),
+}
 
 
 T = TypeVar("T")
@@ -122,17 +196,19 @@ class Options:
 
     Attributes:
         kafka: connection settings of the Kafka cluster.
-        listen: HOST:PORT.
+        listen: HOST:PORT, or PROTOCOL://HOST:PORT.
         configured: the settings, from `settings.configured`.
-        zookeeper: HOST:PORT[,…]/chroot; None: the coordinators use a group on Kafka.
+        zookeeper: where ZooKeeper is; None: the coordinators use a group on Kafka.
         id: the node id that clients see; None: it is derived from the address.
+        trust_everyone: whether the coordinator's clients may do what the coordinator itself may do at a secured Kafka.
     """
 
     kafka: ConnectionConfig
     listen: str
     configured: Configured
-    zookeeper: str | None = None
+    zookeeper: ZooKeeperAddress | None = None
     id: int | None = None
+    trust_everyone: bool = False
 
 
 class CoordinatorServing(Serving):
@@ -162,9 +238,9 @@ class RunningCoordinator:
         self._loop = loop
         self._options = options
         config = options.configured
-        sock = listening_socket(*parse_listen(options.listen))
+        self._listener = listener = _listener(options)
         try:
-            self._host, self._port = advertised(config.socket, *sock.getsockname()[:2])
+            self._host, self._port = advertised(config.socket, listener.host, listener.port)
             room = shares(open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
             self._door = _door(options)
@@ -176,14 +252,30 @@ class RunningCoordinator:
                 (config.own.placement_group,),
                 api_keys(COORDINATOR_ROUTES),
             )
+            self._authorizer = self._kafka_authorizer()
+            self.host.authorizer = self._authorizer
             dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.take)
-            self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatcher.dispatch)
+            refusals = Refusals(self.host, self._authorizer)
+            dispatch = OwnClientsDispatcher(dispatcher.dispatch, refusals).dispatch
+            self.serving = CoordinatorServing(self.host, [listener], config.socket, room, dispatch)
+            self._users = CoordinatorUsers(config.security)
+            logins = sasl_servers(options.listen, config.security, self._users, self.serving.server.logins)
+            listener.sasl = logins.get(listener.name)
         except BaseException:
-            sock.close()
+            listener.sock.close()
             raise
         self._tasks: list[asyncio.Task[None]] = []
         self._peers: Peers | None = None
         self.failed = False
+
+    def _kafka_authorizer(self) -> KafkaAuthorizer | None:
+        """Return who decides what clients may do; None: they may do everything, or do not log in."""
+        options = self._options
+        (plan,) = planned_listeners(options.listen, options.configured.security)
+        if options.trust_everyone or not plan.authenticates:
+            return None
+        chosen = options.configured.socket
+        return KafkaAuthorizer(self._client, super_users(chosen.super_users), chosen.allow_if_no_acl)
 
     @property
     def address(self) -> str:
@@ -200,6 +292,12 @@ class RunningCoordinator:
         await patiently("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
         if cluster.links.apart:
             raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
+        if self._authorizer is not None:
+            await self._authorizer.begin()
+            self._beside(self._authorizer.watch(), "access rules of Kafka")
+        elif not self._options.trust_everyone:
+            await refuse_secured_kafka(self._client, self._options.kafka)
+            self._beside(watch_security(self._client, self._options.kafka), "security of Kafka")
         topics = self.host.topics
         await patiently("Kafka's topics", topics.poll)
         me = self._candidate({place.node_id for place in topics.brokers})
@@ -222,7 +320,7 @@ class RunningCoordinator:
         self.serving.listen()
         await patiently("a place among the coordinators", lambda: self._door.open(me, topic.partitions))
         log.info("coordinator %d at %s, incarnation %s", me.id, me.address, me.incarnation)
-        self._peers = Peers(self._door, me)
+        self._peers = Peers(self._door, me, logs_in=self._listener.protocol != "PLAINTEXT")
         self._door.listen(self._follow)
         self._beside(self._show_life(me), "life of the loop")
         self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
@@ -293,6 +391,7 @@ class RunningCoordinator:
         await self.serving.close()
         await self._door.close()
         await self._client.close()
+        self._users.close()
 
 
 def _door(options: Options) -> CoordinationService:
@@ -300,6 +399,40 @@ def _door(options: Options) -> CoordinationService:
     if options.zookeeper is not None:
         return ZooKeeperCoordination(options.zookeeper, own.placement_session_ms)
     return GroupCoordination(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
+
+
+def _listener(options: Options) -> ListenerSocket:
+    """Bind the listener.
+
+    Raises:
+        KafkaError: a setting is invalid, or the address can't be used.
+    """
+    listeners = open_listeners(options.listen, options.configured.security)
+    if len(listeners) > 1:
+        for listener in listeners:
+            listener.sock.close()
+        raise InvalidInputError("a coordinator has one listener: clients and other coordinators know one address of it")
+    return listeners[0]
+
+
+class CoordinatorUsers(Users):
+    """The users of a coordinator's listener, from `sasl.users.location`: in memory, as salted hashes."""
+
+    def __init__(self, security: Mapping[str, Any]) -> None:
+        """Read the file.
+
+        Raises:
+            InvalidInputError: it can't be read.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="kohort-coordinator-")
+        super().__init__(Path(self._folder.name))
+        location = security.get("sasl.users.location")
+        if location:
+            self.add_from(str(location))
+
+    def close(self) -> None:
+        """Forget the users."""
+        self._folder.cleanup()
 
 
 def run_coordinator(options: Options) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.security.settings import is_security, security_names
 from kohort.cluster.coordination.group_service import PLACEMENT_GROUP, SESSION_MS
 from kohort.cluster.coordination.placement import CANDIDATE_ID_MAX
 from kohort.cluster.journal.place import FOREIGN_RECORDS, REFUSE, SKIP, TOPIC
@@ -21,10 +22,10 @@ from kohort.groups.config import GroupConfig
 from kohort.settings.config import from_properties_many, knob, settings, unknown_key
 
 OF_THE_SOCKET = (
-    "advertised.host.name", "advertised.port", "broker.rack", "connections.max.idle.ms", "max.connections",
-    "max.connections.per.ip", "metrics.listen", "queued.max.requests", "queued.max.response.bytes",
-    "shutdown.grace.ms", "socket.listen.backlog.size", "socket.receive.buffer.bytes", "socket.request.max.bytes",
-    "socket.send.buffer.bytes",
+    "advertised.host.name", "advertised.port", "allow.everyone.if.no.acl.found", "broker.rack",
+    "connections.max.idle.ms", "max.connections", "max.connections.per.ip", "metrics.listen", "queued.max.requests",
+    "queued.max.response.bytes", "shutdown.grace.ms", "socket.listen.backlog.size", "socket.receive.buffer.bytes",
+    "socket.request.max.bytes", "socket.send.buffer.bytes", "super.users",
 )  # fmt: skip
 """The broker settings that mean the same for a coordinator."""
 OWN_DEFAULTS = {"group.import": "auto"}
@@ -80,11 +81,16 @@ class CoordinatorConfig:
 
 
 class Configured(NamedTuple):
-    """A coordinator's complete configuration: its socket, its groups, and its own settings."""
+    """A coordinator's complete configuration: its socket, its groups, its own settings, and its listener's security.
+
+    Attributes:
+        security: the properties of `broker.security.settings`, which depend on the listener's name.
+    """
 
     socket: BrokerConfig
     groups: GroupConfig
     own: CoordinatorConfig
+    security: Mapping[str, Any]
 
 
 def known_names() -> tuple[str, ...]:
@@ -99,11 +105,14 @@ def configured(properties: Mapping[str, Any]) -> Configured:
         InvalidInputError: an unknown key (naming the nearest), or a bad value.
     """
     known = known_names()
-    for key in properties:
+    security = {key: value for key, value in properties.items() if is_security(key)}
+    others = {key: value for key, value in properties.items() if key not in security}
+    for key in others:
         if key not in known:
-            raise unknown_key(key, known)
-    given = {**OWN_DEFAULTS, **properties}
-    return Configured(*from_properties_many((BrokerConfig, GroupConfig, CoordinatorConfig), given))
+            raise unknown_key(key, (*known, *security_names()))
+    given = {**OWN_DEFAULTS, **others}
+    broker, groups, own = from_properties_many((BrokerConfig, GroupConfig, CoordinatorConfig), given)
+    return Configured(broker, groups, own, security)
 
 
 def advertised(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:

@@ -2,117 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
-from kohort.wire.cluster_admin import (
-    AlterReplicaLogDirsRequest,
-    AlterReplicaLogDirsResponse,
-    DescribeClientQuotasResponse,
-)
+from kohort.wire.cluster_admin import AlterReplicaLogDirsRequest, DescribeClientQuotasResponse
 from kohort.wire.framing import APIS
 from kohort.wire.message import Message
-from kohort.wire.schema import Struct
+from kohort.wire.schema import Field, Struct
 from kohort.wire.security import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
 
 _ITEMS = {
-    "topics": "topics",
-    "topic_data": "responses",
-    "groups": "groups",
-    "groups_names": "results",
-    "group_ids": "groups",
-    "resources": "results",
-    "partitions": "partitions",
-    "partition_data": "partition_responses",
-    "partition_indexes": "partitions",
-    "coordinator_keys": "coordinators",
-    "topic_names": "responses",
-    "v3_and_below_topics": "results_by_topic_v3_and_below",
-    "filters": "filter_results",
-    "topic_partitions": "replica_election_results",
+    "topics": ("topics", "responses", "results", "topic_results"),
+    "topic_data": ("responses",),
+    "groups": ("groups", "responses", "results"),
+    "groups_names": ("results",),
+    "group_ids": ("groups",),
+    "resources": ("results", "responses"),
+    "partitions": ("partitions", "results_by_partition", "partition_result"),
+    "partition_data": ("partition_responses",),
+    "partition_indexes": ("partitions",),
+    "coordinator_keys": ("coordinators",),
+    "topic_names": ("responses",),
+    "topic_partitions": ("replica_election_results",),
+    "filters": ("filter_results",),
+    "transactional_ids": ("transaction_states",),
+    "transactions": ("results_by_transaction",),
+    "v3_and_below_topics": ("results_by_topic_v3_and_below",),
 }
-"""Request field to the response field that lists its results. Other fields have the same name in both."""
-_INDEX = {"partition", "index", "partition_index"}
+"""Request field to the response fields that may list its results, the first that exists. Other fields have the same
+name in both, or `results` or `responses` in the response.
+"""
+_NAMES = ("group_id", "key", "name", "topic", "topic_name", "transactional_id")
+_INDEX = ("partition_index", "partition", "index", "partition_id")
+
+
 _AT_THE_TOP = frozenset({"DescribeQuorum", "LeaveGroup", "OffsetDelete", "SyncGroup"})
-"""APIs whose error is only at the top of the answer, as in Kafka."""
+"""APIs whose error is only at the top of the answer, as in Kafka. LeaveGroup's is, for members of version 3 and up."""
 
 
 def refusal(request: Request[Message], error: ErrorCode, text: str | None = None) -> Message:
     """Build the response to `request` with `error` in every error field, at the top and for each requested item."""
     response = APIS[request.key].response()
-    message = request.message
-    if isinstance(message, AlterUserScramCredentialsRequest):
+    asked: Struct = request.message
+    made = _Refusal(request.version, error, text)
+    if isinstance(asked, AlterUserScramCredentialsRequest):
         assert isinstance(response, AlterUserScramCredentialsResponse)
-        users = [deletion.name for deletion in message.deletions]
-        users += [upsertion.name for upsertion in message.upsertions]
-        made = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
-        response.results = [made(user=user, error_code=error, error_message=text) for user in dict.fromkeys(users)]
-    elif isinstance(message, AlterReplicaLogDirsRequest):
-        assert isinstance(response, AlterReplicaLogDirsResponse)
-        topics = [topic for folder in message.dirs for topic in folder.topics]
-        response.results = [_unmoved(topic.name, topic.partitions, error) for topic in topics]
+        users = [deletion.name for deletion in asked.deletions]
+        users += [upsertion.name for upsertion in asked.upsertions]
+        result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
+        response.results = [result(user=user, error_code=error, error_message=text) for user in dict.fromkeys(users)]
+    elif isinstance(asked, AlterReplicaLogDirsRequest):  # its results are not ordered as the request is
+        topics = [topic for folder in asked.dirs for topic in folder.topics]
+        made.fill(asked.AlterReplicaLogDir(topics=topics), response)
     elif isinstance(response, DescribeClientQuotasResponse):
         response.error_code, response.error_message, response.entries = error, text, None
-    elif request.api in _AT_THE_TOP:
-        _set_error(response, error, text)
+    elif APIS[request.key].name in _AT_THE_TOP:
+        made.fill(Struct(), response)
     else:
-        _fill(message, response, error, text)
+        made.fill(asked, response)
     return response
 
 
-def _unmoved(
-    topic: str, partitions: Iterable[int], error: ErrorCode
-) -> AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult:
-    make = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
-    part = make.AlterReplicaLogDirPartitionResult
-    return make(topic_name=topic, partitions=[part(partition_index=index, error_code=error) for index in partitions])
+class _Refusal:
+    """The error of one refused request, written into the fields that its version has."""
 
+    def __init__(self, version: int, error: ErrorCode, text: str | None) -> None:
+        self._version = version
+        self._values = {"error_code": int(error), "partition_error_code": int(error), "error_message": text}
 
-def _set_error(answer: Struct, error: ErrorCode, text: str | None) -> None:
-    names = {field.name for field in answer.FIELDS}
-    for name in names & {"error_code", "partition_error_code"}:
-        setattr(answer, name, int(error))
-    if "error_message" in names:
-        setattr(answer, "error_message", text)  # noqa: B010 - not every struct has it
+    def _with_error(self, answer: Struct) -> dict[str, Field]:
+        """Write the error, and return the fields that the version has."""
+        fields = {field.name: field for field in answer.FIELDS if field.present(self._version)}
+        for name in self._values.keys() & fields.keys():
+            setattr(answer, name, self._values[name])
+        return fields
 
+    def fill(self, asked: Struct, answer: Struct) -> None:
+        """Write the error into `answer`, and into an item for each item that was `asked` for."""
+        fields = self._with_error(answer)
+        for field in asked.FIELDS:
+            value = getattr(asked, field.name)
+            if isinstance(value, list):
+                self._list(field.name, value, answer, fields)
+            elif (
+                (target := fields.get(field.name)) is not None
+                and target.struct is None
+                and target.element is None
+                and field.name != "throttle_time_ms"
+            ):
+                setattr(answer, field.name, value)
+            elif field.name in _INDEX:
+                for name in fields.keys() & set(_INDEX):
+                    setattr(answer, name, value)
+            elif field.name in _NAMES and (names := [name for name in _NAMES if name in fields]):
+                setattr(answer, names[0], value)
 
-def _fill(asked: Struct, answer: Struct, error: ErrorCode, text: str | None) -> None:
-    fields = {field.name: field for field in answer.FIELDS}
-    _set_error(answer, error, text)
-    for field in asked.FIELDS:
-        value = getattr(asked, field.name)
-        target = fields.get(field.name)
-        if isinstance(value, list):
-            named = fields.get(_ITEMS.get(field.name, field.name)) or fields.get("partition_result")
-            listed = named or fields.get("results") or fields.get("responses")
-            if listed is not None and listed.element is not None and listed.element.struct is not None:
-                setattr(answer, listed.name, [_item(item, listed.element.struct, error, text) for item in value])
-        elif (
-            target is not None and target.struct is None and target.element is None and field.name != "throttle_time_ms"
-        ):
-            setattr(answer, field.name, value)
-        elif field.name in _INDEX:
-            for name in _INDEX & fields.keys():
-                setattr(answer, name, value)
+    def _list(self, name: str, items: list[Any], answer: Struct, fields: Mapping[str, Field]) -> None:
+        """Write an item for each of `items` into the response's list, unless another list of the request did."""
+        for target in (*_ITEMS.get(name, (name,)), "results", "responses"):
+            element = fields[target].element if target in fields else None
+            if element is not None and element.struct is not None:
+                if items and not getattr(answer, target):
+                    setattr(answer, target, [self._item(item, element.struct) for item in items])
+                return
 
-
-def _item(asked: Struct | str | int, kind: type[Struct], error: ErrorCode, text: str | None) -> Struct:
-    answer = kind()
-    if isinstance(asked, Struct):
-        _fill(asked, answer, error, text)
+    def _item(self, asked: Struct | str | int, kind: type[Struct]) -> Struct:
+        answer = kind()
+        if isinstance(asked, Struct):
+            self.fill(asked, answer)
+            return answer
+        fields = self._with_error(answer)
+        for name in _INDEX if isinstance(asked, int) else _NAMES:
+            if name in fields:
+                setattr(answer, name, asked)
+                break
         return answer
-    fields = [field.name for field in answer.FIELDS]
-    for name in ("error_code", "partition_error_code"):
-        if name in fields:
-            setattr(answer, name, int(error))
-    names = (
-        ("partition_index", "partition", "partition_id")
-        if isinstance(asked, int)
-        else ("group_id", "key", "name", "topic")
-    )
-    for name in names:
-        if name in fields:
-            setattr(answer, name, asked)
-            break
-    return answer

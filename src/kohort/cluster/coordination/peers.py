@@ -66,10 +66,18 @@ class Peers:
     Call `follow` whenever the placement has changed.
     """
 
-    def __init__(self, door: CoordinationService, me: Candidate) -> None:
-        """Watch the candidates in the placement of `door`, and report suspected ones to it."""
+    def __init__(self, door: CoordinationService, me: Candidate, *, logs_in: bool = False) -> None:
+        """Watch the candidates in the placement of `door`, and report suspected ones to it.
+
+        Args:
+            door: the coordination service.
+            me: this process.
+            logs_in: whether clients of coordinators use TLS or log in. A watching connection does neither: it sends
+                nothing, and is made again when the peer closes it at the deadline of logins.
+        """
         self._door = door
         self._me = me
+        self._logs_in = logs_in
         self._watched: dict[Candidate, asyncio.Task[None]] = {}
         self._beliefs: dict[tuple[int, str], _Belief] = {}
 
@@ -119,7 +127,7 @@ class Peers:
             else:
                 refused_s, belief.seen = None, True
                 began_s = loop.time()
-                await _until_ended(reader, writer)
+                await _until_ended(reader, writer, asks=not self._logs_in)
                 if loop.time() - began_s > TRUSTED_S:
                     belief.suspected = 0
                 elif loop.time() - began_s < AGAIN_S:
@@ -132,11 +140,11 @@ class Peers:
         return self._beliefs.setdefault(key, _Belief())
 
 
-async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Wait until the connection ends. Send a keep-alive request now and then, and ignore the responses."""
+async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, asks: bool) -> None:
+    """Wait until the connection ends. Send a keep-alive request now and then if it `asks`; ignore the responses."""
 
     async def ask() -> None:
-        while True:
+        while asks:
             writer.write(_KEEP_ALIVE)
             await writer.drain()
             await asyncio.sleep(ASK_S)

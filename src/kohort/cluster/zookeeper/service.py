@@ -41,6 +41,7 @@ from kohort.cluster.zookeeper.nodes import (
     cut,
     differences,
 )
+from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperSession
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 
@@ -191,11 +192,12 @@ class Guard:
 class ZooKeeperCoordination:
     """A coordination service over ZooKeeper."""
 
-    def __init__(self, address: str, session_ms: int = SESSION_MS, *, sole: bool = False) -> None:
+    def __init__(self, address: str | ZooKeeperAddress, session_ms: int = SESSION_MS, *, sole: bool = False) -> None:
         """Create a closed service; `open` connects it.
 
         Args:
-            address: HOST:PORT[,HOST:PORT…][/PATH]; all nodes are under the path.
+            address: HOST:PORT[,HOST:PORT…][/PATH]; all nodes are under the path. With the settings of connections,
+                where they are secure.
             session_ms: The session timeout, after which a silent candidate is unregistered.
             sole: Own all shards and share the path with nobody, because a broker's groups are in its data folder.
 

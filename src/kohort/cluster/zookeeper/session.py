@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +17,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from kohort.cluster.zookeeper.security import (
+    CHECKS_HOSTS,
+    DIGEST,
+    SASL,
+    ZooKeeperAddress,
+    ZooKeeperConfig,
+    tls_context,
+)
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError, TimedOutError
 
 try:
     from kazoo import exceptions
     from kazoo.client import KazooClient, TransactionRequest
+    from kazoo.protocol.states import KeeperState
     from kazoo.retry import KazooRetry
+    from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 except ImportError:
     KazooClient = None
 
@@ -34,6 +45,10 @@ _LOOKS_PER_SESSION = 20
 """Checks of the watching thread, in one session timeout, whether the event loop is alive."""
 _CLOSE_S = 2.0
 """Timeout of closing a session; without an answer it expires by itself."""
+_LOGIN_AGAIN_S = 5.0
+"""Pause before the next attempt to log in after a refusal; kazoo makes none."""
+_PROBE_S = 2.0
+"""Timeout of the TLS handshake that finds out why no server answers."""
 
 
 class SessionState(Enum):
@@ -98,11 +113,14 @@ class ZooKeeperSession:
         connections: The number of connections so far; each has its own watches.
     """
 
-    def __init__(self, address: str, session_ms: int, on_state: Callable[[SessionState], None]) -> None:
+    def __init__(
+        self, address: str | ZooKeeperAddress, session_ms: int, on_state: Callable[[SessionState], None]
+    ) -> None:
         """Create a closed session; `open` connects it.
 
         Args:
-            address: HOST:PORT, several with commas between, and the path that is the parent of all nodes, if any.
+            address: HOST:PORT, several with commas between, and the path that is the parent of all nodes, if any; with
+                the settings of connections, where they are secure.
             session_ms: The session timeout.
             on_state: Called on the loop when the state changes.
 
@@ -111,6 +129,10 @@ class ZooKeeperSession:
         """
         if KazooClient is None:
             raise InvalidInputError("ZooKeeper needs the package kazoo: pip install 'kohort[zookeeper]'")
+        if isinstance(address, ZooKeeperAddress):
+            address, self._config = address
+        else:
+            self._config = ZooKeeperConfig()
         hosts, slash, path = address.partition("/")
         if not hosts or not all(_is_host_port(host) for host in hosts.split(",")) or "//" in slash + path:
             raise InvalidInputError(f"ZooKeeper: {address!r} is no HOST:PORT[,HOST:PORT…][/PATH]")
@@ -127,6 +149,8 @@ class ZooKeeperSession:
         self._hung = False
         self._ended = threading.Event()
         self._reviving: asyncio.Task[None] | None = None
+        self._login_refused = False
+        self._warned: set[str] = set()
         self._asked: set[asyncio.Future[Any]] = set()
 
     @property
@@ -140,6 +164,7 @@ class ZooKeeperSession:
 
         Raises:
             TimedOutError: no server answered.
+            NotAuthorizedError: ZooKeeper refused the login.
         """
         self._loop = asyncio.get_running_loop()
         self._ended, self._hung, self._reviving, self.state = threading.Event(), False, None, SessionState.LOST
@@ -151,17 +176,37 @@ class ZooKeeperSession:
         watching.start()
         deadline = self._loop.time() + timeout_ms / 1000
         while self.state is not SessionState.CONNECTED:
+            if self._login_refused:
+                await self.close()
+                raise self._error(exceptions.AuthFailedError())
             if self._loop.time() > deadline:
                 await self.close()
-                raise TimedOutError(f"ZooKeeper at {self._hosts} did not answer within {timeout_ms:.0f} ms: is it up?")
+                why = await asyncio.to_thread(_tls_failure, self._hosts, self._config) or "is it up?"
+                raise TimedOutError(f"ZooKeeper at {self._hosts} did not answer within {timeout_ms:.0f} ms: {why}")
             self.alive()
             await asyncio.sleep(0.02)
+        if not self._config.authenticates:
+            self._warn(
+                "nodes are open to everyone who reaches ZooKeeper: whoever changes them moves groups between "
+                "coordinators. Set zookeeper.auth.scheme, or a certificate"
+            )
+
+    def _warn(self, text: str) -> None:
+        """Log a warning, once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("ZooKeeper at %s: %s", self.address, text)
 
     def alive(self) -> None:
-        """Report that the event loop is alive; begin a new session if it hung meanwhile."""
+        """Report that the event loop is alive; begin a new session if it hung meanwhile, or its login was refused."""
         self._turned_s = time.monotonic()
-        if self._hung and not self._ended.is_set() and self._reviving is None:
+        if self._ended.is_set() or self._reviving is not None:
+            return
+        if self._hung:
             self._reviving = self._loop.create_task(self._revive())
+        elif self._login_refused and self.connections:
+            log.error("ZooKeeper at %s refused the login of %s; retrying", self.address, self._config.user)
+            self._reviving = self._loop.create_task(self._revive(_LOGIN_AGAIN_S))
 
     async def close(self) -> None:
         """End the session, and with it its ephemeral nodes. A second call does nothing."""
@@ -207,6 +252,17 @@ class ZooKeeperSession:
         for end in ends:
             with contextlib.suppress(exceptions.NodeExistsError):
                 await self._ask(self._client.create_async(full[:end], b""))
+        if self._creates_for_user:
+            await self._check_acl(full)
+
+    async def _check_acl(self, full: str) -> None:
+        """Warn of a node that everyone may change, from a time when processes here did not log in."""
+        acls, _ = await self._ask(self._client.get_acls_async(full))
+        if any(acl in OPEN_ACL_UNSAFE for acl in acls):
+            self._warn(
+                f"{full} is open to everyone, because it was created without a login. To protect what is there, stop "
+                "the coordinators and delete it, or set its ACL and those below it (setAcl -R)"
+            )
 
     async def change(self, *changes: Change) -> bool:
         """Make all changes or none; return False if a node existed, was missing, or had another version."""
@@ -230,21 +286,30 @@ class ZooKeeperSession:
     # -- kazoo's threads
 
     async def _connect(self) -> None:
+        self._login_refused = False
         client = self._client = KazooClient(
             hosts=self._hosts,
             timeout=self._session_ms / 1000,
             connection_retry=KazooRetry(**_RECONNECT),
             logger=_KAZOO_LOG,
+            default_acl=CREATOR_ALL_ACL if self._creates_for_user else None,
+            **_secure(self._config),
         )
 
         def on_state(state: str) -> None:
-            self._on_loop(lambda: self._set_state(client, SessionState(state.lower())))
+            refused = client.client_state == KeeperState.AUTH_FAILED  # for this moment only: CLOSED follows
+            self._on_loop(lambda: self._set_state(client, SessionState(state.lower()), refused))
 
         client.add_listener(on_state)
         await asyncio.to_thread(client.start_async)
 
-    async def _revive(self) -> None:
-        """Begin a new session after the loop hung."""
+    @property
+    def _creates_for_user(self) -> bool:
+        return self._config.authenticates and self._config.sets_acl
+
+    async def _revive(self, pause_s: float = 0) -> None:
+        """Begin a new session after the loop hung, or after a pause if the login was refused."""
+        await asyncio.sleep(pause_s)
         await asyncio.to_thread(_stop, self._client)
         for future in self._asked:  # requests of the abandoned client, which may never answer
             if not future.done():
@@ -261,8 +326,11 @@ class ZooKeeperSession:
                 self._hung = True
                 _stop(self._client)
 
-    def _set_state(self, client: object, state: SessionState) -> None:
-        if client is self._client and state is not self.state and not self._ended.is_set():
+    def _set_state(self, client: object, state: SessionState, refused: bool) -> None:
+        if client is not self._client or self._ended.is_set():
+            return
+        self._login_refused = self._login_refused or refused
+        if state is not self.state:
             self.state = state
             self.connections += state is SessionState.CONNECTED
             self._on_state(state)
@@ -303,8 +371,17 @@ class ZooKeeperSession:
 
     def _error(self, error: Exception) -> KafkaError:
         name = type(error).__name__
-        if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
-            return NotAuthorizedError(f"ZooKeeper at {self.address}: {name}: this user may not change what is there")
+        if isinstance(error, exceptions.AuthFailedError):
+            return NotAuthorizedError(f"ZooKeeper at {self.address} refused the login of {self._config.user}")
+        if isinstance(error, exceptions.SessionClosedRequireSaslError):
+            text = "takes no session without a login: set zookeeper.auth.scheme, zookeeper.auth.username and …password"
+            return NotAuthorizedError(f"ZooKeeper at {self.address} {text}")
+        if isinstance(error, exceptions.NoAuthError):
+            user = self._config.user if self._config.authenticates else "a process without a login"
+            text = (
+                f"{name}: {user} may not change what is there: other users' ACLs protect it, or the password is wrong"
+            )
+            return NotAuthorizedError(f"ZooKeeper at {self.address}: {text}")
         away = (
             exceptions.ConnectionLoss,
             exceptions.SessionExpiredError,
@@ -325,6 +402,48 @@ class _LoopWatch:
 
     def __call__(self, _: object) -> None:
         self.on_loop(self.call)
+
+
+def _secure(config: ZooKeeperConfig) -> dict[str, Any]:
+    """Return kazoo's arguments of a secure connection."""
+    chosen: dict[str, Any] = {}
+    if config.scheme == DIGEST:
+        chosen["auth_data"] = [(DIGEST, f"{config.username}:{config.password}")]
+    elif config.scheme == SASL:
+        login = {"mechanism": "DIGEST-MD5", "username": config.username, "password": config.password}
+        chosen["sasl_options"] = login
+    if config.uses_tls:
+        key = config.keystore or None
+        chosen |= {
+            "use_ssl": True,
+            "ca": config.truststore or None,
+            "certfile": key,
+            "keyfile": key,
+            "keyfile_password": config.keystore_password or None,
+            "check_hostname": config.identification == CHECKS_HOSTS,
+        }
+    return chosen
+
+
+def _tls_failure(hosts: str, config: ZooKeeperConfig) -> str | None:
+    """Return why a TLS handshake with the servers fails, which kazoo does not say; None: none fails so."""
+    if not config.uses_tls:
+        return None
+    context = tls_context(config)
+    for server in hosts.split(","):
+        host, _, port = server.rpartition(":")
+        host = host.strip("[]")
+        try:
+            with (
+                socket.create_connection((host, int(port)), _PROBE_S) as plain,
+                context.wrap_socket(plain, server_hostname=host),
+            ):
+                continue
+        except (ConnectionError, TimeoutError):
+            continue
+        except OSError as error:
+            return f"TLS with {server} fails: {error}"
+    return None
 
 
 def _stop(client: Any) -> None:

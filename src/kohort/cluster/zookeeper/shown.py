@@ -19,6 +19,7 @@ from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.retry import patiently
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
 from kohort.cluster.zookeeper.nodes import MirroredTopic
+from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperCoordination
 from kohort.errors import InvalidInputError, KafkaError
 
@@ -53,11 +54,13 @@ def _mirrored(host: GroupHost, name: str) -> MirroredTopic:
 class BrokerInZooKeeper:
     """A broker's registration and mirrors in ZooKeeper; runs beside the broker (`broker.run.Beside`)."""
 
-    def __init__(self, address: str, session_ms: int = SESSION_MS, owners_look_s: float = OWNERS_LOOK_S) -> None:
+    def __init__(
+        self, address: str | ZooKeeperAddress, session_ms: int = SESSION_MS, owners_look_s: float = OWNERS_LOOK_S
+    ) -> None:
         """Create a closed registration; `open` connects it.
 
         Args:
-            address: HOST:PORT[,HOST:PORT…][/PATH].
+            address: HOST:PORT[,HOST:PORT…][/PATH], with the settings of connections where they are secure.
             session_ms: the session timeout, after which another broker may take the path.
             owners_look_s: interval between full checks of the owners' nodes (`GroupMirror`).
 

@@ -1,0 +1,49 @@
+"""Refusals of whole requests: at every version of every API they can be encoded, and say the error."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kohort.broker.routes import ROUTES
+from kohort.broker.server.refusals import refusal
+from kohort.errors import ErrorCode
+from kohort.wire.framing import APIS
+from kohort.wire.schema import Field, Struct
+
+
+def filled(kind: type[Struct], version: int) -> Any:
+    """Return a message with one item in each of its lists."""
+    return kind(**{field.name: value(field, version) for field in kind.FIELDS if field.present(version)})
+
+
+def value(field: Field, version: int) -> Any:
+    element = field.element
+    if field.kind == "array" and element is not None:
+        return [filled(element.struct, version) if element.struct else value(element, version)]
+    if field.struct is not None:
+        return filled(field.struct, version)
+    return "x" if field.kind == "string" else field.fresh_default()
+
+
+def errors_in(message: Struct) -> set[int]:
+    """Return the error codes in a message and all its parts."""
+    found = {getattr(message, field.name) for field in message.FIELDS if field.name.endswith("error_code")}
+    for field in message.FIELDS:
+        parts = getattr(message, field.name)
+        for part in parts if isinstance(parts, list) else [parts]:
+            found |= errors_in(part) if isinstance(part, Struct) else set()
+    return found
+
+
+@pytest.mark.parametrize("key", ROUTES)
+def test_a_refusal_says_its_error_at_every_version(key: int) -> None:
+    route, api = ROUTES[key], APIS[key]
+    for version in range(route.low, route.high + 1):
+        message = filled(api.request, version)
+        request = cast("Any", SimpleNamespace(key=key, version=version, message=message))
+        encoded = refusal(request, ErrorCode.INVALID_REQUEST, "no").encode(version)
+        decoded = api.response.decode(encoded, version)
+        assert int(ErrorCode.INVALID_REQUEST) in errors_in(decoded), (route.name, version, decoded)
