@@ -1,4 +1,4 @@
-"""Who may do what at a coordinator in front of a secured Kafka: its clients log in, and Kafka's rules decide."""
+"""Rights at a coordinator in front of a secured Kafka: clients log in, and Kafka's rules decide what they may do."""
 
 from __future__ import annotations
 

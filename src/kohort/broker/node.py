@@ -91,9 +91,7 @@ class Node(GroupHost):
             users = super_users(self.config.super_users)
             self.authorizer = StandardAuthorizer(self.acls.index, users, self.config.allow_if_no_acl)
         if self.config.is_audited:
-            self.audit = AuditLog(data_dir / AUDIT_FILE, self.config.audit_file_bytes, self.config.audit_files)
-            if isinstance(self.authorizer, StandardAuthorizer):
-                self.authorizer.on_refused = self.audit.refused
+            self.open_audit_log()
         self.transactions = Transactions(
             TransactionHost(
                 loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token
@@ -102,6 +100,14 @@ class Node(GroupHost):
         self.described_partitions_max = self.config.described_partitions_max
         self._maintenance: asyncio.TimerHandle | None = None
         self._maintenance_due = math.inf
+
+    def open_audit_log(self) -> None:
+        """Write an audit log from now on, if there is none yet."""
+        if self.audit is not None:
+            return
+        self.audit = AuditLog(self.data_dir / AUDIT_FILE, self.config.audit_file_bytes, self.config.audit_files)
+        if isinstance(self.authorizer, StandardAuthorizer):
+            self.authorizer.on_refused = self.audit.refused
 
     @property
     def config(self) -> BrokerConfig:

@@ -102,6 +102,11 @@ class RunningBroker:
         if users:
             self.node.users.add_from(str(users))
         logins = sasl_servers(listen, properties, self.node.users, self.serving.server.logins)
+        if logins and self.node.config.audit == "auto":
+            self.node.open_audit_log()
+        if self.node.audit is not None:
+            for server in logins.values():
+                server.on_login = self.node.audit.login
         for listener in listeners:
             listener.sasl = logins.get(listener.name)
 

@@ -103,8 +103,8 @@ class KafkaAuthorizer(Authorizer):
 
     def _take(self, rules: Iterable[Acl], *, is_open: bool) -> None:
         wanted, before = {_rule(rule) for rule in rules}, set(self._rules)
-        self._rules.remove(before - wanted)
-        self._rules.add(wanted - before)
+        self._rules.remove_rules(before - wanted)
+        self._rules.add_rules(wanted - before)
         if is_open is not self._open:
             self._open = is_open
             self._changes += 1

@@ -37,7 +37,7 @@ from kohort.broker.endpoints import Coordinated
 from kohort.broker.metrics import Metrics
 from kohort.broker.routes import ROUTES
 from kohort.broker.server.connection import ClientSession, Connection
-from kohort.broker.server.dispatch import NEGATIVE_FIRST, PUSH_FIRST, Dispatcher, Route, api_keys
+from kohort.broker.server.dispatch import NEGATIVE_FIRST, PUSH_FIRST, Dispatcher, RequestThrottling, Route, api_keys
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.framing import Frame
 from kohort.broker.server.refusals import refusal
@@ -94,6 +94,7 @@ class Refusals:
 
     authorizer: Authorizer | None = None
     audit: AuditLog | None = None
+    throttling: RequestThrottling | None = None
 
     def __init__(
         self,

@@ -94,7 +94,7 @@ class BrokerConfig:
         "auto",
         choices=("auto", "on", "off"),
         why="a file audit.log in the data folder: logins, refusals and changes, a line of JSON each; auto: with an "
-        "authorizer, because without one all clients are the same",
+        "authorizer or logins, because without them all clients are the same",
     )
     audit_file_bytes: int = knob(
         "audit.log.file.bytes", 16 * MIB, low=4096, unit="bytes", why="a full file of the audit log is renamed"
@@ -330,7 +330,7 @@ class BrokerConfig:
 
     @property
     def is_audited(self) -> bool:
-        """Whether the broker writes an audit log."""
+        """Whether the broker writes an audit log, even if no listener has logins."""
         return self.audit == "on" or (self.audit == "auto" and bool(self.authorizer_class))
 
     @property

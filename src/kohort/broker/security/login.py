@@ -72,6 +72,7 @@ class SaslServer:
         name: the listener's.
         configs: the settings by mechanism.
         logins: the clients that are not known yet.
+        on_login: called with the outcome of each login: principal or claimed name, host, mechanism, success.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class SaslServer:
         self.configs = configs
         self.exchanges = exchanges
         self.logins = logins
+        self.on_login: Callable[[Principal | str, str, str, bool], None] | None = None
 
     def begin(self, connection: Connection, dispatch: Dispatch, pending: PendingLogin) -> SaslLogin:
         """Let a new connection log in."""
@@ -279,6 +281,7 @@ class SaslLogin:
             return
         first = self._state is LoginState.EXCHANGE
         client.principal = found
+        self._report(found, succeeded=True)
         lifetime_ms = self._lifetime_ms(exchange)
         now = time.monotonic()
         self._expires = None if lifetime_ms is None else now + lifetime_ms / 1000
@@ -306,6 +309,7 @@ class SaslLogin:
         """Refuse the login, after a delay, and close the connection."""
         claimed = "" if self._exchange is None else self._exchange.claimed
         self._log_refusal(claimed, text)
+        self._report(claimed, succeeded=False)
         self._state, self._exchange = LoginState.FAILED, None
         connection = self._connection
         connection.suspend()
@@ -318,6 +322,10 @@ class SaslLogin:
 
         delay_ms = self._server.configs[self._mechanism].failure_delay_ms
         asyncio.get_running_loop().call_later(delay_ms / 1000, end_connection)
+
+    def _report(self, who: Principal | str, *, succeeded: bool) -> None:
+        if self._server.on_login is not None:
+            self._server.on_login(who, self._connection.client.host, self._mechanism, succeeded)
 
     def _log_refusal(self, claimed: str, why: str) -> None:
         name, host = self._connection.name, self._connection.client.host

@@ -152,10 +152,10 @@ class Throttling:
         self._limits: dict[tuple[str, str, str], tuple[Scope, float] | None] = {}
         self._rates: OrderedDict[Scope, ClientRate] = OrderedDict()
         self.active = False
-        quotas.listeners.append(self._changed)
-        self._changed()
+        quotas.listeners.append(self._quotas_changed)
+        self._quotas_changed()
 
-    def _changed(self) -> None:
+    def _quotas_changed(self) -> None:
         self._limits.clear()
         self.active = bool(self._quotas.all())
 

@@ -1,0 +1,72 @@
+"""Logins, access rules and the audit log together: rules name the user who logged in, and the log has every login."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort import Acl, AclFilter, AclOperation, AclResource, Admin, Consumer, NewTopic, Producer
+from kohort.errors import KafkaError, NotAuthorizedError
+from tests.support.secured_broker import secured_broker
+from tests.support.waiting import until
+
+
+def entries(folder: Path, event: str) -> list[dict[str, Any]]:
+    """Return the audit log's entries of one kind."""
+    file = folder / "data" / "audit.log"
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [entry for entry in found if entry["event"] == event]
+
+
+def test_a_user_has_the_rights_of_its_rules_and_loses_them_at_the_next_request(tmp_path: Path) -> None:
+    rights = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    rule = Acl("User:alice", AclOperation.WRITE, AclResource.TOPIC, "orders")
+    with secured_broker(tmp_path, **rights) as secured, Admin(secured.address("PLAIN")) as operator:
+        operator.create_topics([NewTopic("orders", 1), NewTopic("others", 1)]).all()
+        settings = secured.settings("SASL", "SCRAM-SHA-256")
+        with Producer(**settings, enable_idempotence=False) as producer:
+            with pytest.raises(NotAuthorizedError):
+                producer.send("orders", b"too early").result(timeout_ms=30_000)
+            operator.create_acls([rule]).all()
+            assert producer.send("orders", b"allowed").result(timeout_ms=30_000).offset == 0
+            with pytest.raises(NotAuthorizedError):
+                producer.send("others", b"no rule").result(timeout_ms=30_000)
+            operator.delete_acls([AclFilter("User:alice")]).all()
+            with pytest.raises(NotAuthorizedError):
+                producer.send("orders", b"too late").result(timeout_ms=30_000)
+        with Consumer(**settings, group_id="g") as consumer:
+            consumer.subscribe(["orders"])
+            with pytest.raises(NotAuthorizedError):
+                consumer.poll(timeout_ms=30_000)
+
+        def refusals() -> list[dict[str, Any]]:
+            return [entry for entry in entries(tmp_path, "refusal") if entry["principal"] == "User:alice"]
+
+        until(lambda: bool(refusals()), "refusals in the audit log")
+        refusal = refusals()[0]
+        assert (refusal["resource_type"], refusal["operation"]) in {("TOPIC", "WRITE"), ("TOPIC", "DESCRIBE")}
+
+
+def test_logins_are_in_the_audit_log_without_passwords(tmp_path: Path) -> None:
+    with secured_broker(tmp_path) as secured:
+        with Admin(**secured.settings("SASL", "SCRAM-SHA-512")) as admin:
+            admin.describe_cluster()
+        wrong = secured.settings("SASL", "PLAIN", **{"sasl.password": "guessed-at"})
+        with pytest.raises(KafkaError), Admin(**wrong) as admin:
+            admin.describe_cluster()
+
+        def recorded() -> set[tuple[str, str, str]]:
+            return {(entry["principal"], entry["details"], entry["result"]) for entry in entries(tmp_path, "login")}
+
+        until(lambda: len(recorded()) >= 2, "logins in the audit log")
+        assert ("User:alice", "SCRAM-SHA-512", "succeeded") in recorded()
+        assert ("alice", "PLAIN", "failed") in recorded()
+        text = (tmp_path / "data" / "audit.log").read_text()
+        assert "guessed-at" not in text
+        assert "secret-of-alice" not in text
