@@ -108,7 +108,8 @@ def main() -> None:
         query.stop()
         if error is None:
             break
-        if WORKER_START_TIMEOUT not in str(error) or attempt + 1 == WORKER_START_ATTEMPTS_MAX:
+        no_worker = WORKER_START_TIMEOUT in str(error)  # by text: Spark's error has no code
+        if not no_worker or attempt + 1 == WORKER_START_ATTEMPTS_MAX:
             raise error
     spark.stop()
 
