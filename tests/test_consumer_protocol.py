@@ -13,8 +13,8 @@ from kio.serial import entity_reader, entity_writer
 
 from kohort.consumer_protocol import (
     NEWEST_VERSION,
-    Assignment,
-    Subscription,
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
     read_assignment,
     read_subscription,
     write_assignment,
@@ -52,7 +52,7 @@ def test_a_subscription_agrees_with_kio(
     generation: int,
     data: bytes | None,
 ) -> None:
-    said = Subscription(
+    said = ConsumerProtocolSubscription(
         version,
         tuple(topics),
         owned if version >= 1 else (),
@@ -74,7 +74,7 @@ def test_an_assignment_agrees_with_kio(
     version: int, partitions: tuple[TopicPartition, ...], data: bytes | None
 ) -> None:
     raw = write_assignment(version, partitions, data)
-    assert read_assignment(raw) == Assignment(partitions, data)
+    assert read_assignment(raw) == ConsumerProtocolAssignment(partitions, data)
     theirs, again = rewritten("Assignment", version, raw)
     found = {str(topic.topic): list(topic.partitions) for topic in theirs.assigned_partitions}
     assert found == by_topic(partitions)
@@ -82,11 +82,13 @@ def test_an_assignment_agrees_with_kio(
 
 
 def test_newer_versions_are_read_as_far_as_they_are_known() -> None:
-    said = Subscription(NEWEST_VERSION, ("t",), (TopicPartition("t", 1),), "a", 7, b"x")
+    said = ConsumerProtocolSubscription(NEWEST_VERSION, ("t",), (TopicPartition("t", 1),), "a", 7, b"x")
     raw = (NEWEST_VERSION + 5).to_bytes(2, "big") + write_subscription(said)[2:] + b"more"
     assert read_subscription(raw) == said._replace(version=NEWEST_VERSION + 5)
     assert write_subscription(said._replace(version=NEWEST_VERSION + 5)) == write_subscription(said)
-    assert read_assignment(b"\0\x09" + write_assignment(0, said.owned)[2:] + b"more") == Assignment(said.owned)
+    assert read_assignment(b"\0\x09" + write_assignment(0, said.owned)[2:] + b"more") == ConsumerProtocolAssignment(
+        said.owned
+    )
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff" + b"\0" * 8, b"\0", b"\0\0\0\0\0\1"])

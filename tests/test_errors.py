@@ -27,7 +27,7 @@ from kohort.errors import (
     error_for,
 )
 from kohort.ids import TopicPartition
-from kohort.log.damage import Damage
+from kohort.log.damage import LogDamage
 from tests.wire.values import FIRST_OF_KAFKA_4_4
 
 
@@ -76,7 +76,7 @@ MADE_WITH: dict[str, tuple[Any, ...]] = {
     "OffsetError": ("gone", ErrorCode.POSITION_OUT_OF_RANGE, TopicPartition("t", 3)),
     "RecordsRefusedError": ("two", ErrorCode.INVALID_RECORD, {1: "too old"}),
     "RowRefusedError": ("null", 4, "key", 17),
-    "DamagedError": (Damage(Path("t-0", "0.log"), 5, 9, 100, 120, "checksum"), "damaged", ErrorCode.CORRUPT_MESSAGE),
+    "DamagedError": (LogDamage(Path("t-0", "0.log"), 5, 9, 100, 120, "checksum"), "damaged", ErrorCode.CORRUPT_MESSAGE),
 }
 """Errors that are made with more, or with less, than a message and a code."""
 

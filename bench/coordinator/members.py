@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.coordinator.book import Book
 from bench.coordinator.wire import Link
-from kohort.consumer_protocol import Subscription, read_assignment, write_assignment, write_subscription
+from kohort.consumer_protocol import ConsumerProtocolSubscription, read_assignment, write_assignment, write_subscription
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 from kohort.io.processes import beat_ms, name_of
@@ -304,7 +304,7 @@ class ClassicMember(Member):
             self.member_id = ""
 
     async def _join(self, link: Link) -> bool:
-        metadata = write_subscription(Subscription(0, (self.plan.topic,)))
+        metadata = write_subscription(ConsumerProtocolSubscription(0, (self.plan.topic,)))
         answer = await link.ask(
             JoinGroupRequest(
                 group_id=self.group,

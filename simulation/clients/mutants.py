@@ -11,7 +11,7 @@ from kohort.client.consumer.fetching import Fetcher
 from kohort.client.consumer.positions import PositionFinder
 from kohort.client.producer import sender
 from kohort.client.producer.accumulator import Accumulator
-from kohort.client.producer.batches import Batch, Identity, PartitionQueue
+from kohort.client.producer.batches import Batch, PartitionQueue, ProducerIdAndEpoch
 from kohort.client.producer.sender import Sender
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
@@ -150,7 +150,7 @@ class SendsBehindTheFirst(ClientMutant):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Take every partition for begun."""
 
-        def take_on(self: PartitionQueue, identity: Identity) -> bool:
+        def take_on(self: PartitionQueue, identity: ProducerIdAndEpoch) -> bool:
             goes = bool(real(self, identity))
             self.begun = True
             return goes

@@ -9,7 +9,7 @@ from typing import Any
 from kohort.client.consumer.core import ConsumerCore
 from kohort.client.consumer.effects import Await, CallUser, Decode, RunningScript, Script, WaitUntil
 from kohort.client.consumer.records import Records
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.columns import decode
@@ -125,7 +125,7 @@ class ReadingApplication:
                 return
             offset = int(self.brokers.partitions[partition].end * share)
             self.world.tell(f"{self.reader}: seeks to {offset} of {partition}")
-            self._core.seek(partition, Position(offset))
+            self._core.seek(partition, FetchPosition(offset))
             self.views[partition].expect(offset)
 
         self._do(seek)

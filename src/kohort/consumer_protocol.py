@@ -29,7 +29,7 @@ class MalformedError(ValueError):
     """Bytes that do not have the expected form."""
 
 
-class Subscription(NamedTuple):
+class ConsumerProtocolSubscription(NamedTuple):
     """The subscription of a classic consumer."""
 
     version: int
@@ -40,7 +40,7 @@ class Subscription(NamedTuple):
     user_data: bytes | None = None
 
 
-class Assignment(NamedTuple):
+class ConsumerProtocolAssignment(NamedTuple):
     """The assignment of a classic consumer, from the leader or a coordinator."""
 
     partitions: tuple[TopicPartition, ...] = ()
@@ -103,7 +103,7 @@ def read_topics(metadata: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def read_subscription(metadata: bytes) -> Subscription | None:
+def read_subscription(metadata: bytes) -> ConsumerProtocolSubscription | None:
     """Return a subscription in full, or None for other bytes; fields that its version lacks are empty."""
     reader = _FieldReader(metadata)
     try:
@@ -118,23 +118,23 @@ def read_subscription(metadata: bytes) -> Subscription | None:
         rack = reader.take(length).decode() if length >= 0 else None
     except ValueError:
         return None
-    return Subscription(version, topics, owned, rack, generation, user_data)
+    return ConsumerProtocolSubscription(version, topics, owned, rack, generation, user_data)
 
 
-def read_assignment(assignment: bytes) -> Assignment | None:
+def read_assignment(assignment: bytes) -> ConsumerProtocolAssignment | None:
     """Return an assignment; an empty one from empty bytes, None when the bytes are none."""
     if not assignment:
-        return Assignment()
+        return ConsumerProtocolAssignment()
     reader = _FieldReader(assignment)
     try:
         if reader.number(_INT16) < 0:
             return None
-        return Assignment(reader.partitions(), reader.data())
+        return ConsumerProtocolAssignment(reader.partitions(), reader.data())
     except ValueError:
         return None
 
 
-def write_subscription(subscription: Subscription) -> bytes:
+def write_subscription(subscription: ConsumerProtocolSubscription) -> bytes:
     """Return a subscription's bytes, with the fields of its version."""
     version = min(subscription.version, NEWEST_VERSION)
     parts = [_INT16.pack(version), _INT32.pack(len(subscription.topics))]

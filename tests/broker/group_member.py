@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kohort.consumer_protocol import Subscription, write_subscription
+from kohort.consumer_protocol import ConsumerProtocolSubscription, write_subscription
 from kohort.errors import ErrorCode
 from kohort.wire.groups import (
     HeartbeatRequest,
@@ -17,7 +17,7 @@ from tests.broker.raw import RawClient
 
 
 def subscription(*topics: str) -> bytes:
-    return write_subscription(Subscription(0, topics))
+    return write_subscription(ConsumerProtocolSubscription(0, topics))
 
 
 class Member:

@@ -10,7 +10,7 @@ import pytest
 
 from kohort import AsyncConsumer, AsyncProducer, Consumer, Producer, TopicPartition
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.offsets import RebalanceListener
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.transactions import TxnState
@@ -54,7 +54,7 @@ class Member:
         self.core = ConsumerCore(self.world.cluster, self.world.config)
         self.core.subscribe(["a"], listener=listener)
         carry_out(self.world, self.core.poll(None, 5_000))
-        self.core.seek(A0, Position(5))
+        self.core.seek(A0, FetchPosition(5))
         self.let_answer(dict.fromkeys(silent, PARK))
 
     def let_answer(self, answers: dict[str, Any]) -> None:

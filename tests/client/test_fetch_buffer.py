@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice
-from kohort.client.consumer.subscription import Partitions, Position
+from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.columns import Record, RowRange
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
@@ -71,7 +71,7 @@ def start(count: int = 4) -> tuple[Partitions, FetchBuffer]:
     partitions = Partitions()
     partitions.set(PARTITIONS[:count])
     for partition in PARTITIONS[:count]:
-        partitions.place(partition, Position(0))
+        partitions.place(partition, FetchPosition(0))
     return partitions, FetchBuffer(partitions)
 
 
@@ -119,16 +119,16 @@ def test_offsets_without_records_are_passed_over() -> None:
     partitions, buffer = start(1)
     fill(buffer, partitions, (PARTITIONS[0], 0, 0), gap=8)
     assert buffer.take(100) == []
-    assert partitions.of(PARTITIONS[0]).position == Position(8, 7)
+    assert partitions.of(PARTITIONS[0]).position == FetchPosition(8, 7)
 
 
 def test_a_position_where_the_leader_epoch_changes_on_the_way_claims_none() -> None:
     partitions, buffer = start(1)
     fill(buffer, partitions, (PARTITIONS[0], 0, 10), mixed=True)
     buffer.take(4)
-    assert partitions.of(PARTITIONS[0]).position == Position(4, -1)
+    assert partitions.of(PARTITIONS[0]).position == FetchPosition(4, -1)
     buffer.take(6)
-    assert partitions.of(PARTITIONS[0]).position == Position(10, 7)
+    assert partitions.of(PARTITIONS[0]).position == FetchPosition(10, 7)
 
 
 def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() -> None:
@@ -138,7 +138,7 @@ def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() ->
     assert sizes(buffer.take(100)) == [(0, 5)]
     state = partitions.of(PARTITIONS[0])
     assert isinstance(state.broken, CorruptDataError)
-    assert state.position == Position(5, 7) == state.fetch_position
+    assert state.position == FetchPosition(5, 7) == state.fetch_position
     assert buffer.take(100) == [] and buffer.records == 0
 
 
@@ -185,7 +185,7 @@ class Polling(RuleBasedStateMachine):
                 continue
             at = state.fetch_position.offset
             runs.append((partition, at, at + count))
-            state.fetch_position = Position(at + count, 7)
+            state.fetch_position = FetchPosition(at + count, 7)
         fill(self.buffer, self.partitions, *runs)
 
     @rule(limit=st.one_of(st.none(), st.integers(1, 25)))
@@ -203,7 +203,7 @@ class Polling(RuleBasedStateMachine):
     @rule(data=st.data(), offset=st.integers(0, 100))
     def seek(self, data: st.DataObject, offset: int) -> None:
         partition = data.draw(st.sampled_from(sorted(self.assigned)))
-        self.partitions.place(partition, Position(offset))
+        self.partitions.place(partition, FetchPosition(offset))
         self.expected[partition] = offset
 
     @precondition(lambda self: self.assigned)
@@ -219,7 +219,7 @@ class Polling(RuleBasedStateMachine):
     def rebalance(self, kept: set[TopicPartition]) -> None:
         added, _ = self.partitions.set(kept)
         for partition in added:
-            self.partitions.place(partition, Position(1000))
+            self.partitions.place(partition, FetchPosition(1000))
             self.expected[partition] = 1000
         self.assigned = kept
 
@@ -251,7 +251,7 @@ def test_what_was_fetched_before_a_partition_went_and_came_back_is_void() -> Non
     fill(buffer, partitions, (PARTITIONS[0], 0, 5))
     partitions.set([])
     partitions.set([PARTITIONS[0]])
-    partitions.place(PARTITIONS[0], Position(100))
+    partitions.place(PARTITIONS[0], FetchPosition(100))
     assert buffer.take(10) == []
     assert buffer.count(PARTITIONS[0]) == buffer.records == 0
 

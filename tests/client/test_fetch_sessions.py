@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.subscription import FetchPosition
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 from tests.client.written_log import A0, A1, Log, offsets
@@ -147,7 +147,7 @@ class Reading(RuleBasedStateMachine):
     def seek(self, partition: TopicPartition, part: int) -> None:
         if partition in self.assigned:
             self.expected[partition] = self.log.ends[partition] * part // 100
-            self.log.core.seek(partition, Position(self.expected[partition]))
+            self.log.core.seek(partition, FetchPosition(self.expected[partition]))
 
     @rule(partition=st.sampled_from((A0, A1)))
     def pause_or_resume(self, partition: TopicPartition) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kohort.client.consumer import fetching
 from kohort.client.consumer.positions import BEHIND_MS, CONFIRM_MS
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.subscription import FetchPosition
 from kohort.errors import CorruptDataError, ErrorCode, NotAuthorizedError, OffsetError
 from kohort.wire.data import FetchResponse
 from kohort.wire.discovery import MetadataResponse
@@ -163,12 +163,12 @@ def test_a_position_below_the_log_is_reset_after_what_is_kept_was_returned() -> 
 
 def test_without_a_policy_an_offset_out_of_range_is_an_error_that_a_seek_ends() -> None:
     log = Log({A0: 100}, auto_offset_reset="none")
-    log.core.seek(A0, Position(500))
+    log.core.seek(A0, FetchPosition(500))
     with pytest.raises(OffsetError, match="a-0: offset 500 is out of range"):
         log.poll()
     with pytest.raises(OffsetError):
         log.poll()
-    log.core.seek(A0, Position(95))
+    log.core.seek(A0, FetchPosition(95))
     assert offsets(log.poll(), A0) == list(range(95, 100))
 
 
@@ -191,7 +191,7 @@ def test_a_leader_that_stood_still_does_not_reset_what_its_successor_has(epoch: 
     """The old leader woke without records that another consumer had read from its successor: reading restarted at 0."""
     log = Log({A0: 50})
     metadata = log.world.handlers["Metadata"]
-    log.core.seek(A0, Position(80, epoch))
+    log.core.seek(A0, FetchPosition(80, epoch))
     late_ms = 600 if epoch < 0 else 6_000
     assert log.poll(timeout_ms=late_ms) == [] and log.world.sent("Fetch")
 
@@ -210,7 +210,7 @@ def test_a_leader_that_stood_still_does_not_reset_what_its_successor_has(epoch: 
 @pytest.mark.parametrize(("epoch", "patience_ms"), [(-1, CONFIRM_MS), (0, 0), (7, BEHIND_MS)])
 def test_that_a_position_is_not_there_is_believed_in_the_end(epoch: int, patience_ms: int) -> None:
     log = Log({A0: 50})
-    log.core.seek(A0, Position(80, epoch))
+    log.core.seek(A0, FetchPosition(80, epoch))
     began_ms = log.world.runtime.now_ms
     assert offsets(log.poll(timeout_ms=60_000), A0)[:1] == [0]
     assert patience_ms <= log.world.runtime.now_ms - began_ms < patience_ms + 1_000
@@ -218,7 +218,7 @@ def test_that_a_position_is_not_there_is_believed_in_the_end(epoch: int, patienc
 
 def test_truncation_is_found_and_reading_goes_on_where_both_histories_agree() -> None:
     log = Log({A0: 100})
-    log.core.seek(A0, Position(80, 3))
+    log.core.seek(A0, FetchPosition(80, 3))
     log.facts["diverging_epoch"] = FetchResponse.EpochEndOffset(epoch=2, end_offset=60)
     log.world.run(10)
     (first,) = log.world.sent("Fetch")
@@ -245,7 +245,7 @@ def test_a_poisoned_record_is_named_keeps_the_position_and_can_be_stepped_over()
         log.poll()
     state = log.core.partitions.of(A0)
     assert state.position is not None and state.position.offset == 30
-    log.core.seek(A0, Position(40))
+    log.core.seek(A0, FetchPosition(40))
     assert offsets(log.poll(), A0)[0] == 40
 
 
@@ -263,7 +263,7 @@ def test_what_was_fetched_for_a_partition_that_went_and_came_back_is_not_used() 
     assert log.core.fetcher.ready
     log.core.assign([])
     log.core.assign([A0])
-    log.core.seek(A0, Position(70))
+    log.core.seek(A0, FetchPosition(70))
     assert offsets(log.poll(), A0)[0] == 70
 
 
@@ -289,7 +289,7 @@ def test_an_answer_to_what_was_asked_before_a_seek_does_not_move_the_next_fetch(
     log.world.handlers["Fetch"] = lambda message, version: PARK
     log.world.run(10)
     (request,) = log.world.parked_named("Fetch")
-    log.core.seek(A0, Position(70))
+    log.core.seek(A0, FetchPosition(70))
     log.world.handlers["Fetch"] = log.fetch
     log.world.answer(request, log.fetch(request.message, request.version))
     assert offsets(log.poll(), A0)[:2] == [70, 71]

@@ -209,7 +209,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_join_is_made_again() -> Non
     assert trial.member.holding
 
 
-def said_by(request: Any) -> consumer_protocol.Subscription:
+def said_by(request: Any) -> consumer_protocol.ConsumerProtocolSubscription:
     """The subscription in a JoinGroup."""
     said = read_subscription(bytes(request.message.protocols[0].metadata))
     assert said is not None
@@ -600,7 +600,7 @@ def test_the_leader_rebalances_when_a_topic_is_deleted() -> None:
 @pytest.mark.parametrize("subscribed", [{"topics": ("a", "b")}, {"topics": ("a",)}, {"pattern": "^a"}])
 def test_the_leader_rebalances_when_a_topic_is_deleted_that_anyone_reads(subscribed: dict[str, Any]) -> None:
     trial = Coordinator(metadata_max_age_ms=1000, rebalance_batch_ms=0)
-    trial.others = {"other": write_subscription(consumer_protocol.Subscription(NEWEST_VERSION, ("b",)))}
+    trial.others = {"other": write_subscription(consumer_protocol.ConsumerProtocolSubscription(NEWEST_VERSION, ("b",)))}
     member = trial.subscribe(*subscribed.pop("topics", ()), **subscribed)
     trial.world.run(1500)
     assert member.revocation is None and trial.generation == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.client.group.membership import MemberState
-from kohort.consumer_protocol import NEWEST_VERSION, Subscription, write_subscription
+from kohort.consumer_protocol import NEWEST_VERSION, ConsumerProtocolSubscription, write_subscription
 from kohort.wire.groups import HeartbeatResponse
 from tests.client.test_membership import Coordinator as ClassicCoordinator
 from tests.client.test_membership import parts
@@ -136,7 +136,7 @@ def test_it_ends_for_a_leader_that_still_asks_for_topics_to_assign() -> None:
     trial = joining()
     answered_ms = trial.world.sent("Heartbeat")[-1].at_ms
     (join,) = trial.world.parked_named("JoinGroup")
-    trial.others = {"other": write_subscription(Subscription(NEWEST_VERSION, ("b",)))}
+    trial.others = {"other": write_subscription(ConsumerProtocolSubscription(NEWEST_VERSION, ("b",)))}
     trial.world.handlers["Metadata"] = lambda message, version: PARK
     silence(trial)
     trial.world.answer(join, trial.join(join.message, join.version))

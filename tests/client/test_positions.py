@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.subscription import FetchPosition
 from kohort.errors import CorruptDataError, ErrorCode
 from tests.client.written_log import A0, A1, Log, offsets
 
@@ -35,6 +35,6 @@ def test_a_failure_to_find_a_position_is_void_once_the_application_has_placed_it
     log = Refusing({A0: 100})
     log.world.run(1000)
     assert log.core.positions.error is not None
-    log.core.seek(A0, Position(50))
+    log.core.seek(A0, FetchPosition(50))
     assert log.core.positions.error is None
     assert offsets(log.poll(), A0)[0] == 50

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kohort.consumer_protocol import (
-    Assignment,
-    Subscription,
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
     read_assignment,
     read_subscription,
     read_topics,
@@ -325,19 +325,19 @@ def test_partitions_that_the_leader_has_not_seen_are_assigned_when_the_group_bec
 
 def test_subscriptions_of_every_version_are_read() -> None:
     raw = classic_metadata(1, 2, rack="a")
-    assert read_subscription(raw) == Subscription(
+    assert read_subscription(raw) == ConsumerProtocolSubscription(
         3, ("t",), (TopicPartition("t", 1), TopicPartition("t", 2)), "a", -1, b""
     )
-    assert read_subscription(subscription("t", version=0)) == Subscription(0, ("t",), user_data=b"")
+    assert read_subscription(subscription("t", version=0)) == ConsumerProtocolSubscription(0, ("t",), user_data=b"")
     assert read_subscription(raw[:-1]) is None
     assert read_topics(raw[:9]) == ("t",)
 
 
 def test_assignments_are_written_as_they_are_read() -> None:
     partitions = (TopicPartition("t", 3), TopicPartition("u", 0), TopicPartition("u", 2))
-    assert read_assignment(write_assignment(9, partitions)) == Assignment(partitions)
+    assert read_assignment(write_assignment(9, partitions)) == ConsumerProtocolAssignment(partitions)
     assert write_assignment(9, partitions)[:2] == b"\0\3"
-    assert read_assignment(b"") == Assignment()
+    assert read_assignment(b"") == ConsumerProtocolAssignment()
     assert read_assignment(b"\0\0\0") is None
     assert owned("t") == ()
 

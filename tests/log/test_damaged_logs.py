@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kohort.log import LogConfig, OpenOptions, PartitionLog, compact_now
-from kohort.log.damage import ASIDE, Damage, DamagedError
+from kohort.log.damage import ASIDE, DamagedError, LogDamage
 from kohort.wire.batch import crc_ok, parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, UNKNOWN, batch, copy_folder, keyed, small
@@ -83,7 +83,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Made]:
     return {entry: _make(folder / f"t{entry}-0", compacted=entry) for entry in (False, True)}
 
 
-def _read_all(log: PartitionLog) -> tuple[list[tuple[int, int, bytes]], list[Damage]]:
+def _read_all(log: PartitionLog) -> tuple[list[tuple[int, int, bytes]], list[LogDamage]]:
     """Return the batches that a reader sees that skips each damage: (base offset, offset after it, bytes)."""
     seen, met = [], []
     offset = log.log_start_offset

@@ -15,7 +15,7 @@ from unittest import mock
 
 from kohort.errors import OffsetError, RetriableError
 from kohort.region import region_log, region_topic
-from kohort.region.agreement import Bounds, Disagreement, Last, adopt, compare
+from kohort.region.agreement import Disagreement, Last, SequenceBounds, adopt, compare
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming import staging
 from kohort.region.consuming.event_thread import EventThread
@@ -223,7 +223,7 @@ _PUT_BACK = RecordQueue.put_back
 
 
 def _compares_one_way(*, ahead: bool) -> Callable[..., Disagreement | None]:
-    def compared(region: str, place: str, shows: int, bounds: Bounds) -> Disagreement | None:
+    def compared(region: str, place: str, shows: int, bounds: SequenceBounds) -> Disagreement | None:
         return None if (shows > bounds.most) is ahead else compare(region, place, shows, bounds)
 
     return compared

@@ -11,7 +11,7 @@ import pytest
 from kohort.errors import InvalidInputError
 from kohort.region.admission import _before_birth
 from kohort.region.records import Birth
-from kohort.region.region_topic import Saved
+from kohort.region.region_topic import SavedFacts
 
 OURS, OTHERS = UUID(int=1), UUID(int=2)
 
@@ -36,9 +36,9 @@ def home(*births: UUID | None) -> Any:
     """The region's topic as it is seen at each look; the last birth stays."""
     left = list(births)
 
-    def saved() -> Saved:
+    def saved() -> SavedFacts:
         born = left.pop(0) if len(left) > 1 else left[0]
-        return Saved(birth=None if born is None else Birth("r", born, 7))
+        return SavedFacts(birth=None if born is None else Birth("r", born, 7))
 
     return SimpleNamespace(saved=saved)
 

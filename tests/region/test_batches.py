@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.region.control_plane.state import Plane
-from kohort.region.states import MemberState, RegionState
+from kohort.region.states import RegionMemberState, RegionState
 from tests.region.world.batches import BatchMember
 from tests.region.world.member import Member
 from tests.region.world.world import World
@@ -33,7 +33,7 @@ def test_who_reads_on_does_so_while_another_sink_can_not_be_published(world: Wor
     world.clock.run(15_000)
     plane: Plane = world.plane.machine.plane
     assert plane.state is RegionState.CHECKPOINTING and set(plane.owed) == {drains.disk.place}
-    assert batches.machine.state is drains.machine.state is MemberState.CHECKPOINTED
+    assert batches.machine.state is drains.machine.state is RegionMemberState.CHECKPOINTED
     sequence, finished, read = world.stored.sequence, batches.finished, dict(batches.positions)
     waits = dict(drains.positions)
     world.clock.run(25_000)

@@ -43,7 +43,7 @@ def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(sav
 def says(machine: MemberMachine, *events: does.Event) -> list[told.Report]:
     """Return a member's reports about events."""
     effects = [effect for event in events for effect in machine.step(event)]
-    return [effect.report for effect in effects if isinstance(effect, does.Say)]
+    return [effect.report for effect in effects if isinstance(effect, does.SendReport)]
 
 
 def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() -> None:
@@ -73,7 +73,7 @@ def contributed(cut: Cut, *positions: Position) -> MemberMachine:
     machine.step(does.Ordered(orders[0]))
     machine.step(does.Assigned(Identity("q", 1), (P0,)))
     machine.step(does.Ordered(told.Starts(3, 1, (at(P0, 70),))))
-    machine.step(does.Fetched())
+    machine.step(does.RecordsFetched())
     machine.step(does.Ordered(told.Drain(3, cut)))
     machine.step(does.Quiet(cut))
     machine.step(does.Ordered(told.Checkpoint(3, cut, ("q",))))

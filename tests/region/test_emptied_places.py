@@ -162,7 +162,7 @@ def test_a_region_says_which_place_it_waits_for_when_who_wrote_there_has_died() 
     driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 0, 80))))
     assert driven.stands(RegionState.CHECKPOINTING) and not driven.commits
     [line] = driven.lines
-    assert line.level is happens.Level.WARNING and "publication of sequence 8 to t" in line.text
+    assert line.level is happens.LogLevel.WARNING and "publication of sequence 8 to t" in line.text
     assert told.SinkSeen("t", 7, "") in seen(driven.machine.plane).sinks
     driven.join(3, "m3", sink="t")
     driven.say(3, told.Published(8))

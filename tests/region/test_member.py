@@ -14,7 +14,7 @@ from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part
 from kohort.region.records import Position
-from kohort.region.states import MemberState
+from kohort.region.states import RegionMemberState
 
 REGION_ID, TOPIC_ID = UUID(int=7), UUID(int=9)
 P0, P1 = (Part("etl", "t", number, TOPIC_ID) for number in (0, 1))
@@ -45,10 +45,12 @@ class Driven:
 
     def said(self, kind: type[Said]) -> list[Said]:
         return [
-            effect.report for effect in self.did if isinstance(effect, happens.Say) and isinstance(effect.report, kind)
+            effect.report
+            for effect in self.did
+            if isinstance(effect, happens.SendReport) and isinstance(effect.report, kind)
         ]
 
-    def stands(self, state: MemberState) -> bool:
+    def stands(self, state: RegionMemberState) -> bool:
         return self.machine.state is state
 
 
@@ -57,34 +59,34 @@ def reading(**how: bool) -> Driven:
     driven = Driven(**how)
     driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
     driven.do(happens.Assigned(Identity("id", 1), (P0, P1)))
-    driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))), happens.Fetched())
-    assert driven.stands(MemberState.RECORDS_FETCHED)
+    driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))), happens.RecordsFetched())
+    assert driven.stands(RegionMemberState.RECORDS_FETCHED)
     return driven
 
 
 def drained(**how: bool) -> Driven:
     driven = reading(**how)
     driven.do(told.Drain(3, CUT), happens.Quiet(CUT))
-    assert driven.stands(MemberState.DRAINED)
+    assert driven.stands(RegionMemberState.DRAINED)
     return driven
 
 
 def contributed(**how: bool) -> Driven:
     driven = drained(**how)
     driven.do(told.Checkpoint(3, CUT, ("m1",)), happens.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
-    assert driven.stands(MemberState.CHECKPOINTED)
+    assert driven.stands(RegionMemberState.CHECKPOINTED)
     return driven
 
 
 def test_each_event_has_an_entry_in_each_state_with_its_reason() -> None:
     for event, rows in TABLE.items():
-        assert set(rows) == set(MemberState), event
+        assert set(rows) == set(RegionMemberState), event
         assert all(row.why for row in rows.values())
 
 
 def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() -> None:
     driven = Driven()
-    assert driven.stands(MemberState.SUBSCRIBED)
+    assert driven.stands(RegionMemberState.SUBSCRIBED)
     driven.do(happens.Assigned(Identity("id", 1), (P0,)))
     assert driven.said(told.AskStarts) == [] and driven.effects(happens.Seek) == []
     driven.do(happens.Connected())
@@ -103,7 +105,9 @@ def test_what_is_revoked_before_anything_was_fetched_is_let_go() -> None:
     driven = Driven()
     driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Assigned(Identity("id", 1), (P0,)))
     driven.do(told.Starts(3, 1, (at(P0, 70),)), happens.Revoked((P0,)))
-    assert driven.effects(happens.Release) == [happens.Release((P0,))] and not driven.said(told.AskReset)
+    assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P0,))] and not driven.said(
+        told.AskReset
+    )
 
 
 @pytest.mark.parametrize("event", [happens.Revoked((P0,)), happens.Lost((P0,))])
@@ -111,7 +115,7 @@ def test_what_is_revoked_before_anything_was_fetched_is_let_go() -> None:
 def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type, event: happens.Event) -> None:
     driven = before()
     driven.do(event)
-    assert driven.stands(MemberState.CR_RESET_PENDING)
+    assert driven.stands(RegionMemberState.CR_RESET_PENDING)
     assert happens.StopPolling(clear=True) in driven.did
     assert [report.forced for report in driven.said(told.AskReset)] == [True]
     driven.do(happens.Assigned(Identity("id", 2), (P1,)), told.Starts(3, 1, (at(P1, 71),)))
@@ -123,16 +127,18 @@ def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
     driven.do(told.Reset(3, 6, 7, b"saved"))
     assert driven.effects(happens.GoBack) == [happens.GoBack(6, 7, b"saved")]
     driven.do(happens.WentBack(5))
-    assert driven.stands(MemberState.CR_RESET_PENDING), "that was for an earlier one"
+    assert driven.stands(RegionMemberState.CR_RESET_PENDING), "that was for an earlier one"
     driven.do(happens.WentBack(6))
-    assert driven.stands(MemberState.RESET_COMPLETE)
+    assert driven.stands(RegionMemberState.RESET_COMPLETE)
     assert driven.effects(happens.Poll) == [happens.Poll(slowly=True)]
     assert driven.said(told.WasReset) == [told.WasReset(6)] and driven.said(told.AskStarts)[0].parts == (P0, P1)
     driven.do(told.Starts(3, 2, (at(P0, 70),)))
     assert driven.effects(happens.Seek) == [happens.Seek((at(P0, 70),), commit=True)], "the group's offsets go back too"
     driven.do(happens.Revoked((P1,)))
-    assert driven.stands(MemberState.RESET_COMPLETE) and driven.effects(happens.Release), "it has fetched nothing"
-    driven.do(happens.Fetched())
+    assert driven.stands(RegionMemberState.RESET_COMPLETE) and driven.effects(happens.ReleasePartitions), (
+        "it has fetched nothing"
+    )
+    driven.do(happens.RecordsFetched())
     assert driven.effects(happens.Poll) == [happens.Poll(slowly=False)]
 
 
@@ -141,12 +147,12 @@ def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
     driven = reading()
     driven.do(told.Reset(3, 6, 7, b"saved"), happens.Connected(), told.Reset(3, 6, 7, b"saved"))
     assert len(driven.effects(happens.GoBack)) == 1
-    driven.do(happens.WentBack(6), told.Starts(3, 2, (at(P0, 70),)), happens.Fetched(), happens.Connected())
+    driven.do(happens.WentBack(6), told.Starts(3, 2, (at(P0, 70),)), happens.RecordsFetched(), happens.Connected())
     driven.do(told.Reset(3, 6, 7, b"saved"))
     assert not driven.effects(happens.GoBack) and driven.said(told.WasReset) == [told.WasReset(6)]
-    assert driven.stands(MemberState.RECORDS_FETCHED) and [report.parts for report in driven.said(told.AskStarts)] == [
-        (P1,)
-    ]
+    assert driven.stands(RegionMemberState.RECORDS_FETCHED) and [
+        report.parts for report in driven.said(told.AskStarts)
+    ] == [(P1,)]
 
 
 def test_a_drain_that_fails_is_said() -> None:
@@ -174,14 +180,14 @@ def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> Non
     driven = contributed()
     driven.do(told.Completed(3, 8, 6))
     assert driven.effects(happens.Retire) == [happens.Retire(8, 6, counts=True)]
-    assert driven.effects(happens.GoOn) and driven.stands(MemberState.RECORDS_FETCHED)
+    assert driven.effects(happens.GoOn) and driven.stands(RegionMemberState.RECORDS_FETCHED)
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}
 
 
 def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
     driven = contributed()
     driven.do(told.Drain(3, Cut(8, 2)))
-    assert driven.said(told.Drained) == [told.Drained(Cut(8, 2))] and driven.stands(MemberState.DRAINED)
+    assert driven.said(told.Drained) == [told.Drained(Cut(8, 2))] and driven.stands(RegionMemberState.DRAINED)
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 70, 1: 71}
     driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
     assert driven.effects(happens.GoOn), "a new control plane does not know of the cut"
@@ -197,20 +203,20 @@ def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says
         happens.Retire(8, says.retired if isinstance(says, told.Completed) else 0, counts=False)
     ]
     assert {position.partition: position.offset for position in driven.machine.holds()} == {0: 70, 1: 71}
-    assert not driven.effects(happens.Release)
-    assert driven.machine.sequence == 8 and driven.stands(MemberState.RECORDS_FETCHED)
+    assert not driven.effects(happens.ReleasePartitions)
+    assert driven.machine.sequence == 8 and driven.stands(RegionMemberState.RECORDS_FETCHED)
 
 
 def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     driven = reading(holds_back=True)
     driven.do(happens.Revoked((P1,)))
-    assert driven.said(told.Holding) and not driven.effects(happens.Release)
-    assert driven.stands(MemberState.RECORDS_FETCHED)
+    assert driven.said(told.Holding) and not driven.effects(happens.ReleasePartitions)
+    assert driven.stands(RegionMemberState.RECORDS_FETCHED)
     driven.do(told.Drain(3, CUT), happens.Quiet(CUT), told.Checkpoint(3, CUT, ("m1",)))
     driven.do(happens.StateSaved(CUT, (at(P0, 80), at(P1, 90)), (), b""))
-    assert not driven.effects(happens.Release)
+    assert not driven.effects(happens.ReleasePartitions)
     driven.do(told.Completed(3, 8, 6))
-    assert driven.effects(happens.Release) == [happens.Release((P1,))]
+    assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P1,))]
     assert [report.gone for report in driven.said(told.Moved)] == [(P1,)]
 
 
@@ -218,21 +224,21 @@ def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> Non
     """The member contributed, finished another batch, and was asked for a partition that this batch had read."""
     driven = contributed(holds_back=True, reads_on=True)
     driven.do(happens.Revoked((P1,)), told.Completed(3, 8, 6))
-    assert not driven.effects(happens.Release), "what it has read since it contributed is in no sequence"
+    assert not driven.effects(happens.ReleasePartitions), "what it has read since it contributed is in no sequence"
     again = Cut(9, 2)
     driven.do(told.Drain(3, again), happens.Quiet(again), told.Checkpoint(3, again, ("m1",)))
     driven.do(happens.StateSaved(again, (at(P0, 90), at(P1, 99)), (), b""), told.Completed(3, 9, 7))
-    assert driven.effects(happens.Release) == [happens.Release((P1,))]
+    assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P1,))]
     stops = contributed(holds_back=True)
     stops.do(happens.Revoked((P1,)), told.Completed(3, 8, 6))
-    assert stops.effects(happens.Release), "who stops for the cut has read nothing since"
+    assert stops.effects(happens.ReleasePartitions), "who stops for the cut has read nothing since"
 
 
 def test_who_reads_on_lets_go_of_what_it_held_in_vain_with_the_contribution_that_counts() -> None:
     driven = contributed(holds_back=True, reads_on=True)
     driven.do(happens.Revoked((P1,)), told.Drain(3, Cut(8, 2)), told.Checkpoint(3, Cut(8, 2), ("m1",)))
     driven.do(happens.StateSaved(Cut(8, 2), (at(P0, 90), at(P1, 99)), (), b""), told.Completed(3, 8, 6))
-    assert driven.effects(happens.Release) == [happens.Release((P1,))]
+    assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P1,))]
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -242,25 +248,29 @@ def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
     driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Assigned(Identity("id", 1), (P0, P1)))
     if reset:
         driven.do(told.Reset(3, 6, 7, None), happens.WentBack(6))
-    driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))), told.Drain(3, CUT), happens.Quiet(CUT), happens.Fetched())
+    driven.do(
+        told.Starts(3, 1, (at(P0, 70), at(P1, 71))), told.Drain(3, CUT), happens.Quiet(CUT), happens.RecordsFetched()
+    )
     driven.do(told.Checkpoint(3, CUT, ("m1",)), happens.StateSaved(CUT, (at(P0, 70), at(P1, 71)), (), b""))
     driven.do(told.Completed(3, 8, 6))
-    assert driven.stands(MemberState.RECORDS_FETCHED) and driven.effects(happens.Poll) == [happens.Poll(slowly=False)]
+    assert driven.stands(RegionMemberState.RECORDS_FETCHED) and driven.effects(happens.Poll) == [
+        happens.Poll(slowly=False)
+    ]
     driven.do(happens.Revoked((P1,)))
-    assert driven.said(told.Holding) and not driven.effects(happens.Release)
+    assert driven.said(told.Holding) and not driven.effects(happens.ReleasePartitions)
 
 
 def test_what_is_held_back_and_lost_meanwhile_has_all_go_back() -> None:
     driven = reading(holds_back=True)
     driven.do(happens.Revoked((P1,)), happens.Lost((P0, P1)))
-    assert driven.stands(MemberState.CR_RESET_PENDING) and driven.said(told.AskReset)
+    assert driven.stands(RegionMemberState.CR_RESET_PENDING) and driven.said(told.AskReset)
 
 
 def test_a_control_plane_that_was_overtaken_is_not_heard() -> None:
     driven = reading()
     driven.do(told.Welcome(4, 5, 7, ("m1",)))
     assert driven.do(told.Reset(3, 6, 7, None)) == []
-    assert driven.stands(MemberState.RECORDS_FETCHED)
+    assert driven.stands(RegionMemberState.RECORDS_FETCHED)
 
 
 def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:

@@ -61,7 +61,7 @@ class Driven:
         while events:
             for effect in self.machine.step(events.pop(0), self.now_ms):
                 match effect:
-                    case happens.Say(connection, order):
+                    case happens.SendMessage(connection, order):
                         self.heard.setdefault(connection, []).append(order)
                     case happens.Close(connection):
                         self.closed.add(connection)
@@ -81,7 +81,7 @@ class Driven:
 
     def tick(self, after_ms: int) -> None:
         self.now_ms += after_ms
-        self.do(happens.Tick())
+        self.do(happens.ClockTick())
 
     def last(self, connection: int) -> told.Order | told.Declined:
         return self.heard[connection][-1]
@@ -180,13 +180,13 @@ def complete(driven: Driven, end: int) -> list[happens.Told]:
 def test_a_sequence_is_a_line_in_the_log_and_a_reset_is_one_with_its_cause() -> None:
     driven = two()
     assert complete(driven, 80) == [
-        happens.Told(happens.Level.INFO, "region r: sequence 8 is complete: 10 records, members: 2, 40 ms")
+        happens.Told(happens.LogLevel.INFO, "region r: sequence 8 is complete: 10 records, members: 2, 40 ms")
     ]
     [empty] = complete(driven, 80)
-    assert empty.level is happens.Level.DEBUG, "nobody needs to read that nothing was read"
+    assert empty.level is happens.LogLevel.DEBUG, "nobody needs to read that nothing was read"
     driven.lines.clear()
     driven.say(1, told.AskReset("the disk is full"))
-    assert driven.lines == [happens.Told(happens.Level.WARNING, "region r resets to sequence 9: the disk is full")]
+    assert driven.lines == [happens.Told(happens.LogLevel.WARNING, "region r resets to sequence 9: the disk is full")]
 
 
 @pytest.mark.parametrize(

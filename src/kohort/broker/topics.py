@@ -18,7 +18,7 @@ from kohort.broker.server.requests import Request
 from kohort.broker.shards import GroupShards
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.groups import events
-from kohort.log import LogStore, Steps, Topic, TopicPlan
+from kohort.log import CatalogTopic, LogStore, Steps, TopicPlan
 from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.broker")
@@ -57,8 +57,8 @@ class Topics:
         groups: GroupShards,
     ) -> None:
         self._store = store
-        self.by_name: Mapping[str, Topic] = store.topics
-        self.by_id: Mapping[UUID, Topic] = store.topics_by_id
+        self.by_name: Mapping[str, CatalogTopic] = store.topics
+        self.by_id: Mapping[UUID, CatalogTopic] = store.topics_by_id
         self._default_partitions = default_partitions
         self._waits = waits
         self._groups = groups
@@ -92,7 +92,7 @@ class Topics:
         """Return a requested number of partitions, or the default for -1."""
         return self._default_partitions if count == -1 else count
 
-    def create(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> Topic:
+    def create(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> CatalogTopic:
         """Create an internal topic; durable when this returns."""
         topic = self._store.create_topic(name, partitions, configs)
         self._changed()
@@ -100,13 +100,13 @@ class Topics:
 
     def making(
         self, plans: Sequence[TopicPlan], request: Request[Message], *, on_use: bool = False
-    ) -> Steps[list[Topic | KafkaError]]:
+    ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Create topics that a client requested or used; for each return the topic or the error."""
         try:
             results = yield from self._store.creating(plans, self._groups.unloaded)
         except OSError as error:
             return _failed(request, len(plans), error)
-        created = [result for result in results if isinstance(result, Topic)]
+        created = [result for result in results if isinstance(result, CatalogTopic)]
         for topic in created:
             if on_use:
                 self._log_automatic_creation(topic, request)
@@ -126,7 +126,7 @@ class Topics:
         """Return whether a topic of this name was deleted recently and not created explicitly since."""
         return name in self._deleted and time.monotonic() - self._deleted[name][0] <= DELETED_S
 
-    def _log_automatic_creation(self, topic: Topic, request: Request[Message]) -> None:
+    def _log_automatic_creation(self, topic: CatalogTopic, request: Request[Message]) -> None:
         """Log which request created a topic automatically, and whether somebody has just deleted it."""
         if not self.was_just_deleted(topic.name):
             text = "topic %s made with %d partitions, because it was used: %s"
@@ -143,7 +143,7 @@ class Topics:
             by,
         )
 
-    def deleting(self, names: Sequence[str], request: Request[Message]) -> Steps[list[Topic | KafkaError]]:
+    def deleting(self, names: Sequence[str], request: Request[Message]) -> Steps[list[CatalogTopic | KafkaError]]:
         """Delete existing topics and their committed offsets; for each return the topic or the error."""
         topics = {name: self._store.topics[name] for name in names}
         try:
@@ -164,13 +164,13 @@ class Topics:
 
     def growing(
         self, counts: Mapping[str, int], request: Request[Message], *, validate_only: bool
-    ) -> Steps[list[Topic | KafkaError]]:
+    ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Add partitions to topics; for each return the topic or the error."""
         try:
             results = yield from self._store.growing(counts, validate_only=validate_only)
         except OSError as error:
             return _failed(request, len(counts), error)
-        grown = [] if validate_only else [result for result in results if isinstance(result, Topic)]
+        grown = [] if validate_only else [result for result in results if isinstance(result, CatalogTopic)]
         for topic in grown:
             log.info("topic %s has %d partitions now: %s", topic.name, topic.partitions, request.name)
         if grown:
@@ -191,6 +191,6 @@ class Topics:
         self._groups.tell_all(events.TopicsChanged(self.image()))
 
 
-def _failed(request: Request[Message], count: int, error: OSError) -> list[Topic | KafkaError]:
+def _failed(request: Request[Message], count: int, error: OSError) -> list[CatalogTopic | KafkaError]:
     log.error("topics could not be changed: %s: %s", request.name, error)
     return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing was changed: {error}")] * count

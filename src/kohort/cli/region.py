@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
     from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
     from kohort.region.region import Region
-    from kohort.region.region_topic import Saved
+    from kohort.region.region_topic import SavedFacts
     from kohort.region.sinks import Sink
 
 
@@ -29,7 +29,7 @@ OF_QUERY = ("region", "query", "batch", "epoch", "records", "reads", "state")
 OF_GROUP = ("region", "group", "partitions", "lag", "unknown")
 
 
-def query_rows(name: str, saved: Saved) -> list[dict[str, Any]]:
+def query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
     """Return a row for each Spark query of the last complete sequence, and for each whose saved state waits for it."""
     from kohort.spark.region.query_state import SavedQuery  # needs no Spark
 
@@ -114,7 +114,7 @@ def list_(*, common: Common = _COMMON) -> int:
     return DONE
 
 
-def _why_stopped(saved: Saved) -> str:
+def _why_stopped(saved: SavedFacts) -> str:
     if saved.birth is None and saved.unproven:
         return f"its records do not count here: the last {saved.unproven}"
     return "" if saved.stopped is None else saved.stopped.cause
@@ -430,7 +430,7 @@ def _region(name: str, common: Common, **options: Any) -> Region:
         raise UsageError(error.message) from error
 
 
-def _must_be_there(name: str, common: Common) -> Saved:
+def _must_be_there(name: str, common: Common) -> SavedFacts:
     from kohort.region.region_log import regions
 
     known = regions(*_reached(common))

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from crc32c import crc32c
 
 from kohort.errors import CorruptDataError
-from kohort.log.damage import Damage, DamagedError
+from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.partition import PartitionLog
 from kohort.log.results import OpenFile
 from kohort.wire.batch import BatchHeader, parse_header
@@ -52,7 +52,7 @@ Checked: TypeAlias = tuple[int, BatchHeader, memoryview]
 """A batch with a correct checksum: its position in the file, its header, its bytes."""
 
 
-def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterator[Checked | Damage]:
+def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterator[Checked | LogDamage]:
     """Yield every batch from `offset` on in order, and damage in place of unreadable ones."""
     try:
         source.check_readable()
@@ -87,11 +87,11 @@ def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterat
         offset = result.next_offset
 
 
-def damage_of(source: PartitionLog, position: int, header: BatchHeader, reason: str) -> Damage:
+def damage_of(source: PartitionLog, position: int, header: BatchHeader, reason: str) -> LogDamage:
     """Describe a whole batch that cannot be read."""
     bases = [segment.base_offset for segment in source.segments]
     segment = source.segments[max(0, bisect_right(bases, header.base_offset) - 1)]
-    return Damage(segment.path, position, header.size, header.base_offset, header.next_offset, reason)
+    return LogDamage(segment.path, position, header.size, header.base_offset, header.next_offset, reason)
 
 
 class Survey:
@@ -107,13 +107,13 @@ class Survey:
         self._name_of = name_of
         self._noun = noun
         self._last: dict[bytes, int] = {}
-        self.damages: list[Damage] = []
+        self.damages: list[LogDamage] = []
 
     def steps(self) -> Iterator[None]:
         """Examine the log in steps of some milliseconds."""
         source, done, last = self._source, 0, self._last
         for found in checked_batches(source, source.log_start_offset, _STEP_BYTES):
-            if isinstance(found, Damage):
+            if isinstance(found, LogDamage):
                 self.damages.append(found)
                 continue
             position, header, batch = found
@@ -161,7 +161,7 @@ class Survey:
         except UNREADABLE:
             return None
 
-    def _made_out(self, damage: Damage) -> set[str]:
+    def _made_out(self, damage: LogDamage) -> set[str]:
         """Return names in the damaged bytes, as far as these still look like records: only a hint."""
         names: set[str] = set()
         try:
@@ -199,7 +199,7 @@ def newest_of(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, i
     """Return the names with records at or after an offset, with the newest offset of each."""
     newest: dict[str, int] = {}
     for found in checked_batches(source, offset, _STEP_BYTES):
-        if isinstance(found, Damage) or found[1].is_control:
+        if isinstance(found, LogDamage) or found[1].is_control:
             continue
         try:
             pairs = list(read_pairs(found[2], found[1]))

@@ -22,7 +22,7 @@ from kohort.journal.checked import (
 from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
 from kohort.journal.protocol import Owner
 from kohort.journal.sealing import sealed
-from kohort.log.damage import Damage, DamagedError
+from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.markers import parse_marker
 from kohort.log.partition import PartitionLog
 from kohort.wire.batch import BatchHeader
@@ -107,7 +107,7 @@ class LogJournal:
         records: list[Record] = []
         size = 0
         for found in checked_batches(self._log, max(offset, self._log.log_start_offset), _READ_BYTES):
-            if isinstance(found, Damage):
+            if isinstance(found, LogDamage):
                 yield from self._damaged(found)
                 continue
             position, header, batch = found
@@ -133,7 +133,7 @@ class LogJournal:
         if records:
             yield records
 
-    def _damaged(self, damage: Damage) -> Iterator[Sequence[Record]]:
+    def _damaged(self, damage: LogDamage) -> Iterator[Sequence[Record]]:
         """Log every damage once; yield empty lists during that search.
 
         Raises:

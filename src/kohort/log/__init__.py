@@ -4,7 +4,7 @@ One thread owns a `LogStore` and its objects. Other threads may call only `ReadR
 
 """
 
-from kohort.log.catalog import Topic, TopicPlan
+from kohort.log.catalog import CatalogTopic, TopicPlan
 from kohort.log.compaction import Compaction, compact_now
 from kohort.log.config import (
     COMPRESSIONS,
@@ -17,13 +17,13 @@ from kohort.log.config import (
     check_together,
 )
 from kohort.log.cooperative import LoopBudget, Search, Steps, TooMuchForLoopError, completed
-from kohort.log.damage import Damage, DamagedError
+from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
 from kohort.log.recompress import is_as_wanted, prepared
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
-    AbortedTransaction,
+    AbortedTxn,
     AppendResult,
     FileRange,
     Isolation,
@@ -44,15 +44,16 @@ __all__ = [
     "MAX_TIMESTAMP",
     "PRODUCER",
     "RATIO_NAME",
-    "AbortedTransaction",
+    "AbortedTxn",
     "AppendResult",
+    "CatalogTopic",
     "CheckedBatches",
     "Compaction",
-    "Damage",
     "DamagedError",
     "FileRange",
     "Isolation",
     "LogConfig",
+    "LogDamage",
     "LogStore",
     "LoopBudget",
     "Marker",
@@ -65,7 +66,6 @@ __all__ = [
     "StoreLimits",
     "TimestampOffset",
     "TooMuchForLoopError",
-    "Topic",
     "TopicPlan",
     "check_together",
     "compact_now",

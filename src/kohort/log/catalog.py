@@ -26,7 +26,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class CatalogTopic:
     """One topic.
 
     Attributes:
@@ -50,13 +50,13 @@ class _Row(msgspec.Struct, omit_defaults=True):
     unseen: tuple[int, ...] = ()
 
 
-class _File(msgspec.Struct, omit_defaults=True):
+class _CatalogFile(msgspec.Struct, omit_defaults=True):
     version: int
     topics: list[_Row]
     power_losses: int = 0
 
 
-def read_catalog(folder: Path) -> dict[str, Topic] | None:
+def read_catalog(folder: Path) -> dict[str, CatalogTopic] | None:
     """Return the topics by name, or None if there is no catalog.
 
     Raises:
@@ -66,14 +66,14 @@ def read_catalog(folder: Path) -> dict[str, Topic] | None:
     return None if found is None else found[0]
 
 
-def _read(folder: Path) -> tuple[dict[str, Topic], int] | None:
+def _read(folder: Path) -> tuple[dict[str, CatalogTopic], int] | None:
     path = folder / FILE
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        file = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=_CatalogFile)
         topics = {row.name: _topic(row) for row in file.topics}
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptDataError(f"{path} can't be read: {error}") from error
@@ -82,14 +82,16 @@ def _read(folder: Path) -> tuple[dict[str, Topic], int] | None:
     return topics, file.power_losses
 
 
-def _topic(row: _Row) -> Topic:
-    return Topic(row.name, decode_id(row.id), row.partitions, row.configs, row.unseen)
+def _topic(row: _Row) -> CatalogTopic:
+    return CatalogTopic(row.name, decode_id(row.id), row.partitions, row.configs, row.unseen)
 
 
-def write_catalog(folder: Path, topics: Mapping[str, Topic], power_losses: int = 0) -> None:
+def write_catalog(folder: Path, topics: Mapping[str, CatalogTopic], power_losses: int = 0) -> None:
     """Replace the catalog; durable when this returns."""
     rows = [_Row(t.name, encode_id(t.id), t.partitions, dict(t.configs), t.unseen) for t in topics.values()]
-    replace_file(folder / FILE, msgspec.json.format(msgspec.json.encode(_File(_VERSION, rows, power_losses)), indent=1))
+    replace_file(
+        folder / FILE, msgspec.json.format(msgspec.json.encode(_CatalogFile(_VERSION, rows, power_losses)), indent=1)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class Catalog:
         power_losses: how often the machine died while logs were open.
     """
 
-    def __init__(self, folder: Path, topics: dict[str, Topic], power_losses: int = 0) -> None:
+    def __init__(self, folder: Path, topics: dict[str, CatalogTopic], power_losses: int = 0) -> None:
         self.topics = topics
         self.power_losses = power_losses
         self.by_id = {topic.id: topic for topic in topics.values()}
@@ -172,7 +174,7 @@ class Catalog:
         self.power_losses += 1
         self._write(self.topics)
 
-    def put(self, topics: Mapping[str, Topic]) -> None:
+    def put(self, topics: Mapping[str, CatalogTopic]) -> None:
         """Add new or changed topics; durable when this returns.
 
         Raises:
@@ -184,7 +186,7 @@ class Catalog:
             self.by_id[topic.id] = topic
             self.names.add(topic.name)
 
-    def remove(self, names: Collection[str]) -> list[Topic]:
+    def remove(self, names: Collection[str]) -> list[CatalogTopic]:
         """Remove existing topics; durable when this returns.
 
         Raises:
@@ -207,7 +209,7 @@ class Catalog:
         if self._unsure:
             self._write(self.topics)
 
-    def _write(self, topics: Mapping[str, Topic]) -> None:
+    def _write(self, topics: Mapping[str, CatalogTopic]) -> None:
         self._unsure = True
         write_catalog(self._folder, topics, self.power_losses)
         self._unsure = False
@@ -217,7 +219,7 @@ class Catalog:
 class Draft(Generic[L]):
     """Topics that are being created or grown, with the logs of their new partitions. They are not visible yet."""
 
-    topics: dict[str, Topic] = field(default_factory=dict)
+    topics: dict[str, CatalogTopic] = field(default_factory=dict)
     logs: dict[tuple[str, int], L] = field(default_factory=dict)
     names: Names = field(default_factory=lambda: Names(()))
 

@@ -13,10 +13,10 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
-from kohort.log.catalog import Topic, read_catalog, usable_config
+from kohort.log.catalog import CatalogTopic, read_catalog, usable_config
 from kohort.log.config import LogConfig
 from kohort.log.continuity import Epochs, Pins, Rules, survey, whole_end
-from kohort.log.damage import ASIDE, Damage
+from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.filesystem import PRIVATE_MODE
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
@@ -39,7 +39,7 @@ class Defect:
     """
 
     partition: str
-    damage: Damage
+    damage: LogDamage
     kind: str
     epoch: int = 0
 
@@ -112,7 +112,7 @@ class FolderCheck:
     def _checkpoint(self, path: Path, error: Exception) -> None:
         self._add("", path, f"it can't be read ({_words(error)}); a broker starts without it", "index")
 
-    def _catalog(self) -> Mapping[str, Topic] | None:
+    def _catalog(self) -> Mapping[str, CatalogTopic] | None:
         try:
             topics = read_catalog(self.path)
         except (CorruptDataError, OSError) as error:
@@ -125,7 +125,7 @@ class FolderCheck:
         return topics
 
     def _add(self, partition: str, path: Path, reason: str, kind: str) -> None:
-        self.report.found.append(Defect(partition, Damage(path, 0, None, 0, 0, reason), kind))
+        self.report.found.append(Defect(partition, LogDamage(path, 0, None, 0, 0, reason), kind))
 
     def run(self) -> Report:
         """Check every partition: those of the catalog's topics, or of every folder that looks like one."""
@@ -204,7 +204,7 @@ class PartitionCheck:
                 some = self._config.compacts or self._options.cleaned_offset > 0 or self._options.cleaned_unknown
                 gaps = gaps or some
             if base in missing:
-                self._records(Damage(path, 0, None, base, following, "the file is missing"), "records")
+                self._records(LogDamage(path, 0, None, base, following, "the file is missing"), "records")
                 continue
             self._segment(Rules(path, base, following, gaps, epochs), known_end, progress)
         self._tell_hole()
@@ -212,7 +212,7 @@ class PartitionCheck:
         if not everything and known_end > start:
             path = self.path / f"{start:020d}.log"
             reason = "the file is missing" if there else "the folder of the partition is missing"
-            self._records(Damage(path, 0, None, start, known_end, reason), "records")
+            self._records(LogDamage(path, 0, None, start, known_end, reason), "records")
         if there and not (self.path / checkpoints.PARTITION_METADATA).exists():
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
@@ -246,12 +246,12 @@ class PartitionCheck:
                 self.notes.append(f"{self.path.name}/{name} is no file of a log")
         return bases, sorted(missing)
 
-    def _records(self, damage: Damage, kind: str) -> None:
+    def _records(self, damage: LogDamage, kind: str) -> None:
         low = self._epochs.bounds(damage.first_offset)[0]
         self.found.append(Defect(self.path.name, damage, kind, max(0, low if low >= 0 else self._epoch)))
 
     def _index(self, path: Path, reason: str) -> None:
-        self._records(Damage(path, 0, None, 0, 0, f"{reason}; it is made again"), "index")
+        self._records(LogDamage(path, 0, None, 0, 0, f"{reason}; it is made again"), "index")
 
     def _segment(self, rules: Rules, known_end: int, progress: Progress) -> None:
         self.files += 1
@@ -260,7 +260,7 @@ class PartitionCheck:
         except OSError as error:
             following = known_end if rules.limit is None else rules.limit
             reason = f"the file can't be opened ({error.strerror})"
-            self._records(Damage(rules.path, 0, None, rules.base_offset, following or None, reason), "file")
+            self._records(LogDamage(rules.path, 0, None, rules.base_offset, following or None, reason), "file")
             return
         size = os.fstat(file.fd).st_size
         self.bytes += size
@@ -269,7 +269,7 @@ class PartitionCheck:
     def _walk(self, file: OpenFile, size: int, rules: Rules, known_end: int, progress: Progress) -> None:
         ends: dict[int, int] = {}
         stamps: set[int] = set()
-        last: Damage | None = None
+        last: LogDamage | None = None
         told = 0
         end_offset = rules.base_offset
         findings = survey(file, size, rules, crc=True)
@@ -279,7 +279,7 @@ class PartitionCheck:
             blamed = blamed_by_index(survey(file, size, rules), pins, rules)
             findings = findings if blamed is None else without(findings, blamed, rules)
         for found in findings:
-            if isinstance(found, Damage):
+            if isinstance(found, LogDamage):
                 if last is not None:
                     self._records(last, "records")
                 last = found
@@ -303,7 +303,7 @@ class PartitionCheck:
         self._indexes(rules, ends, size)
 
     def _end(
-        self, file: OpenFile, size: int, rules: Rules, known_end: int, last: Damage | None, end_offset: int
+        self, file: OpenFile, size: int, rules: Rules, known_end: int, last: LogDamage | None, end_offset: int
     ) -> None:
         """Classify the end of a segment's file: complete, torn or damaged."""
         if rules.limit is not None:
@@ -323,7 +323,7 @@ class PartitionCheck:
                 self.notes.append(f"{rules.path.parent.name}/{rules.path.name} ends in a torn write of {torn} bytes")
         elif end_offset < known_end:
             reason = f"the file ends here, the log went on to offset {known_end}"
-            self._records(Damage(rules.path, size, 0, end_offset, known_end, reason), "records")
+            self._records(LogDamage(rules.path, size, 0, end_offset, known_end, reason), "records")
 
     def _indexes(self, rules: Rules, ends: Mapping[int, int], size: int) -> None:
         stem = str(rules.path).removesuffix(".log")

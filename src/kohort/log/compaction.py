@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from kohort.log.damage import Damage, DamagedError
+from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.filesystem import write_all
 from kohort.log.index import AbortedRange
 from kohort.log.partition import PartitionLog
@@ -261,7 +261,7 @@ def _sound(segment: Segment, batch: Located) -> bytes:
     if crc_ok(data, header):
         return data
     raise DamagedError(
-        Damage(
+        LogDamage(
             segment.path,
             batch.position,
             header.size,

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import crc32c
 
 from kohort.errors import CorruptDataError
-from kohort.log.damage import Damage
+from kohort.log.damage import LogDamage
 from kohort.log.results import OpenFile
 from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, crc_ok, parse_header
 
@@ -150,7 +150,9 @@ def holds(file: OpenFile, begin: int, stop: int, rules: Rules, pins: Pins, whole
     return limit is None or expected == limit or (rules.gaps and rules.least <= expected < limit)
 
 
-def survey(file: OpenFile, size: int, rules: Rules, begin: int = 0, *, crc: bool = False) -> Iterator[Located | Damage]:
+def survey(
+    file: OpenFile, size: int, rules: Rules, begin: int = 0, *, crc: bool = False
+) -> Iterator[Located | LogDamage]:
     """Yield everything from `begin` to `size`, in order: valid batches, and the damaged ranges between them.
 
     Args:
@@ -177,7 +179,7 @@ class _Survey:
         self._chunk = b""
         self._chunk_at = begin
 
-    def findings(self) -> Iterator[Located | Damage]:
+    def findings(self) -> Iterator[Located | LogDamage]:
         while self.position < self.size:
             batch, fault = self._judge()
             if fault is None and batch is not None and self.crc and not self._crc_fits(batch):
@@ -212,7 +214,7 @@ class _Survey:
         self.position = self.pending.position
         self.expected, self.epoch = self.before
 
-    def _end(self) -> Iterator[Located | Damage]:
+    def _end(self) -> Iterator[Located | LogDamage]:
         limit = self.rules.limit
         expected = self.expected
         short = limit is not None and expected is not None and expected != limit and not self.rules.gaps
@@ -226,7 +228,7 @@ class _Survey:
             yield self.pending
             self.pending = None
         if short and expected is not None and limit is not None and expected < limit:
-            yield Damage(self.rules.path, self.size, 0, expected, limit, _ended(self.size, limit))
+            yield LogDamage(self.rules.path, self.size, 0, expected, limit, _ended(self.size, limit))
 
     def _read(self, position: int, length: int) -> bytes:
         at = position - self._chunk_at
@@ -295,7 +297,7 @@ class _Survey:
         data = self._pread(_FRONT.size, position) if position + HEADER_SIZE <= self.size else b""
         return _FRONT.unpack(data) if len(data) == _FRONT.size else None
 
-    def _damage(self, fault: str, hint: int | None) -> Damage:
+    def _damage(self, fault: str, hint: int | None) -> LogDamage:
         """Return the damage at the current position, and continue after it."""
         begin, first = self.position, self.expected
         if first is None:
@@ -307,7 +309,7 @@ class _Survey:
         else:
             self.position, length = found.position, found.position - begin
             self.expected = following = found.header.base_offset
-        return Damage(self.rules.path, begin, length, first, following, fault)
+        return LogDamage(self.rules.path, begin, length, first, following, fault)
 
     def _readable_after(self, begin: int, offset: int, hint: int | None) -> Located | None:
         """Find the first valid batch after `begin` with `offset` or a later one. `hint` is a likely position."""

@@ -12,7 +12,7 @@ ASIDE = ".damaged"
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class LogDamage:
     """One damaged range of a log file.
 
     Attributes:
@@ -53,6 +53,6 @@ class DamagedError(CorruptDataError):
         damage: the damaged range.
     """
 
-    def __init__(self, damage: Damage, message: str = "", code: ErrorCode | None = None) -> None:
+    def __init__(self, damage: LogDamage, message: str = "", code: ErrorCode | None = None) -> None:
         super().__init__(message or damage.sentence(), code)
         self.damage = damage

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 
 from kohort.log.continuity import Located, Pins, Rules
-from kohort.log.damage import Damage
+from kohort.log.damage import LogDamage
 
 
-def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rules) -> int | None:
+def blamed_by_index(findings: Iterable[Located | LogDamage], pins: Pins, rules: Rules) -> int | None:
     """Return the position of the one batch whose offset contradicts the index.
 
     None if there is no such batch, or the index is wrong.
@@ -25,7 +25,7 @@ def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rul
     expected: int | None = rules.base_offset
     before = -1
     for found in findings:
-        if isinstance(found, Damage):
+        if isinstance(found, LogDamage):
             for position in [at for at in said if found.position <= at < found.position + (found.length or 0)]:
                 del said[position]
             expected, before = None, -1
@@ -42,32 +42,32 @@ def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rul
     return blamed[0] if len(blamed) == 1 and gap and not said else None
 
 
-def without(findings: Iterable[Located | Damage], position: int, rules: Rules) -> Iterator[Located | Damage]:
+def without(findings: Iterable[Located | LogDamage], position: int, rules: Rules) -> Iterator[Located | LogDamage]:
     """Yield the scan results, with the batch at a position replaced by damage."""
     expected = rules.base_offset
     damaged: tuple[Located, int] | None = None
     for found in findings:
         if damaged is not None:
-            following = found.first_offset if isinstance(found, Damage) else found.header.base_offset
+            following = found.first_offset if isinstance(found, LogDamage) else found.header.base_offset
             yield _doubted(rules, *damaged, following)
             damaged = None
         if isinstance(found, Located) and found.position == position:
             damaged = found, expected
             continue
         yield found
-        expected = (found.next_offset or expected) if isinstance(found, Damage) else found.header.next_offset
+        expected = (found.next_offset or expected) if isinstance(found, LogDamage) else found.header.next_offset
     if damaged is not None:
         yield _doubted(rules, *damaged, rules.limit)
 
 
-def _doubted(rules: Rules, batch: Located, first: int, following: int | None) -> Damage:
+def _doubted(rules: Rules, batch: Located, first: int, following: int | None) -> LogDamage:
     reason = f"base offset {batch.header.base_offset}, which is not what the index says"
-    return Damage(rules.path, batch.position, batch.header.size, first, following, reason)
+    return LogDamage(rules.path, batch.position, batch.header.size, first, following, reason)
 
 
 def shortened(
     rules: Rules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
-) -> Damage | None:
+) -> LogDamage | None:
     """Return the damage at the end of a compacted file that is too short according to its time index.
 
     Args:
@@ -80,4 +80,4 @@ def shortened(
     if claim[0] in timestamps:
         return None
     reason = f"the file ends after {size} bytes, its time index goes on"
-    return Damage(rules.path, size, 0, end_offset, rules.limit, reason)
+    return LogDamage(rules.path, size, 0, end_offset, rules.limit, reason)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kohort.errors import CorruptDataError
 from kohort.log.continuity import Pins, survey
-from kohort.log.damage import Damage
+from kohort.log.damage import LogDamage
 from kohort.log.gaps import blamed_by_index, without
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
@@ -49,7 +49,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
 def refuse(segment: Segment, error: OSError, report: RecoveryReport) -> None:
     """Mark a segment as unreadable because its file can't be opened; the rest of the log stays readable."""
     reason = f"the file can't be opened ({error.strerror})"
-    damage = Damage(segment.path, 0, segment.size or None, segment.base_offset, segment.end_offset, reason)
+    damage = LogDamage(segment.path, 0, segment.size or None, segment.base_offset, segment.end_offset, reason)
     segment.readable = False
     segment.inherited = UnverifiedBytes(segment.size, closed=True)
     segment.inherited.damages.append(damage)
@@ -70,7 +70,7 @@ def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
     file = segment.open()
     rules = segment.rules(None)
     for found in survey(file, segment.size, rules, position):
-        if isinstance(found, Damage):
+        if isinstance(found, LogDamage):
             return False
         if found.header.last_offset >= offset:
             return found.header.last_offset == offset and found.header.max_timestamp == timestamp
@@ -168,7 +168,7 @@ def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     inherited = segment.inherited
     found = inherited.damages[-1] if inherited is not None and segment.size < size else None
     reason = f"the file ends here, the log went on to offset {end_offset}"
-    ending = Damage(segment.path, segment.size, size - segment.size, segment.end_offset, end_offset, reason)
+    ending = LogDamage(segment.path, segment.size, size - segment.size, segment.end_offset, end_offset, reason)
     if found is not None:
         ending = replace(found, next_offset=end_offset)
         report.damages.remove(found)

@@ -19,7 +19,7 @@ from kohort.log.markers import Marker, build_marker, note_batches
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
-    AbortedTransaction,
+    AbortedTxn,
     AppendResult,
     Isolation,
     ReadResult,
@@ -394,13 +394,13 @@ class PartitionLog:
             result.aborted = self._aborted(offset, result.next_offset)
         return result
 
-    def _aborted(self, offset: int, end: int) -> list[AbortedTransaction]:
+    def _aborted(self, offset: int, end: int) -> list[AbortedTxn]:
         """Return the aborted transactions that overlap `[offset, end)`."""
         found = []
         for segment in self.segments[max(0, bisect_right(self._bases, offset) - 1) :]:
             for entry in segment.transactions.entries:
                 if entry.last_offset >= offset and entry.first_offset < end:
-                    found.append(AbortedTransaction(entry.producer_id, entry.first_offset))
+                    found.append(AbortedTxn(entry.producer_id, entry.first_offset))
                 if entry.last_stable_offset >= end:
                     return found
         return found

@@ -24,7 +24,7 @@ from kohort.errors import CorruptDataError
 from kohort.log import checkpoints, opening
 from kohort.log.config import LogConfig, StoreLimits
 from kohort.log.continuity import Epochs, Located, whole_end
-from kohort.log.damage import ASIDE, Damage
+from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.files import FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, exists, remove, sync_folder, write_all
 from kohort.log.markers import Marker, apply_marker, parse_marker
@@ -96,7 +96,7 @@ def end_at_hole(
     torn[number:] = is_torn
 
 
-def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> Damage | None:
+def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> LogDamage | None:
     """Return the first damage from `sure` on. A file that can't be opened may be intact and does not count."""
     if segment.inherited is None or not (segment.readable or not exists(segment.path, fs)):
         return None
@@ -106,7 +106,7 @@ def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> Damage | N
     return None
 
 
-def _readable_behind(segment: Segment, hole: Damage, size: int, later: Sequence[Segment]) -> bool:
+def _readable_behind(segment: Segment, hole: LogDamage, size: int, later: Sequence[Segment]) -> bool:
     if any(after.size for after in later) or hole.position + (hole.length or 0) < size:
         return True
     if not size:
@@ -115,7 +115,7 @@ def _readable_behind(segment: Segment, hole: Damage, size: int, later: Sequence[
 
 
 def _ended(
-    segment: Segment, hole: Damage, config: LogConfig, files: FileCache, report: RecoveryReport, *, closed: bool
+    segment: Segment, hole: LogDamage, config: LogConfig, files: FileCache, report: RecoveryReport, *, closed: bool
 ) -> tuple[list[Segment], list[bool]]:
     """Return the segment without what follows the hole, and an empty segment after it if it was closed."""
     fs, folder, epochs = files.fs, segment.path.parent, segment.epochs

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from kohort.log.damage import Damage
+from kohort.log.damage import LogDamage
 from kohort.log.filesystem import SYSTEM, FileSystem, StrPath, file_mode
 
 
@@ -79,7 +79,7 @@ class FileRange(NamedTuple):
         return data
 
 
-class AbortedTransaction(NamedTuple):
+class AbortedTxn(NamedTuple):
     """An aborted transaction, which a read_committed reader must skip."""
 
     producer_id: int
@@ -107,7 +107,7 @@ class ReadResult:
     log_start_offset: int
     size: int = 0
     ranges: Sequence[FileRange] = ()
-    aborted: list[AbortedTransaction] | None = None
+    aborted: list[AbortedTxn] | None = None
 
     def bytes(self) -> bytes:
         """Read the batches into one buffer."""
@@ -141,4 +141,4 @@ class RecoveryReport:
     scanned_bytes: int = 0
     truncated_bytes: int = 0
     rebuilt_indexes: list[str] = field(default_factory=list)
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[LogDamage] = field(default_factory=list)

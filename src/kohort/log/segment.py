@@ -13,7 +13,7 @@ from pathlib import Path
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
 from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, survey
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
-from kohort.log.damage import Damage, DamagedError
+from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, remove, write_all
 from kohort.log.gaps import blamed_by_index, shortened, without
@@ -361,18 +361,18 @@ class SegmentFile:
             return -1
 
     def take_over(
-        self, findings: Iterator[Located | Damage], indexed: int, inherited: UnverifiedBytes
-    ) -> Damage | None:
+        self, findings: Iterator[Located | LogDamage], indexed: int, inherited: UnverifiedBytes
+    ) -> LogDamage | None:
         """Index scanned batches and record damage; return the last result if it is damage.
 
         Args:
             indexed: the position of the first batch if the index has it already, else -1.
         """
-        last: Damage | None = None
+        last: LogDamage | None = None
         before: Located | None = None
         pins = 0
         for found in findings:
-            if isinstance(found, Damage):
+            if isinstance(found, LogDamage):
                 inherited.damages.append(found)
                 last, before = found, None
                 continue
@@ -434,7 +434,7 @@ class SegmentFile:
             remove(self.path.with_suffix(suffix), self._fs)
 
 
-def _noting(findings: Iterator[Located | Damage], timestamps: set[int]) -> Iterator[Located | Damage]:
+def _noting(findings: Iterator[Located | LogDamage], timestamps: set[int]) -> Iterator[Located | LogDamage]:
     """Yield the scan results unchanged, and collect the largest timestamps of the batches."""
     for found in findings:
         if isinstance(found, Located):
@@ -516,7 +516,7 @@ class Segment(SegmentFile):
         self.hints[next_offset] = end
         return FileRange(self.open(), start, end - start), next_offset
 
-    def _first_damage(self, offset: int, max_bytes: int) -> Damage | None:
+    def _first_damage(self, offset: int, max_bytes: int) -> LogDamage | None:
         """Verify the range of a read, and return the first damage at or after `offset`.
 
         Raises:
@@ -529,7 +529,7 @@ class Segment(SegmentFile):
         return None if self.inherited is None else self.inherited.damage_from(start)
 
     def _read_to(
-        self, damage: Damage, offset: int, max_bytes: int, end_offset: int, min_one: bool
+        self, damage: LogDamage, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> tuple[FileRange | None, int]:
         """Read the batches before some damage."""
         found = self.locate(offset)

@@ -17,12 +17,12 @@ from typing import NoReturn, Self
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder
-from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, usable_config, write_catalog
+from kohort.log.catalog import Catalog, CatalogTopic, Draft, TopicPlan, effective_config, usable_config, write_catalog
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
 from kohort.log.compaction import Compaction, OffLoop
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.cooperative import LoopBudget, Search, Steps, completed
-from kohort.log.damage import Damage, DamagedError
+from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FILES_OWN, FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, exists, folder_mode, is_internal, read_file
 from kohort.log.markers import Marker
@@ -54,7 +54,7 @@ class UnreadableLog(PartitionLog):
         self.end_offset = self.flushed_offset = max(options.known_end, self.log_start_offset)
         self.cleaned_offset = options.cleaned_offset
         reason = f"the log can't be opened ({error})"
-        self.damage = Damage(path, 0, None, self.log_start_offset, None, reason)
+        self.damage = LogDamage(path, 0, None, self.log_start_offset, None, reason)
 
     def check_readable(self) -> None:
         """Raise DamagedError."""
@@ -408,7 +408,7 @@ class LogStore:
                 if found is not None:
                     yield TopicPartition(topic.name, number), found
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> CatalogTopic:
         """Return the catalog's entry of a topic.
 
         Raises:
@@ -427,7 +427,7 @@ class LogStore:
 
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str] | None = None, topic_id: uuid.UUID | None = None
-    ) -> Topic:
+    ) -> CatalogTopic:
         """Create a topic; durable when this returns.
 
         Raises:
@@ -441,7 +441,7 @@ class LogStore:
 
     def creating(
         self, plans: Sequence[TopicPlan], unseen: Callable[[], tuple[int, ...]] = tuple
-    ) -> Steps[list[Topic | KafkaError]]:
+    ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Create topics, each completely or not at all. None is visible before all exist.
 
         Only the catalog is written: a partition's folder is created with its first record.
@@ -449,7 +449,7 @@ class LogStore:
 
         Args:
             plans: the topics to create.
-            unseen: returns the group journals that are not loaded (`Topic.unseen`) at the moment of creation.
+            unseen: returns the group journals that are not loaded (`CatalogTopic.unseen`) at the moment of creation.
 
         Returns:
             For each plan the durable topic, or the error as in `create_topic`.
@@ -459,20 +459,20 @@ class LogStore:
         """
         return (yield from self._drafting([partial(self._new, plan) for plan in plans], unseen=unseen))
 
-    def _new(self, plan: TopicPlan, draft: Draft[PartitionLog]) -> Topic:
+    def _new(self, plan: TopicPlan, draft: Draft[PartitionLog]) -> CatalogTopic:
         self._check_plan(plan, draft)
         draft.names.add(plan.name)
-        return Topic(plan.name, plan.id or checkpoints.new_id(), plan.partitions, plan.configs)
+        return CatalogTopic(plan.name, plan.id or checkpoints.new_id(), plan.partitions, plan.configs)
 
     def _drafting(
         self,
-        makers: Sequence[Callable[[Draft[PartitionLog]], Topic]],
+        makers: Sequence[Callable[[Draft[PartitionLog]], CatalogTopic]],
         *,
         unseen: Callable[[], tuple[int, ...]] = tuple,
         validate_only: bool = False,
-    ) -> Steps[list[Topic | KafkaError]]:
+    ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Draft topics one after the other, with the logs of their new partitions, then commit all to the catalog."""
-        found: list[Topic | KafkaError] = []
+        found: list[CatalogTopic | KafkaError] = []
         draft: Draft[PartitionLog] = Draft()
         defaults = self.defaults
         for make in makers:
@@ -495,7 +495,7 @@ class LogStore:
                 settled = settled and known.configs is topic.configs
         if draft.topics:
             self._commit(draft.topics, draft.logs, settled=settled)
-        return [draft.topics.get(topic.name, topic) if isinstance(topic, Topic) else topic for topic in found]
+        return [draft.topics.get(topic.name, topic) if isinstance(topic, CatalogTopic) else topic for topic in found]
 
     def check_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Check whether `create_topic` would reject a topic (`validate_only`)."""
@@ -512,7 +512,7 @@ class LogStore:
             )
         effective_config(self.defaults, plan.configs)
 
-    def _open_new(self, topic: Topic, logs: dict[tuple[str, int], PartitionLog]) -> Steps[None]:
+    def _open_new(self, topic: CatalogTopic, logs: dict[tuple[str, int], PartitionLog]) -> Steps[None]:
         """Create the logs of a topic's new partitions in `logs`."""
         config = effective_config(self.defaults, topic.configs)
         first = self.topics[topic.name].partitions if topic.name in self.topics else 0
@@ -523,7 +523,7 @@ class LogStore:
             yield
 
     def _commit(
-        self, topics: Mapping[str, Topic], logs: Mapping[tuple[str, int], PartitionLog], *, settled: bool
+        self, topics: Mapping[str, CatalogTopic], logs: Mapping[tuple[str, int], PartitionLog], *, settled: bool
     ) -> None:
         """Write new or changed topics to the catalog, then make them visible.
 
@@ -537,7 +537,7 @@ class LogStore:
         for topic in () if settled else topics.values():
             self._reconfigure(topic, effective_config(self.defaults, topic.configs))
 
-    def delete_topic(self, name: str) -> Topic:
+    def delete_topic(self, name: str) -> CatalogTopic:
         """Remove a topic from the catalog, then its files.
 
         Raises:
@@ -588,7 +588,7 @@ class LogStore:
             shutil.rmtree(self._doomed.popleft(), ignore_errors=True)
             yield
 
-    def add_partitions(self, name: str, partitions: int) -> Topic:
+    def add_partitions(self, name: str, partitions: int) -> CatalogTopic:
         """Increase a topic to `partitions` in all.
 
         Raises:
@@ -600,7 +600,9 @@ class LogStore:
             raise grown
         return grown
 
-    def growing(self, counts: Mapping[str, int], *, validate_only: bool = False) -> Steps[list[Topic | KafkaError]]:
+    def growing(
+        self, counts: Mapping[str, int], *, validate_only: bool = False
+    ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Increase topics to the given numbers of partitions, each completely or not at all.
 
         Returns:
@@ -612,7 +614,7 @@ class LogStore:
         makers = [partial(self._grown, name, partitions) for name, partitions in counts.items()]
         return (yield from self._drafting(makers, validate_only=validate_only))
 
-    def _grown(self, name: str, partitions: int, draft: Draft[PartitionLog]) -> Topic:
+    def _grown(self, name: str, partitions: int, draft: Draft[PartitionLog]) -> CatalogTopic:
         topic = self.topic(name)
         if partitions <= topic.partitions:
             raise InvalidInputError(
@@ -623,7 +625,7 @@ class LogStore:
         return replace(topic, partitions=partitions)
 
     def unseen(self, journal: int) -> list[str]:
-        """Return the topics that were created since a group journal was last loaded: `Topic.unseen`."""
+        """Return the topics that were created since a group journal was last loaded: `CatalogTopic.unseen`."""
         return [topic.name for topic in self.topics.values() if journal in topic.unseen]
 
     def seen(self, journal: int) -> None:
@@ -639,7 +641,7 @@ class LogStore:
             }
             self._catalog.put(left)
 
-    def set_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
+    def set_configs(self, name: str, configs: Mapping[str, str]) -> CatalogTopic:
         """Replace a topic's explicit configs.
 
         Raises:
@@ -659,7 +661,7 @@ class LogStore:
         for topic in self.topics.values():
             self._reconfigure(topic, usable_config(topic.name, defaults, topic.configs))
 
-    def _reconfigure(self, topic: Topic, config: LogConfig) -> None:
+    def _reconfigure(self, topic: CatalogTopic, config: LogConfig) -> None:
         for number in range(topic.partitions):
             self._logs[topic.name, number].reconfigure(config)
 

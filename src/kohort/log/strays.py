@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kohort.log import checkpoints
-from kohort.log.catalog import Topic
+from kohort.log.catalog import CatalogTopic
 from kohort.log.filesystem import SYSTEM, FileSystem, folder_mode
 from kohort.log.recovery import SEGMENT_FILE
 
@@ -23,7 +23,7 @@ DELETED = "-delete"
 log = logging.getLogger("kohort.log")
 
 
-def remove_strays(data_dir: Path, topics: Mapping[str, Topic]) -> dict[str, uuid.UUID]:
+def remove_strays(data_dir: Path, topics: Mapping[str, CatalogTopic]) -> dict[str, uuid.UUID]:
     """Remove what an interrupted deletion left; return the topic ids of the other partitions' folders, by folder."""
     ids: dict[str, uuid.UUID] = {}
     known = {topic.id for topic in topics.values()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 
-from kohort.log.damage import Damage
+from kohort.log.damage import LogDamage
 
 
 class UnverifiedBytes:
@@ -21,7 +21,7 @@ class UnverifiedBytes:
     def __init__(self, end: int, *, closed: bool = False) -> None:
         self.end = end
         self.closed = closed
-        self.damages: list[Damage] = []
+        self.damages: list[LogDamage] = []
         self._spans: list[tuple[int, int]] = []
 
     def covers(self, begin: int, stop: int) -> bool:
@@ -48,14 +48,14 @@ class UnverifiedBytes:
         """Whether everything is verified and valid, so that this object is no longer needed."""
         return not self.damages and self.covers(0, self.end)
 
-    def damage_from(self, position: int) -> Damage | None:
+    def damage_from(self, position: int) -> LogDamage | None:
         """Return the first damage at or after a position, or that contains it."""
         for damage in self.damages:
             if damage.position >= position or damage.position + (damage.length or 0) > position:
                 return damage
         return None
 
-    def damage_of(self, offset: int) -> Damage | None:
+    def damage_of(self, offset: int) -> LogDamage | None:
         """Return the damage that contains an offset."""
         for damage in self.damages:
             if damage.first_offset <= offset and (damage.next_offset is None or offset < damage.next_offset):

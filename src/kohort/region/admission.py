@@ -14,7 +14,7 @@ from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.io.channel import Link
 from kohort.region.agreement import compare
 from kohort.region.region_log import Home
-from kohort.region.region_topic import TOPIC, Saved, transactional_id_of
+from kohort.region.region_topic import TOPIC, SavedFacts, transactional_id_of
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import LETTERS
 
@@ -81,7 +81,7 @@ def _admitted(
 
 def _before_birth(
     region: str, home: Home, sinks: tuple[Sink | None, Sink | None]
-) -> tuple[Saved, UUID, list[Sink | None]]:
+) -> tuple[SavedFacts, UUID, list[Sink | None]]:
     """Return the region's facts, its id and the sinks checked under that id.
 
     A region without an id gets a random one.
@@ -117,7 +117,7 @@ def _looked_at(region: str, home: Home, region_id: UUID, into: Sink | None) -> S
     return sink
 
 
-def _refuse_new_group(region: str, saved: Saved, applicant: Applicant, place: str) -> None:
+def _refuse_new_group(region: str, saved: SavedFacts, applicant: Applicant, place: str) -> None:
     """Refuse a new group that would read records again which another group has read into the same sink."""
     last = saved.manifests.get(saved.sequence)
     positions = () if last is None else last.positions

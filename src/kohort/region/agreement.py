@@ -25,7 +25,7 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class SequenceBounds:
     """The range of sequences that a sink may show, according to the region's topic.
 
     Attributes:
@@ -68,7 +68,7 @@ class Last:
         return self.made_as if self.made_as and shows <= self.made_as else self.sequence
 
 
-def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str, Shown]) -> Bounds:
+def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str, Shown]) -> SequenceBounds:
     """Return the bounds of a sink.
 
     Args:
@@ -80,7 +80,7 @@ def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str,
     known = shown.get(place)
     least = 0 if known is None else known.sequence
     emptied = (place in owed and last.empties) or (known is not None and known.empty)
-    return Bounds(least, last.number_in(known) if place in owed else least, emptied)
+    return SequenceBounds(least, last.number_in(known) if place in owed else least, emptied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Disagreement:
     remedy: str
 
 
-def compare(region: str, place: str, shows: int, bounds: Bounds) -> Disagreement | None:
+def compare(region: str, place: str, shows: int, bounds: SequenceBounds) -> Disagreement | None:
     """Compare what a sink shows with the topic; return None if they agree."""
     if bounds.allow(shows):
         return None

@@ -25,7 +25,7 @@ import pyarrow as pa
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.settings import Figures, Own
+from kohort.region.consuming.settings import MemberMetrics, Own
 from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.consuming.work_queue import Piece, RecordQueue
@@ -33,7 +33,7 @@ from kohort.region.inside import Inside
 from kohort.region.member.events import CheckpointWanted, Closing, Event, ResetWanted
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
 from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, refusal_of
-from kohort.region.states import MemberState
+from kohort.region.states import RegionMemberState
 
 log = logging.getLogger("kohort.region")
 CLOSE_S = 60.0
@@ -76,7 +76,7 @@ class RegionConsumer:
         return self._events.name
 
     @property
-    def state(self) -> MemberState:
+    def state(self) -> RegionMemberState:
         """The state of the member."""
         return self._events.machine.state
 
@@ -91,7 +91,7 @@ class RegionConsumer:
         return self._events.machine.names
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> MemberMetrics:
         """The member's metrics: counters and times."""
         return self._events.figures
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kohort.region.consuming.settings import Figures
+from kohort.region.consuming.settings import MemberMetrics
 from kohort.region.messages import RegionSeen
 from kohort.region.states import RegionState
 
@@ -41,7 +41,7 @@ class Measured(Protocol):
         """The member's name in the region."""
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> MemberMetrics:
         """The member's metrics."""
 
 

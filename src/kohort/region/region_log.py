@@ -38,7 +38,7 @@ from kohort.region.region_key import Author, RegionKey, region_key
 from kohort.region.region_topic import (
     CLAIMS,
     TOPIC,
-    Saved,
+    SavedFacts,
     TopicReader,
     claim_key,
     first_claim,
@@ -111,7 +111,7 @@ class Home:
                 self._readers[number] = TopicReader(self._servers, self._settings, number, self._key, self._region)
             return self._readers[number]
 
-    def saved(self) -> Saved:
+    def saved(self) -> SavedFacts:
         """Return the region's current facts.
 
         Raises:
@@ -284,7 +284,7 @@ class Home:
 
 def regions(
     servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
-) -> dict[str, tuple[Saved, list[str]]]:
+) -> dict[str, tuple[SavedFacts, list[str]]]:
     """Return every region in the topic: its facts and its groups, also those whose records do not count here."""
     home = Home("", servers, settings, key)
     unproven: dict[str, str] = {}
@@ -355,7 +355,7 @@ class RegionLogWriter:
         if self._producer is not None and (
             why := self._reader.table.resealed(self._region, self._producer.producer_id)
         ):
-            saved = Saved(unproven=why)
+            saved = SavedFacts(unproven=why)
         saved.refuse_unproven(self._region)
         self._term = 1 if saved.term is None else saved.term.term + 1
         term = Term(self._region, self._term, host, port, pin, _now_ms())
@@ -367,7 +367,7 @@ class RegionLogWriter:
         self._write(facts)
         return saved.known(self._region, self._term)
 
-    def _settled(self) -> Saved:
+    def _settled(self) -> SavedFacts:
         """Return the current facts, after all pending writes have an outcome."""
         self._drop_producer()
         producer = self._new_producer()
@@ -401,7 +401,7 @@ class RegionLogWriter:
         }
         return Producer(self._servers, **{**self._settings, **own})
 
-    def _followed(self) -> Saved:
+    def _followed(self) -> SavedFacts:
         """Return the current facts, unless a later term has begun."""
         saved = saved_of(self._region, self._reader.follow(), self._reader.table.unproven)
         if self._term and saved.term is not None and saved.term.term != self._term:

@@ -121,7 +121,7 @@ def _describe(admin: Admin) -> int | None:
 
 
 @dataclass(slots=True)
-class Saved:
+class SavedFacts:
     """The facts of one region in the topic.
 
     Attributes:
@@ -310,9 +310,9 @@ class TopicReader:
         self._reader.close()
 
 
-def saved_of(region: str, facts: list[Fact], unproven: Mapping[str, str] = MappingProxyType({})) -> Saved:
+def saved_of(region: str, facts: list[Fact], unproven: Mapping[str, str] = MappingProxyType({})) -> SavedFacts:
     """Return the facts of one region; a partition may have several regions."""
-    saved = Saved(unproven=unproven.get(region, ""))
+    saved = SavedFacts(unproven=unproven.get(region, ""))
     for fact in facts:
         if not isinstance(fact, Claim) and fact.region == region:
             saved.add(fact)

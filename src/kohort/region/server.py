@@ -386,7 +386,7 @@ class ControlPlane:
             case messages.Describe():
                 self._send(connection, seen(self._machine.plane))
             case messages.StopMember(name):
-                self._step(events.StopMember(name))
+                self._step(events.MemberStopRequested(name))
             case messages.LetGoOn():
                 self._step(events.Resumed())
             case _:
@@ -420,11 +420,11 @@ class ControlPlane:
         due_ms = self._machine.due_ms()
         if due_ms is not None:
             wait_s = max(0, due_ms - _now_ms()) / 1000
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._step, events.Tick())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._step, events.ClockTick())
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case events.Say(connection, order):
+            case events.SendMessage(connection, order):
                 self._send(connection, order)
             case events.Close(connection):
                 link = self._links.pop(connection, None)

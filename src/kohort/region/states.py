@@ -26,7 +26,7 @@ class RegionState(Enum):
     STOPPED = "the region waits for an operator"
 
 
-class MemberState(Enum):
+class RegionMemberState(Enum):
     """The state of a member, as the member knows it."""
 
     SUBSCRIBED = "subscribed, nothing fetched yet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kohort.consumer_protocol import Subscription, write_assignment, write_subscription
+from kohort.consumer_protocol import ConsumerProtocolSubscription, write_assignment, write_subscription
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
     DeleteGroupsRequest,
@@ -24,7 +24,7 @@ SESSION_MS = 30_000
 
 
 def subscription(*topics: str) -> bytes:
-    return write_subscription(Subscription(0, topics))
+    return write_subscription(ConsumerProtocolSubscription(0, topics))
 
 
 def assignment(topic: str, *partitions: int) -> bytes:

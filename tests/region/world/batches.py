@@ -12,7 +12,7 @@ from kohort.region.parts import Part
 from kohort.region.records import Position
 from kohort.region.sinks.dead_letters import divide, letters_of
 from kohort.region.staged import Staged, StagedKey, together
-from kohort.region.states import MemberState
+from kohort.region.states import RegionMemberState
 from tests.region.volume import Died
 from tests.region.world.disk import SCHEMA, Disk
 from tests.region.world.member import Member
@@ -81,7 +81,7 @@ class BatchMember(Member):
         }
         news = any(end > begin for begin, end in batch.values())
         if batch and (news or chance.random() < 0.02):
-            self.step(member_events.Fetched())
+            self.step(member_events.RecordsFetched())
             self.running, self.run_keys = batch, []
             took_ms = chance.choice((20, 100, 1_000))
             self.clock.after(took_ms // 2, lambda: self.run(batch, 0))
@@ -183,7 +183,7 @@ class BatchMember(Member):
         return tuple(staged for _, staged in self.keys)
 
     def save(self, cut: Cut) -> None:
-        if cut == self.machine.cut and self.machine.state is MemberState.DRAINED:
+        if cut == self.machine.cut and self.machine.state is RegionMemberState.DRAINED:
             self.given = self.finished
             ends = tuple(
                 Position(part.group, part.topic, part.topic_id, part.partition, end)

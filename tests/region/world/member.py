@@ -26,7 +26,7 @@ from kohort.region.records import Position
 from kohort.region.sinks import Keep
 from kohort.region.sinks.dead_letters import LETTERS
 from kohort.region.staged import Staged
-from kohort.region.states import MemberState
+from kohort.region.states import RegionMemberState
 from tests.region.volume import Died
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import SCHEMA, Disk, Folder
@@ -213,7 +213,7 @@ class Member:
         part = chance.choice(able)
         most = 50 if self.world.healed else 5
         stop = min(self.positions[part] + chance.randint(1, most), self.world.ends[part])
-        self.step(member_events.Fetched())
+        self.step(member_events.RecordsFetched())
         offsets = range(self.positions[part], stop)
         columns = [
             pa.array([part.topic] * len(offsets)),
@@ -346,7 +346,7 @@ class Member:
 
     def carry_out(self, effect: member_events.Effect) -> None:
         match effect:
-            case member_events.Say(report):
+            case member_events.SendReport(report):
                 if self.plane is not None:
                     self.plane.send_in(self.connection, report)
             case member_events.Begin(epoch):
@@ -380,7 +380,7 @@ class Member:
             case member_events.LookUp(number, first, added):
                 found = [self.begin(part, 0 if part in added else None) for part in (*first, *added)]
                 self.later(lambda: self.step(member_events.LookedUp(number, tuple(found))))
-            case member_events.Release(parts):
+            case member_events.ReleasePartitions(parts):
                 self.flow.forget(parts)
                 for part in parts:
                     self.positions.pop(part, None)
@@ -481,7 +481,7 @@ class Member:
         return Position(part.group, part.topic, part.topic_id, part.partition, min(at, self.world.ends[part]))
 
     def save(self, cut: Cut) -> None:
-        if cut != self.machine.cut or self.machine.state is not MemberState.DRAINED:
+        if cut != self.machine.cut or self.machine.state is not RegionMemberState.DRAINED:
             return
         self.stages = True
         try:

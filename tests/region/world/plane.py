@@ -61,7 +61,7 @@ class Plane:
         self._check_reset()
         due = self.machine.due_ms()
         if due is not None and due <= self.clock.now_ms and self.clock.now_ms >= self.sleeps_until_ms:
-            self.step(plane_events.Tick())
+            self.step(plane_events.ClockTick())
         self.clock.after(50, self._tick)
 
     def _look(self) -> None:
@@ -150,7 +150,7 @@ class Plane:
         if self.machine.state is not before:
             self.clock.tell(f"term {self.term}: {before.name} to {self.machine.state.name} by {type(event).__name__}")
             self.world.seen.add((before, self.machine.state))
-            if self.machine.state is RegionState.RESETTING and isinstance(event, plane_events.Tick) and waits:
+            if self.machine.state is RegionState.RESETTING and isinstance(event, plane_events.ClockTick) and waits:
                 raise ViolatedError(f"all go back while {', '.join(waits)} waits for its sink")
             if self.machine.state is RegionState.RESETTING and self.clock.now_ms > self.world.well_ms:
                 raise ViolatedError("it goes back, long after all faults have ended")
@@ -206,7 +206,7 @@ class Plane:
 
     def carry_out(self, effect: plane_events.Effect) -> None:
         match effect:
-            case plane_events.Say(connection, order):
+            case plane_events.SendMessage(connection, order):
                 client = self.clients.get(connection)
                 if client is not None:
                     if isinstance(order, Stop) and not order.cause:

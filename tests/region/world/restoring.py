@@ -16,7 +16,7 @@ from kohort.errors import KafkaError
 from kohort.groups.records import Record as Journaled
 from kohort.region.fact_table import FactTable
 from kohort.region.records import Stopped, keys_by_place
-from kohort.region.region_topic import Saved, saved_of
+from kohort.region.region_topic import SavedFacts, saved_of
 from tests.region.volume import Volume
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Folder, Record
@@ -118,7 +118,7 @@ class Restoring:
 
     # -- the person
 
-    def _saved(self) -> Saved:
+    def _saved(self) -> SavedFacts:
         return saved_of(REGION, WorldReader(self.world.log).follow())
 
     def _stopped(self) -> str:
@@ -167,7 +167,7 @@ class Restoring:
             raise ViolatedError(f"{disk.place} shows {last} and was adopted, and is of another history still")
 
 
-def _histories(saved: Saved, place: str, known: int) -> set[int]:
+def _histories(saved: SavedFacts, place: str, known: int) -> set[int]:
     """The sequences that a place may show if it is of the topic's history: what it showed, or the last one."""
     manifest = saved.manifests.get(saved.sequence)
     given = saved.contributions.get(saved.sequence, {})

@@ -26,7 +26,7 @@ def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -
     takes_part = behaviour(declared, shares=pinned, keeps=True)
     for number, name in enumerate(("a", "a#2")):
         machine = region._machine(declared, number, (sink,), takes_part)
-        [said] = [event.report for event in machine.step(happens.Connected()) if isinstance(event, happens.Say)]
+        [said] = [event.report for event in machine.step(happens.Connected()) if isinstance(event, happens.SendReport)]
         assert isinstance(said, told.Register)
         assert (said.name, said.group, said.shares) == (name, "gh"[number], pinned)
         assert said.of and said.sources == 2

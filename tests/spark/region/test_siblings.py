@@ -145,7 +145,7 @@ def test_while_a_lead_that_has_left_publishes_no_cut_has_its_sibling_alone(both:
 def test_a_person_stops_one_and_the_query_goes(both: Both, busy: threading.Event, name: str) -> None:
     both.reads()
     both.holds_commit = True
-    both.plane.do(plane_events.StopMember(name))
+    both.plane.do(plane_events.MemberStopRequested(name))
     both.pump()
     both.batch()  # it reads on while the sequence is committed
     both.holds_commit = False

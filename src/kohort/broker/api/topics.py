@@ -18,7 +18,7 @@ from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.ids import AclOperation
-from kohort.log import Steps, Topic, TopicPlan
+from kohort.log import CatalogTopic, Steps, TopicPlan
 from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 from kohort.wire.discovery import (
     CreatePartitionsRequest,
@@ -57,7 +57,9 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
         except KafkaError as error:
             planned[topic.name] = error.with_traceback(None)
     plans = [plan for plan in planned.values() if isinstance(plan, TopicPlan)]
-    found: Sequence[Topic | KafkaError] = [Topic(plan.name, NO_ID, plan.partitions, plan.configs) for plan in plans]
+    found: Sequence[CatalogTopic | KafkaError] = [
+        CatalogTopic(plan.name, NO_ID, plan.partitions, plan.configs) for plan in plans
+    ]
     if not message.validate_only:
         found = yield from node.topics.making(plans, request)
     made = dict(zip((plan.name for plan in plans), found, strict=True))
@@ -81,7 +83,7 @@ def _plan(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> TopicPlan:
     return TopicPlan(topic.name, partitions, configs)
 
 
-def _result(node: Node, name: str, topic: Topic | KafkaError) -> CreateTopicsResponse.CreatableTopicResult:
+def _result(node: Node, name: str, topic: CatalogTopic | KafkaError) -> CreateTopicsResponse.CreatableTopicResult:
     make = CreateTopicsResponse.CreatableTopicResult
     if isinstance(topic, KafkaError):
         return make(name=name, error_code=topic.code, error_message=topic.message, configs=[])
@@ -207,7 +209,7 @@ def _not_there(name: str | None) -> KafkaError:
     return NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
-def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> Topic:
+def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> CatalogTopic:
     """Return the topic if it can be deleted."""
     if not node.config.delete_topics:
         raise KafkaError("delete.topic.enable is false", ErrorCode.TOPIC_DELETION_DISABLED)

@@ -12,7 +12,7 @@ from kohort.broker.topics import TRANSACTIONS_TOPIC
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition, by_topic
 from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batches, log_truncation
-from kohort.log import Damage, LogStore, PartitionLog
+from kohort.log import LogDamage, LogStore, PartitionLog
 from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
 from kohort.wire.records import read_records
@@ -142,7 +142,7 @@ class TransactionLog:
         """Read the states of a partition; return whether it is undamaged. Damage is logged."""
         whole = True
         for batch_or_damage in checked_batches(source, source.log_start_offset, READ_BYTES):
-            if isinstance(batch_or_damage, Damage):
+            if isinstance(batch_or_damage, LogDamage):
                 whole = False
                 continue
             _, header, batch = batch_or_damage

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from kohort.client.consumer.subscription import Partitions, Position
+from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.log_throttle import fault
@@ -127,7 +127,7 @@ class Commits:
         self._tail = self._cluster.runtime.spawn(self._commit_in_turn(turn, dict(offsets), ids), "commit")
         return self._cluster.runtime.spawn(self._in_time(turn, self._tail, limit_ms), "commit")
 
-    def auto(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
+    def auto(self, positions: Callable[[], Mapping[TopicPartition, FetchPosition]]) -> None:
         """Commit positions in the background, if the auto commit interval is over.
 
         The positions must have moved, and the last auto commit must be complete.

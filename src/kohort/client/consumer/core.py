@@ -25,7 +25,7 @@ from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice, position_at
 from kohort.client.consumer.fetching import CompletedFetch, Fetcher
 from kohort.client.consumer.positions import PositionFinder
 from kohort.client.consumer.records import apply_deserializers
-from kohort.client.consumer.subscription import Partitions, Position
+from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.group.membership import LEAVE_MS, Membership, Subscription
 from kohort.client.group.protocols import join_group
 from kohort.client.net.cluster import Cluster
@@ -82,7 +82,7 @@ class RecordIterator:
         self.giving = False
         self._record: Record | None = None
         self._record_of: TopicPartition | None = None
-        self._returned: dict[TopicPartition, Position] = {}
+        self._returned: dict[TopicPartition, FetchPosition] = {}
         self.halted = False
         self._partitions = partitions
         self._config = config
@@ -120,7 +120,7 @@ class RecordIterator:
         """
         unfinished = self._returned
         if self._record is not None and self._record_of is not None:
-            unfinished = {self._record_of: Position(self._record.offset)}
+            unfinished = {self._record_of: FetchPosition(self._record.offset)}
         for partition, position in unfinished.items():
             state, known = self._partitions.get(partition), committed.get(partition)
             if state is None or state.position is None or state.position.offset <= position.offset:
@@ -148,7 +148,7 @@ class RecordIterator:
                 record,
                 True,
             )  # before anything that may raise: the application has not got it yet
-            state.position = Position(record.offset + 1, epoch)
+            state.position = FetchPosition(record.offset + 1, epoch)
             apply_deserializers(record, self._config.key_deserializer, self._config.value_deserializer)
             yield record
             self._record = None
@@ -170,7 +170,7 @@ class RecordIterator:
             self._take_back(partition, position_version)
 
 
-def _position_in(part: Slice, row: int) -> Position:
+def _position_in(part: Slice, row: int) -> FetchPosition:
     return position_at(part.block, part.index, row)
 
 
@@ -442,7 +442,7 @@ class ConsumerCore:
                 self._rebalances_seen = member.rebalances
                 added, _ = self.partitions.set(member.assignment.partitions)
                 for part in [part for part in added if part in member.starts]:
-                    self.partitions.place(part, Position(member.starts[part]))
+                    self.partitions.place(part, FetchPosition(member.starts[part]))
                 self.partitions.store_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
@@ -475,7 +475,7 @@ class ConsumerCore:
             self.partitions.remove(gone)
             self._moved()
 
-    def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
+    def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
         """Commit before partitions are given up; return False when other members own them already."""
         limit_ms = min(
             self.config.default_api_timeout_ms, self._close_deadline.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
@@ -534,7 +534,7 @@ class ConsumerCore:
 
     # Offsets.
 
-    def seek(self, partition: TopicPartition, position: Position) -> None:
+    def seek(self, partition: TopicPartition, position: FetchPosition) -> None:
         """Continue from a position; fetched records are dropped."""
         if position.offset < 0:
             raise InvalidInputError(f"{partition}: offset {position.offset} is negative")
@@ -642,6 +642,6 @@ class ConsumerCore:
         self.record_iterator.halted = self.membership is not None and self.membership.lapsed
 
 
-def offsets_of(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
+def offsets_of(positions: Mapping[TopicPartition, FetchPosition]) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return the positions as offsets to commit."""
     return {part: OffsetAndMetadata(position.offset, "", position.leader_epoch) for part, position in positions.items()}

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kohort.client.consumer.subscription import Partitions, PartitionState, Position
+from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.columns import Record
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
@@ -57,7 +57,7 @@ class Rows(Protocol):
 
 
 @dataclass(slots=True)
-class Chunk:
+class FetchedChunk:
     """Decoded rows of one partition.
 
     `row` is the next row to return; `position_version` is the partition's at the time of the fetch.
@@ -84,14 +84,14 @@ class Slice:
         return self.stop - self.start
 
 
-def position_at(block: Rows, index: int, row: int) -> Position:
+def position_at(block: Rows, index: int, row: int) -> FetchPosition:
     """Return the position after the rows of a record set below `row`.
 
     The epoch is left out if it changes within the rows.
     """
     rows = block.ranges[index]
     epoch = rows.leader_epoch if rows.one_epoch or row >= rows.stop else -1
-    return Position(block.position(index, row), epoch)
+    return FetchPosition(block.position(index, row), epoch)
 
 
 class FetchBuffer:
@@ -104,7 +104,7 @@ class FetchBuffer:
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
-        self._queues: dict[TopicPartition, deque[Chunk]] = {}
+        self._queues: dict[TopicPartition, deque[FetchedChunk]] = {}
         self._rotation: deque[TopicPartition] = deque()
         self._counts: Counter[TopicPartition] = Counter()
         self._voided_seen = -1
@@ -118,7 +118,7 @@ class FetchBuffer:
         if queue is None:
             queue = self._queues[partition] = deque()
             self._rotation.append(partition)
-        queue.append(Chunk(block, index, rows.start, rows.stop, position_version))
+        queue.append(FetchedChunk(block, index, rows.start, rows.stop, position_version))
         if block not in self._chunks_of:
             self.nbytes += block.nbytes
         self._chunks_of[block] += 1
@@ -246,7 +246,7 @@ class FetchBuffer:
             self._used_up(partition, chunk)
         return Slice(partition, chunk.block, chunk.index, start, stop)
 
-    def _used_up(self, partition: TopicPartition, chunk: Chunk) -> None:
+    def _used_up(self, partition: TopicPartition, chunk: FetchedChunk) -> None:
         error = chunk.block.error(chunk.index)
         if error is not None:
             self._partitions.fail(partition, error, void=True)

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.positions import confirmation_ms
-from kohort.client.consumer.subscription import Partitions, PartitionState, Position
+from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
@@ -57,7 +57,7 @@ class FetchEntry:
     """One partition of a Fetch request."""
 
     partition: TopicPartition
-    position: Position
+    position: FetchPosition
     max_bytes: int
 
 
@@ -142,7 +142,7 @@ _SESSION_ERRORS = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
-_SessionEntry: TypeAlias = tuple[Position, int, int, UUID]
+_SessionEntry: TypeAlias = tuple[FetchPosition, int, int, UUID]
 """A session's data of a partition: position, byte limit, leader epoch, topic id."""
 
 
@@ -261,7 +261,7 @@ class CompletedFetch:
 class _PartitionFetch:
     """The position of one partition in one request."""
 
-    position: Position
+    position: FetchPosition
     position_version: int
 
 
@@ -297,7 +297,7 @@ class Fetcher:
         self._order: dict[TopicPartition, None] = {}
         self._order_changes = -1
         self._on_out_of_range: Callable[[TopicPartition], None] = lambda partition: None
-        self._on_truncated: Callable[[TopicPartition, Position], None] = lambda partition, position: None
+        self._on_truncated: Callable[[TopicPartition, FetchPosition], None] = lambda partition, position: None
         self._timer_ms = float("inf")
         self._ask_leaders_ms = float("-inf")
         self._refresh: Promise[None] | None = None
@@ -307,7 +307,7 @@ class Fetcher:
         self._closed = False
 
     def on_lost_position(
-        self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, Position], None]
+        self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, FetchPosition], None]
     ) -> None:
         """Set the callbacks for a fetch position that the broker does not have.
 
@@ -544,7 +544,7 @@ class Fetcher:
             state.replica = part.preferred_read_replica
             state.replica_until_ms = self.cluster.runtime.now_ms + _REPLICA_LEASE_MS
         if part.diverging_epoch.end_offset >= 0:
-            self._on_truncated(partition, Position(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
+            self._on_truncated(partition, FetchPosition(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
             self._later(state)
             return
         records = part.records
@@ -560,7 +560,7 @@ class Fetcher:
         fetched.bytes += len(records)
         self._count(fetched, len(fetched.sets) - 1, 1)
         if next_offset > entry.position.offset:
-            state.fetch_position = Position(next_offset, epoch)
+            state.fetch_position = FetchPosition(next_offset, epoch)
         self._order[partition] = self._order.pop(partition, None)
 
     def _failed(self, partition: TopicPartition, state: PartitionState, code: ErrorCode, damage: str) -> None:

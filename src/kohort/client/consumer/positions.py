@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kohort.client.consumer.subscription import Partitions, Position
+from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import PartitionInfo
@@ -32,7 +32,7 @@ BEHIND_MS: Final = 10_000
 name."""
 
 
-def confirmation_ms(position: Position, info: PartitionInfo | None) -> int:
+def confirmation_ms(position: FetchPosition, info: PartitionInfo | None) -> int:
     """Return how long brokers must report a missing position until this is believed.
 
     Args:
@@ -122,7 +122,7 @@ class PositionFinder:
         self._changed()
         self.look()
 
-    def truncated(self, partition: TopicPartition, common: Position) -> None:
+    def truncated(self, partition: TopicPartition, common: FetchPosition) -> None:
         """Continue at the last common position, because the new leader lacks records after an unclean election.
 
         Source: KIP-320, "Truncation detection".
@@ -177,7 +177,7 @@ class PositionFinder:
             state = self._partitions.of(part)
             value = known.get(part)
             if value is not None:
-                self._partitions.place(part, Position(value.offset, value.leader_epoch))
+                self._partitions.place(part, FetchPosition(value.offset, value.leader_epoch))
             elif self._config.auto_offset_reset == "none":
                 self._partitions.fail(
                     part,
@@ -223,7 +223,7 @@ class PositionFinder:
             offsets.update(await list_offsets(self._cluster, late, read_committed=committed_only))
         for part, value in offsets.items():
             if self._still_asked(part):
-                self._partitions.place(part, Position(value.offset))
+                self._partitions.place(part, FetchPosition(value.offset))
         self._changed()
         self._found()
 

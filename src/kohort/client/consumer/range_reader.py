@@ -11,7 +11,7 @@ from uuid import UUID
 
 from kohort.client.consumer.fetching import FETCH_LANE, MOVED, FetchEntry, fetch_request
 from kohort.client.consumer.positions import CONFIRM_MS
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.lookups import Lookups
 from kohort.client.net.cluster import BrokerById
 from kohort.client.net.health import reach
@@ -217,7 +217,7 @@ class RangeReader(Lookups):
         cluster, partition = self._client.cluster, of.partition
         node = await self._leader(of)
         request = fetch_request(
-            cluster, self.config, [FetchEntry(partition, Position(offset), self._fetch_bytes)], self._fetch_bytes
+            cluster, self.config, [FetchEntry(partition, FetchPosition(offset), self._fetch_bytes)], self._fetch_bytes
         )
         timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
         answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, lane=FETCH_LANE)

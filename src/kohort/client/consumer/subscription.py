@@ -17,7 +17,7 @@ from kohort.ids import NO_TOPIC_ID, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class FetchPosition:
     """The position of the next record to read.
 
     Attributes:
@@ -51,8 +51,8 @@ class PartitionState:
             that none is committed.
     """
 
-    position: Position | None = None
-    fetch_position: Position | None = None
+    position: FetchPosition | None = None
+    fetch_position: FetchPosition | None = None
     position_version: int = 0
     paused: bool = False
     reset: str | int | None = None
@@ -190,7 +190,7 @@ class Partitions:
         self._broken = dict.fromkeys(partition for partition, _ in failures)
         return failures
 
-    def place(self, partition: TopicPartition, position: Position) -> None:
+    def place(self, partition: TopicPartition, position: FetchPosition) -> None:
         """Set a position that was committed, reset or sought. Records fetched before are void."""
         state = self.of(partition)
         state.position = state.fetch_position = position
@@ -211,13 +211,13 @@ class Partitions:
         state.doubted_ms = None
         self.voided += 1
 
-    def consumed(self, partition: TopicPartition, position: Position) -> None:
+    def consumed(self, partition: TopicPartition, position: FetchPosition) -> None:
         """Record that records up to here were returned."""
         state = self._states.get(partition)
         if state is not None and state.position is not None:
             state.position = position
 
-    def positions(self) -> dict[TopicPartition, Position]:
+    def positions(self) -> dict[TopicPartition, FetchPosition]:
         """Return the known positions."""
         return {part: state.position for part, state in self._states.items() if state.position is not None}
 

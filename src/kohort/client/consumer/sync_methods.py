@@ -9,7 +9,7 @@ from uuid import UUID
 
 from kohort.client.consumer.commits import OnCommit
 from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, RebalanceListener, committed_offsets
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
@@ -99,7 +99,9 @@ class SyncMethods:
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Continue from an offset."""
         position = (
-            Position(offset.offset, offset.leader_epoch) if isinstance(offset, OffsetAndMetadata) else Position(offset)
+            FetchPosition(offset.offset, offset.leader_epoch)
+            if isinstance(offset, OffsetAndMetadata)
+            else FetchPosition(offset)
         )
         self._do(lambda core: core.seek(partition, position))
 

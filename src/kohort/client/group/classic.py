@@ -114,7 +114,7 @@ class ClassicProtocol:
             given = self._subscription.user_data if self._subscription is not None else None
             user_data = assignor.subscription_user_data(topics) if given is None else given
             owned = tuple(held.partitions)
-            said = consumer_protocol.Subscription(
+            said = consumer_protocol.ConsumerProtocolSubscription(
                 NEWEST_VERSION,
                 topics,
                 owned,

@@ -84,7 +84,7 @@ class UnseenFailures:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProducerIdAndEpoch:
     """The producer id and epoch from the broker; -1 before."""
 
     producer_id: int = -1
@@ -372,7 +372,7 @@ class PartitionQueue:
         self.next_sequence = 0
         self.mended = False
         self.begun = False
-        self.identity = Identity()
+        self.identity = ProducerIdAndEpoch()
         self.lost_place = False
 
     @property
@@ -384,7 +384,7 @@ class PartitionQueue:
         batch.sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) % SEQUENCES
 
-    def take_on(self, identity: Identity) -> bool:
+    def take_on(self, identity: ProducerIdAndEpoch) -> bool:
         """Adopt the producer's identity, if possible; return False if nothing can be sent before that."""
         if self.identity is identity or self.identity == identity or self.in_flight:
             return not self.lost_place

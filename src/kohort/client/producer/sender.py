@@ -23,7 +23,7 @@ from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
 from kohort.client.producer.accumulator import Accumulator
-from kohort.client.producer.batches import Batch, Identity, PartitionQueue
+from kohort.client.producer.batches import Batch, PartitionQueue, ProducerIdAndEpoch
 from kohort.client.producer.settings import ProducerConfig
 from kohort.columns import DecodeOptions, RecordSet, decode_all
 from kohort.columns.encode import Chunk
@@ -155,7 +155,7 @@ class Sender:
         self.cluster = cluster
         self.accumulator = accumulator
         self.config = config
-        self.identity = Identity()
+        self.identity = ProducerIdAndEpoch()
         self.figures = ProducerFigures()
         self.in_flight: dict[Way, int] = {}
         self.closed = False
@@ -223,7 +223,7 @@ class Sender:
 
     def become(self, producer_id: int, epoch: int) -> None:
         """Adopt this identity; each partition numbers its batches from 0 when it adopts it too."""
-        self.identity = Identity(producer_id, epoch)
+        self.identity = ProducerIdAndEpoch(producer_id, epoch)
         self.accumulator.blocked_reason = ""
         self._used_up = False
 
@@ -237,7 +237,7 @@ class Sender:
         if self.identity.epoch >= EPOCH_MAX:
             self._used_up = True
         else:
-            self.identity = Identity(self.identity.producer_id, self.identity.epoch + 1)
+            self.identity = ProducerIdAndEpoch(self.identity.producer_id, self.identity.epoch + 1)
 
     # Sending.
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kohort.consumer_protocol import (
     CONSUMER_PROTOCOL_TYPE,
-    Subscription,
+    ConsumerProtocolSubscription,
     read_subscription,
     write_assignment,
 )
@@ -51,7 +51,9 @@ class ClassicIdentity(Protocol):
         """The strategies that the member supports."""
 
 
-def member_saved(group_id: str, member_id: str, said: ClassicIdentity, subscription: Subscription) -> MemberSaved:
+def member_saved(
+    group_id: str, member_id: str, said: ClassicIdentity, subscription: ConsumerProtocolSubscription
+) -> MemberSaved:
     """Build the record of a consumer group's member from a classic member or its join."""
     return MemberSaved(
         group_id=group_id,
@@ -69,7 +71,7 @@ def member_saved(group_id: str, member_id: str, said: ClassicIdentity, subscript
     )
 
 
-def is_behind(subscription: Subscription | None, member_epoch: int) -> bool:
+def is_behind(subscription: ConsumerProtocolSubscription | None, member_epoch: int) -> bool:
     """Return whether a member's reported partitions are those of an older epoch than its own.
 
     Such a join was sent before the member got its partitions, and arrived late or again after a lost reply. Partitions
@@ -167,7 +169,9 @@ class ConsumerClassicMembers(ConsumerAssignment):
         is_consumer = event.protocol_type == CONSUMER_PROTOCOL_TYPE
         return is_consumer and any(all(name in other for other in others) for name in names)
 
-    def write_classic_member(self, step: Step, event: JoinGroup, member_id: str, subscription: Subscription) -> bool:
+    def write_classic_member(
+        self, step: Step, event: JoinGroup, member_id: str, subscription: ConsumerProtocolSubscription
+    ) -> bool:
         """Write a classic member's metadata if it is new; True if the group needs a new epoch for it."""
         old = self.members.get(member_id)
         new = member_saved(event.group_id, member_id, event, subscription)
@@ -226,7 +230,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
             ),
         )
 
-    def owned_ids(self, step: Step, subscription: Subscription | None) -> Pairs:
+    def owned_ids(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> Pairs:
         """Return the partitions that a subscription reports as owned."""
         topics = step.image.topics
         owned = () if subscription is None else subscription.owned

@@ -18,7 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, write_assignment, write_subscription
+from kohort.consumer_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    ConsumerProtocolSubscription,
+    write_assignment,
+    write_subscription,
+)
 from kohort.errors import ErrorCode
 from kohort.groups import admission
 from kohort.groups.context import Context
@@ -587,7 +592,7 @@ class PushGroup(PushAnswers):
                 instance_id=None,
                 client_id=saved.client_id,
                 client_host=saved.client_host,
-                metadata=write_subscription(Subscription(1, self.known_topics(saved))),
+                metadata=write_subscription(ConsumerProtocolSubscription(1, self.known_topics(saved))),
                 assignment=write_assignment(1, self.named_pairs(step, self.owned_by(member_id))),
             )
             for member_id, saved in self.members.items()

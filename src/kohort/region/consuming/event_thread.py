@@ -166,7 +166,7 @@ class EventThread(MemberThread):
             self._resumed = wanted
 
     def _fetched(self, batch: pa.RecordBatch) -> None:
-        self._step(events.Fetched())
+        self._step(events.RecordsFetched())
         if not self._polls:
             return  # the records are discarded: the region resets
         now = self._consumer.positions()

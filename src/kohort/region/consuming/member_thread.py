@@ -34,7 +34,7 @@ from kohort.io.processes import own_name
 from kohort.region import messages
 from kohort.region.agreement import UNKNOWN
 from kohort.region.consuming.publishing import Publisher
-from kohort.region.consuming.settings import Figures, MemberConfig
+from kohort.region.consuming.settings import MemberConfig, MemberMetrics
 from kohort.region.consuming.staging import is_away
 from kohort.region.consuming.starts import look_up
 from kohort.region.consuming.waits import RetryWait
@@ -221,7 +221,7 @@ class MemberThread(ABC):
 
         `publishers` are those of the sink and of the dead-letter sink.
         """
-        self.machine, self.figures = machine, Figures()
+        self.machine, self.figures = machine, MemberMetrics()
         self._consumer, self._config = consumer, config
         self._publishers = {publisher.place: publisher for publisher in publishers}
         self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -452,14 +452,14 @@ class MemberThread(ABC):
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case events.Say(report):
+            case events.SendReport(report):
                 if self._link is not None and not self._over:
                     self._link.say(report)
             case events.Seek(positions, commit):
                 self._seek(positions, commit=commit)
             case events.LookUp():
                 self._later.look_up.append(effect)
-            case events.Release(parts):
+            case events.ReleasePartitions(parts):
                 self._release(parts)
             case events.PublishKeys():
                 publisher = self._publishers.get(effect.place or self.machine.sink)

@@ -127,7 +127,7 @@ class MemberConfig:
 
 
 @dataclass(slots=True)
-class Figures:
+class MemberMetrics:
     """The metrics of a member. Times are in ms; -1: not measured yet. Source: spec 5.13.
 
     Attributes:

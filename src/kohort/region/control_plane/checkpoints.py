@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kohort.region.control_plane import membership, recovery, starts
-from kohort.region.control_plane.events import Commit, CommitEnded, GroupSeen, Heard, Level, LookAt, Offsets
+from kohort.region.control_plane.events import Commit, CommitEnded, GroupSeen, Heard, LogLevel, LookAt, Offsets
 from kohort.region.control_plane.state import Cutting, MemberPhase, Plane, RegisteredMember, Why
 from kohort.region.messages import (
     AskCheckpoint,
@@ -93,7 +93,7 @@ def begin_again(plane: Plane, why: str) -> None:
     cutting = plane.cutting
     if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
         return
-    plane.tell(Level.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
+    plane.tell(LogLevel.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
     cutters = plane.cutters()
     names = tuple(name for name in cutting.names if name in cutters)
     if names:
@@ -229,7 +229,7 @@ def commit_if_whole(plane: Plane) -> None:
         plane.due.pop("cut", None)  # the publication is late, not a member
         for place in [unserved for unserved in sorted(plane.owed) if plane.publisher(unserved) is None]:
             plane.tell(
-                Level.WARNING,
+                LogLevel.WARNING,
                 f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} "
                 f"to {place}, and no member that writes there is registered: start one",
             )
@@ -291,7 +291,7 @@ def commit_ended(plane: Plane, event: CommitEnded) -> None:
     if plane.pending is not None or event.gone or not set(event.refused) <= set(plane.members):
         recovery.fail(plane, Why.COMMIT, f"the offsets of {cutting.cut} were refused: {reasons}")
         return
-    plane.tell(Level.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
+    plane.tell(LogLevel.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
     cutting.unidentified = frozenset(event.refused)
     plane.due["cut"] = plane.now_ms + plane.config.drain_ms
     for name in event.refused:
@@ -384,7 +384,7 @@ def _tell(plane: Plane, cutting: Cutting) -> None:
     )
     names, took_ms = len(cutting.names), plane.figures.sequence_ms
     plane.tell(
-        Level.INFO if records else Level.DEBUG,
+        LogLevel.INFO if records else LogLevel.DEBUG,
         f"region {plane.region}: sequence {plane.sequence} is complete: {records} records, members: {names}, "
         f"{took_ms} ms",
     )
@@ -447,7 +447,7 @@ def publish_failed(plane: Plane, event: Heard) -> None:
     member = plane.member_on(event.connection)
     if member is not None:
         plane.unshown[report.place or member.sink] = report.cause
-    plane.tell(Level.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}")
+    plane.tell(LogLevel.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}")
 
 
 def waiting(plane: Plane, event: Heard) -> None:
@@ -461,9 +461,9 @@ def waiting(plane: Plane, event: Heard) -> None:
     if report.cause and not before:
         places = " or ".join(member.places)
         text = f"region {plane.region}: waiting for sink {places}: {member.name} cannot stage: {report.cause}"
-        plane.tell(Level.WARNING, text)
+        plane.tell(LogLevel.WARNING, text)
     elif before and not report.cause:
-        plane.tell(Level.INFO, f"region {plane.region}: the sink of {member.name} accepts rows again")
+        plane.tell(LogLevel.INFO, f"region {plane.region}: the sink of {member.name} accepts rows again")
         if "cut" in plane.due:
             plane.due["cut"] = plane.now_ms + plane.config.drain_ms
 
@@ -474,7 +474,7 @@ def _waits_to_register(plane: Plane, connection: int, report: Waiting) -> None:
         text = (
             f"region {plane.region}: waiting for sink {report.sink} before {report.member} can register: {report.cause}"
         )
-        plane.tell(Level.WARNING, text)
+        plane.tell(LogLevel.WARNING, text)
     if report.member:
         plane.waiting_to_register[connection] = report
 

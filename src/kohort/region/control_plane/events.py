@@ -72,7 +72,7 @@ class GroupSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class StopMember:
+class MemberStopRequested:
     """An operator's request that a member leaves with the next complete sequence."""
 
     name: str
@@ -84,14 +84,16 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ClockTick:
     """The event that time has passed."""
 
 
-Event = Heard | Disconnected | ProcessEnded | Saved | CommitEnded | GroupSeen | StopMember | Resumed | Tick
+Event = (
+    Heard | Disconnected | ProcessEnded | Saved | CommitEnded | GroupSeen | MemberStopRequested | Resumed | ClockTick
+)
 
 
-class Level(IntEnum):
+class LogLevel(IntEnum):
     """Log levels with the numbers of the standard library's logging."""
 
     DEBUG = 10
@@ -101,7 +103,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendMessage:
     """A message to the member or operator on this connection."""
 
     connection: int
@@ -162,8 +164,8 @@ class LookAtProcess:
 class Told:
     """A log record."""
 
-    level: Level
+    level: LogLevel
     text: str
 
 
-Effect = Say | Close | Save | Commit | LookAt | LookAtProcess | Told
+Effect = SendMessage | Close | Save | Commit | LookAt | LookAtProcess | Told

@@ -30,7 +30,7 @@ def _ignored(why: str) -> PlaneRow:
     return Row(f"ignored, because {why}")
 
 
-def _look_at_clock(plane: Plane, event: events.Tick) -> None:
+def _look_at_clock(plane: Plane, event: events.ClockTick) -> None:
     del event
     membership.look_for_missing(plane)
     membership.look_for_lost(plane)
@@ -239,7 +239,7 @@ TABLE: dict[type, Rows] = {
         state: _row("the region stops if clients outside it read in a group", checkpoints.group_seen, STOPPED)
         for state in RegionState if state not in (STOPPED, COMMITTING)
     } | {COMMITTING: _ignored("the next sequence checks again"), STOPPED: _ignored(_NONE_THERE)},
-    events.StopMember: {
+    events.MemberStopRequested: {
         FORMING: _row("the member leaves when all members have registered", membership.stop_member),
         RUNNING: _row("a checkpoint begins, then the member leaves", membership.stop_member, DRAINING),
         DRAINING: _row("the member leaves after this checkpoint; at once if it holds nothing",
@@ -258,7 +258,7 @@ TABLE: dict[type, Rows] = {
         state: _ignored("the region has not stopped") for state in RegionState if state is not STOPPED
     } | {STOPPED: _row("members may register again, as soon as pending writes are in the topic",
                           recovery.resume, FORMING)},
-    events.Tick: {
+    events.ClockTick: {
         FORMING: _row("members that have not registered in time are dead: the region resets", _look_at_clock,
                       RUNNING, DRAINING, *_BACK_OR_STOPPED),
         RUNNING: _row("a checkpoint is due; members that did not reconnect in time are dead: the region resets",

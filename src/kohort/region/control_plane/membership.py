@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from kohort.region.agreement import compare
 from kohort.region.control_plane import checkpoints, recovery, starts
-from kohort.region.control_plane.events import Disconnected, Heard, Level, LookAtProcess, ProcessEnded, StopMember
+from kohort.region.control_plane.events import (
+    Disconnected,
+    Heard,
+    LogLevel,
+    LookAtProcess,
+    MemberStopRequested,
+    ProcessEnded,
+)
 from kohort.region.control_plane.state import NOWHERE, SOMEWHERE, MemberPhase, Plane, RegisteredMember, Why
 from kohort.region.messages import (
     Checkpoint,
@@ -120,7 +127,7 @@ def _is_refused(plane: Plane, member: RegisteredMember) -> bool:
         )
     else:
         return False
-    plane.tell(Level.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
+    plane.tell(LogLevel.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
     plane.say(member, Refused(plane.term, why, remedy))
     plane.close(member.connection)
     plane.drop(member)
@@ -320,11 +327,11 @@ def leave(plane: Plane, event: Heard) -> None:
         _goes(plane, member)
 
 
-def stop_member(plane: Plane, event: StopMember) -> None:
+def stop_member(plane: Plane, event: MemberStopRequested) -> None:
     """Handle an operator's request that a member leaves."""
     member = plane.members.get(event.name)
     if member is None:
-        plane.tell(Level.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
+        plane.tell(LogLevel.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
         return
     for sibling in plane.siblings(member):
         sibling.stop = True
@@ -370,7 +377,7 @@ def let_leave(plane: Plane, member: RegisteredMember) -> None:
     """Unregister a member that leaves in order."""
     stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
     plane.say(member, Stop(plane.term, *stopped))
-    plane.tell(Level.INFO, f"region {plane.region}: {member.name} has left")
+    plane.tell(LogLevel.INFO, f"region {plane.region}: {member.name} has left")
     plane.drop(member)
     offer_publish(plane)
 

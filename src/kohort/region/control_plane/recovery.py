@@ -6,7 +6,7 @@ Source: spec 5.7, "Reset processing".
 from __future__ import annotations
 
 from kohort.region.control_plane import checkpoints, membership, starts
-from kohort.region.control_plane.events import Heard, Level, Resumed
+from kohort.region.control_plane.events import Heard, LogLevel, Resumed
 from kohort.region.control_plane.state import MemberPhase, Pending, Plane, Why
 from kohort.region.messages import AskReset, CantGoOn, Declined, Emptying, Stop, WasReset
 from kohort.region.records import Epoch, Fact, Manifest, Stopped
@@ -31,7 +31,7 @@ def asked(plane: Plane, event: Heard) -> None:
     report = event.report
     assert isinstance(report, AskReset)
     if report.initial and (why_not := _unconfirmed(plane, report.confirms)):
-        plane.tell(Level.WARNING, f"region {plane.region}: a reset to the initial state was declined: {why_not}")
+        plane.tell(LogLevel.WARNING, f"region {plane.region}: a reset to the initial state was declined: {why_not}")
         plane.say_to(event.connection, Declined(why_not))
         return
     member = plane.member_on(event.connection)
@@ -92,7 +92,7 @@ def _begin(plane: Plane, wanted: Pending) -> None:
         return
     plane.figures.resets[wanted.why] += 1
     plane.figures.cut_ended(plane.now_ms, complete=False)
-    plane.tell(Level.WARNING, f"region {plane.region} resets to sequence {plane.sequence}: {wanted.cause}")
+    plane.tell(LogLevel.WARNING, f"region {plane.region} resets to sequence {plane.sequence}: {wanted.cause}")
     plane.epoch += 1
     plane.floor = epoch = plane.epoch
     plane.cutting, plane.state, plane.wanted = None, RegionState.RESETTING, False
@@ -195,7 +195,7 @@ def look_for_late(plane: Plane) -> None:
 
 def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
     """Stop the region, which then waits for an operator."""
-    plane.tell(Level.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
+    plane.tell(LogLevel.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
     plane.cutting = plane.cutting if is_out(plane) else None
     plane.stopped, plane.state, plane.stopping = cause, RegionState.STOPPED, True
     plane.pending, plane.wanted = None, False

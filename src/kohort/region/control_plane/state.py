@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.agreement import Bounds, Last, bounds_of
-from kohort.region.control_plane.events import Close, Effect, Level, Save, Say, Told
+from kohort.region.agreement import Last, SequenceBounds, bounds_of
+from kohort.region.control_plane.events import Close, Effect, LogLevel, Save, SendMessage, Told
 from kohort.region.messages import Cut, Declined, Identity, Members, MemberSeen, Order, RegionSeen, SinkSeen, Waiting
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved, Shown
@@ -69,7 +69,7 @@ class Why(Enum):
     COMMIT = "the group's coordinator refused the offsets"
 
 
-class Figures:
+class ControlPlaneMetrics:
     """Counters and times since a control plane took over. Times are in ms; -1: not measured yet."""
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class Known:
         """The last complete sequence."""
         return Last(self.sequence, self.empties, self.made_as)
 
-    def bounds(self, place: str) -> Bounds:
+    def bounds(self, place: str) -> SequenceBounds:
         """Return the range of sequences that a sink may show."""
         owed = self.owed()
         owed |= dict.fromkeys((place,), ()) if SOMEWHERE in owed else {}
@@ -323,7 +323,7 @@ class Plane:
         self.owe(known.owed())
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
-        self.figures = Figures()
+        self.figures = ControlPlaneMetrics()
         self.effects: list[Effect] = []
         self.waiting_to_register: dict[int, Waiting] = {}
         self._tokens = 0
@@ -335,11 +335,11 @@ class Plane:
     def say(self, member: RegisteredMember, order: Order) -> None:
         """Send an order to a member, if it is connected; a member that reconnects gets its orders again."""
         if member.connection != NOWHERE:
-            self.effects.append(Say(member.connection, order))
+            self.effects.append(SendMessage(member.connection, order))
 
     def say_to(self, connection: int, order: Order | Declined) -> None:
         """Send a message on a connection."""
-        self.effects.append(Say(connection, order))
+        self.effects.append(SendMessage(connection, order))
 
     def say_all(self, order: Order) -> None:
         for member in self.members.values():
@@ -348,7 +348,7 @@ class Plane:
     def close(self, connection: int) -> None:
         self.effects.append(Close(connection))
 
-    def tell(self, level: Level, text: str) -> None:
+    def tell(self, level: LogLevel, text: str) -> None:
         self.effects.append(Told(level, text))
 
     def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
@@ -435,12 +435,12 @@ class Plane:
         if not self.owed:
             self.published = self.sequence
 
-    def bounds(self, place: str) -> Bounds:
+    def bounds(self, place: str) -> SequenceBounds:
         """Return the range of sequences that a sink may show that was read after this term had begun."""
         owed = self.owed if SOMEWHERE not in self.owed else {*self.owed, place}
         now = bounds_of(place, self.last(), owed, self.shown)
         then = bounds_of(place, self.last(), owed, self.shown_before)
-        return Bounds(then.least, now.most, then.emptied or now.emptied or place in self.emptied)
+        return SequenceBounds(then.least, now.most, then.emptied or now.emptied or place in self.emptied)
 
     def last(self) -> Last:
         """The last complete sequence."""

@@ -42,7 +42,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The event that the group revokes partitions, which the member keeps until `Release`."""
+    """The event that the group revokes partitions, which the member keeps until `ReleasePartitions`."""
 
     parts: tuple[Part, ...]
 
@@ -55,7 +55,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class RecordsFetched:
     """The event that records were fetched."""
 
 
@@ -166,7 +166,7 @@ Event = (
     | Assigned
     | Revoked
     | Lost
-    | Fetched
+    | RecordsFetched
     | Quiet
     | NotQuiet
     | StateSaved
@@ -182,7 +182,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendReport:
     """A message to the control plane; it is lost if there is none."""
 
     report: Report
@@ -282,7 +282,7 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleasePartitions:
     """An order to release revoked partitions: none of their records is queued, read or submitted any more."""
 
     parts: tuple[Part, ...]
@@ -332,7 +332,7 @@ class End:
 
 
 Effect = (
-    Say
+    SendReport
     | Poll
     | StopPolling
     | Quiesce
@@ -342,7 +342,7 @@ Effect = (
     | Begin
     | Seek
     | LookUp
-    | Release
+    | ReleasePartitions
     | Retire
     | PublishKeys
     | End

@@ -22,7 +22,7 @@ from kohort.region.member.state import (
 )
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Contribution, Span
-from kohort.region.states import MemberState, Row
+from kohort.region.states import RegionMemberState, Row
 
 # Handlers of the events; the table says in which state each applies.
 
@@ -135,14 +135,14 @@ def pend(member: Member, cause: str, parts: tuple[Part, ...]) -> None:
     member.let_go([*parts, *member.held])
 
 
-def fetched(member: Member, event: events.Fetched) -> None:
+def fetched(member: Member, event: events.RecordsFetched) -> None:
     del event
     if member.state is RESET_COMPLETE:
         member.do(events.Poll())
     member.be(RECORDS_FETCHED)
 
 
-def fetched_in_cut(member: Member, event: events.Fetched) -> None:
+def fetched_in_cut(member: Member, event: events.RecordsFetched) -> None:
     del event
     member.resting = RECORDS_FETCHED
 
@@ -358,13 +358,13 @@ def _is_told_to_end(member: Member) -> bool:
     return bool(member.sink or member.how.of or member.contributed)
 
 
-MemberRow = Row[Member, MemberState]
-Rows = dict[MemberState, MemberRow]
-_ALL = tuple(MemberState)
+MemberRow = Row[Member, RegionMemberState]
+Rows = dict[RegionMemberState, MemberRow]
+_ALL = tuple(RegionMemberState)
 _READY = (SUBSCRIBED, RECORDS_FETCHED, RESET_COMPLETE)
 
 
-def _row(why: str, do: Callable[..., None], *to: MemberState) -> MemberRow:
+def _row(why: str, do: Callable[..., None], *to: RegionMemberState) -> MemberRow:
     return Row(why, do, to)
 
 
@@ -412,7 +412,7 @@ TABLE: dict[type, Rows] = {
         PENDING: _row("released", revoked_unread),
         RESET_COMPLETE: _row("released: nothing was fetched", revoked_unread),
     },
-    events.Fetched: {
+    events.RecordsFetched: {
         SUBSCRIBED: _row("the member reads", fetched, RECORDS_FETCHED),
         RECORDS_FETCHED: _ignored("it reads already"),
         DRAINED: _row(_READS_ON, fetched_in_cut),
@@ -485,7 +485,7 @@ TABLE: dict[type, Rows] = {
 """Transition table: event type, then state."""
 
 
-class UnexpectedError(Exception):
+class UnexpectedEventError(Exception):
     """The error of a handler that led to a state which the table does not name: a bug."""
 
 
@@ -504,6 +504,6 @@ class MemberMachine(Member):
         if row.do is not None:
             row.do(self, what)
         if self.state is not before and self.state not in row.to:
-            raise UnexpectedError(f"{type(what).__name__} led from {before.name} to {self.state.name}")
+            raise UnexpectedEventError(f"{type(what).__name__} led from {before.name} to {self.state.name}")
         effects, self.effects = self.effects, []
         return effects

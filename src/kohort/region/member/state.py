@@ -12,11 +12,11 @@ from kohort.region.member.events import Effect
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part
 from kohort.region.records import Contribution, Position
-from kohort.region.states import MemberState
+from kohort.region.states import RegionMemberState
 
-SUBSCRIBED, RECORDS_FETCHED = MemberState.SUBSCRIBED, MemberState.RECORDS_FETCHED
-DRAINED, CHECKPOINTED = MemberState.DRAINED, MemberState.CHECKPOINTED
-PENDING, RESET_COMPLETE = MemberState.CR_RESET_PENDING, MemberState.RESET_COMPLETE
+SUBSCRIBED, RECORDS_FETCHED = RegionMemberState.SUBSCRIBED, RegionMemberState.RECORDS_FETCHED
+DRAINED, CHECKPOINTED = RegionMemberState.DRAINED, RegionMemberState.CHECKPOINTED
+PENDING, RESET_COMPLETE = RegionMemberState.CR_RESET_PENDING, RegionMemberState.RESET_COMPLETE
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Behaviour:
     Attributes:
         holds_back: a revocation waits for a checkpoint, instead of resetting the region.
         reads_on: the member does not stop for a checkpoint, and contributes what it has finished. Its driver posts
-            `Fetched` before each batch begins and answers `Quiesce` at once. It posts `Revoked` between two batches,
+            `RecordsFetched` before each batch begins and answers `Quiesce` at once. It posts `Revoked` between two batches,
             and begins none with these partitions afterwards.
         shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
         keeps: its state waits while it is away; otherwise it starts anew when it returns.
@@ -115,9 +115,9 @@ class Member:
         self.effects += effects
 
     def say(self, report: messages.Report) -> None:
-        self.do(events.Say(report))
+        self.do(events.SendReport(report))
 
-    def be(self, state: MemberState) -> None:
+    def be(self, state: RegionMemberState) -> None:
         """Set the state, also that to return to after a checkpoint."""
         self.state = self.resting = state
 
@@ -146,7 +146,7 @@ class Member:
         """Release partitions, and report it."""
         gone = tuple(parts)
         self.drop(gone)
-        self.do(events.Release(gone))
+        self.do(events.ReleasePartitions(gone))
         self.say(messages.Moved(self.identity, gone))
 
     def go_on(self) -> None:

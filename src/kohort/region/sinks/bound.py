@@ -12,7 +12,7 @@ from kohort.errors import InvalidInputError
 from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls
 from kohort.region.sinks import owner_marker
-from kohort.region.sinks.owner_marker import Claim
+from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.staged import StagedKey
 
 
@@ -92,11 +92,11 @@ class InFolder(Bound):
         """Return the path of the folder with all links resolved."""
         return f"{self.KIND}:{os.path.realpath(self.path)}"
 
-    def _refuse_other_name(self, claim: Claim) -> None:
+    def _refuse_other_name(self, claim: OwnerMarker) -> None:
         if claim.place != self.place:
             raise owner_marker.other_name(self._region, claim.place, self.place)
 
-    def _own_claim(self, folder: str) -> Claim | None:
+    def _own_claim(self, folder: str) -> OwnerMarker | None:
         """Return the owner marker of a folder, checked to be this region's; None: there is none."""
         try:
             claim = owner_marker.read_claim(self._files, folder)

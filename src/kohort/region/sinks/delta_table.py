@@ -51,7 +51,7 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
-from kohort.region.sinks.owner_marker import Claim
+from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Mode,
     check_fits,
@@ -263,7 +263,7 @@ class DeltaTable(InFolder):
     """
 
     KIND = "delta"
-    _kept: Claim | None
+    _kept: OwnerMarker | None
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class DeltaTable(InFolder):
             make_folder(files, self._staging)
             if not self._is_claimed():
                 text, alone = owner_marker.text_of(schema), not table.file_uris()
-                mine = Claim(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
+                mine = OwnerMarker(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
                 owner_marker.write_claim(files, self._own, mine)
             sync_folder(files, self._own)
         except NotADirectoryError as error:
@@ -404,7 +404,7 @@ class DeltaTable(InFolder):
             self._kept = claim
         return True
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> OwnerMarker:
         if not self._is_claimed() or self._kept is None:
             raise InvalidInputError(f"{self.path} is not known to region {self._region!r}: call check(schema) first")
         return self._kept

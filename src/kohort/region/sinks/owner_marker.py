@@ -19,7 +19,7 @@ UNFINISHED = ".part"
 """Suffix of files that are not written to the end."""
 
 
-class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
+class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of `region.json`.
 
     Attributes:
@@ -64,7 +64,7 @@ def schema_of(text: str) -> pa.Schema:
         raise CorruptDataError(f"A schema can't be read: {error}") from error
 
 
-def read_claim(files: FileCalls, folder: str) -> Claim:
+def read_claim(files: FileCalls, folder: str) -> OwnerMarker:
     """Read the owner marker of a folder.
 
     Raises:
@@ -74,7 +74,7 @@ def read_claim(files: FileCalls, folder: str) -> Claim:
     """
     data = read_file(files, f"{folder}/{CLAIM}")
     try:
-        claim = msgspec.json.decode(data, type=Claim)
+        claim = msgspec.json.decode(data, type=OwnerMarker)
         if claim.format != 1:
             raise InvalidInputError(f"{folder} was written by a newer kohort, in format {claim.format}")
         claim.rows()
@@ -83,7 +83,7 @@ def read_claim(files: FileCalls, folder: str) -> Claim:
     return claim
 
 
-def write_claim(files: FileCalls, folder: str, claim: Claim) -> None:
+def write_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Write the marker, unless another process was faster; its name does not survive a power loss yet."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
@@ -95,7 +95,7 @@ def write_claim(files: FileCalls, folder: str, claim: Claim) -> None:
             remove(files, temporary)
 
 
-def replace_claim(files: FileCalls, folder: str, claim: Claim) -> None:
+def replace_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Replace the marker durably."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:

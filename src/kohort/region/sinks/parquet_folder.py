@@ -48,7 +48,7 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
-from kohort.region.sinks.owner_marker import Claim
+from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
 from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
@@ -138,7 +138,7 @@ class ParquetFolder(InFolder):
                 "an empty folder, so that readers find nothing but its sequences"
             )
         make_folder(files, f"{self.path}/_region")
-        claim = Claim(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
+        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
         try:
             owner_marker.write_claim(files, f"{self.path}/_region", claim)
         except OSError as error:

@@ -97,7 +97,7 @@ class QueryThread(MemberThread):
     ) -> None:
         """Set up the thread of source `number` of the query; `start` starts it."""
         super().__init__(machine, consumer, publishers, config)
-        self.seat = HandingSeat(lambda: self.post(happens.Fetched()), self.wake, self._lost)
+        self.seat = HandingSeat(lambda: self.post(happens.RecordsFetched()), self.wake, self._lost)
         self._query, self.number = query, number
         self._asked_back: deque[happens.Revoked] = deque()  # revocations that wait for the running batch
         self._kept: deque[happens.Revoked] = deque()  # no batch reads these; they wait for the attempt to end
@@ -159,7 +159,7 @@ class QueryThread(MemberThread):
         while not self._posted.empty():
             self._step(self._posted.get())
         if self.seat.has_read():
-            self._step(happens.Fetched())
+            self._step(happens.RecordsFetched())
 
     def _poll(self, wait_ms: float) -> None:
         self._news.clear()
