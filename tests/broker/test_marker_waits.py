@@ -127,3 +127,32 @@ def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     wait()
     waits.ended("x")
     assert told[1 + WAITING_MAX :] == [ErrorCode.NONE]
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_a_transaction_ends_in_a_partition_that_could_not_be_opened_once_it_is_repaired(
+    tmp_path: Path, commit: bool
+) -> None:
+    """Otherwise the transaction would stay open there for ever, and hold back every read_committed reader."""
+    with Broker(tmp_path, SETTINGS) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            create_topic(client, "t")
+            producer = Producer(client, "x", 2)
+            assert producer.init() == ErrorCode.NONE
+            assert producer.write("t", 0, b"v") == ErrorCode.NONE
+        broker.kill()
+        (tmp_path / "t-0").rename(tmp_path / "kept")
+        (tmp_path / "t-0").write_text("no folder")
+        broker.restart()
+        with RawClient(broker.bootstrap_servers) as client:
+            asked = EndTxnRequest(
+                transactional_id="x", producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
+            )
+            assert client.ask(asked, 5).error_code == ErrorCode.NONE
+        broker.kill()
+        (tmp_path / "t-0").unlink()
+        (tmp_path / "kept").rename(tmp_path / "t-0")
+        broker.restart()
+        with RawClient(broker.bootstrap_servers) as client:
+            assert Producer(client, "x", 2).init() == ErrorCode.NONE, "it waits for the marker"
+            assert stable_end(client, "t") == 2, "the record and its marker"

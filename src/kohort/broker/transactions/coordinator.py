@@ -32,7 +32,7 @@ from kohort.broker.purgatory import Purgatory
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
 from kohort.broker.transactions.log import Status, Transaction, TransactionLog
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, KafkaError, RetriableError
 from kohort.groups.events import TransactionEnded
 from kohort.ids import TopicPartition
 from kohort.log import LogStore
@@ -509,11 +509,11 @@ class Transactions:
             target.append_marker(
                 Marker(transaction.producer_id, transaction.epoch, commit, COORDINATOR_EPOCH), _wall_ms()
             )
-        except KafkaError as error:
-            log.error("transaction %s: no marker in %s: %s", transaction.id, tp, error)
-        except OSError as error:
+        except (RetriableError, OSError) as error:  # the log can't be written or opened: its marker is still owed
             log.error("transaction %s: the marker in %s could not be written: %s", transaction.id, tp, error)
             return False
+        except KafkaError as error:  # the partition has a newer epoch of the producer: there is nothing left to mark
+            log.error("transaction %s: %s refused the marker: %s", transaction.id, tp, error)
         self._host.waits.changed([target])
         return True
 
