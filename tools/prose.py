@@ -149,10 +149,11 @@ def faults_of_names(trees: dict[str, ast.Module]) -> Iterator[Fault]:
     classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
     functions: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in tree.body:  # a class within another bears its name too: `DescribeProducersResponse.TopicResponse`
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append((path, node.lineno))
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
                 functions[node.name].append((path, node.lineno))
     for name, places in classes.items():
         yield from (Fault("class", path, line, name) for path, line in places[1:])

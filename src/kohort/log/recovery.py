@@ -83,8 +83,8 @@ def end_at_hole(
     sync_folder(segment.path.parent, fs)
     report.truncated_bytes += size - hole.position
     log.warning(
-        "%s; the machine stopped before that was known to be on the disk: the log ends at offset %d, what lies behind "
-        "is set aside in %s",
+        "%s; the machine stopped before these bytes were known to be on the disk: the log is truncated at offset %d, "
+        "and the rest is kept in %s",
         hole.sentence(),
         hole.first_offset,
         ", ".join(path.name for path in reversed(aside) if path is not None),

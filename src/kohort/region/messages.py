@@ -183,9 +183,9 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """An order to end: the region has stopped, or this member may or must leave.
+    """An order to end: the region has stopped, or the member leaves.
 
-    Without a cause the member asked for it.
+    `cause` is empty if the member asked to leave.
     """
 
     term: int
@@ -434,7 +434,7 @@ class StopMember:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGoOn:
+class ResumeRegion:
     """A request to resume a stopped region."""
 
 
@@ -443,7 +443,7 @@ class Alive:
     """A keep-alive message: silence would mean that the other end is gone."""
 
 
-Ask = Describe | StopMember | LetGoOn | Alive
+Ask = Describe | StopMember | ResumeRegion | Alive
 """A request of a client that need not be a member."""
 
 

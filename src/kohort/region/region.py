@@ -356,7 +356,7 @@ class Region:
             self._resume()
 
     def _resume(self) -> None:
-        self._ask(messages.LetGoOn())
+        self._ask(messages.ResumeRegion())
         until_s = time.monotonic() + ANSWER_S
         while (stopped := self._home.saved().stopped) is not None and stopped.cause:
             if time.monotonic() > until_s:

@@ -387,7 +387,7 @@ class ControlPlane:
                 self._send(connection, seen(self._machine.plane))
             case messages.StopMember(name):
                 self._step(events.MemberStopRequested(name))
-            case messages.LetGoOn():
+            case messages.ResumeRegion():
                 self._step(events.Resumed())
             case _:
                 self._step(events.Heard(connection, said))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Struct, array, binary, boolean, float64, int8, int16, int32, int64, string, uint16, uuid
 
 
-class DescribeQuorumRequest(Request["DescribeQuorumResponse"], key=55, versions=(0, 2), flexible=0):
+class DescribeQuorumRequest(RequestMessage["DescribeQuorumResponse"], key=55, versions=(0, 2), flexible=0):
     """A request for the state of the controllers' quorum."""
 
     class TopicData(Struct):
@@ -83,7 +83,7 @@ class DescribeQuorumResponse(Message, key=55, versions=(0, 2), flexible=0):
     nodes: list[Node] = array(Node, since=2)
 
 
-class UpdateFeaturesRequest(Request["UpdateFeaturesResponse"], key=57, versions=(0, 2), flexible=0):
+class UpdateFeaturesRequest(RequestMessage["UpdateFeaturesResponse"], key=57, versions=(0, 2), flexible=0):
     """A request to raise or lower finalized feature levels."""
 
     class FeatureUpdateKey(Struct):
@@ -116,7 +116,7 @@ class UpdateFeaturesResponse(Message, key=57, versions=(0, 2), flexible=0):
 
 
 class GetTelemetrySubscriptionsRequest(
-    Request["GetTelemetrySubscriptionsResponse"], key=71, versions=(0, 0), flexible=0
+    RequestMessage["GetTelemetrySubscriptionsResponse"], key=71, versions=(0, 0), flexible=0
 ):
     """A request for the metrics that the broker subscribes to (KIP-714)."""
 
@@ -137,7 +137,7 @@ class GetTelemetrySubscriptionsResponse(Message, key=71, versions=(0, 0), flexib
     requested_metrics: list[str] = array(string)
 
 
-class PushTelemetryRequest(Request["PushTelemetryResponse"], key=72, versions=(0, 0), flexible=0):
+class PushTelemetryRequest(RequestMessage["PushTelemetryResponse"], key=72, versions=(0, 0), flexible=0):
     """A client's metrics."""
 
     client_instance_id: UUID = uuid()
@@ -154,7 +154,7 @@ class PushTelemetryResponse(Message, key=72, versions=(0, 0), flexible=0):
     error_code: int = int16()
 
 
-class DescribeLogDirsRequest(Request["DescribeLogDirsResponse"], key=35, versions=(1, 5), flexible=2):
+class DescribeLogDirsRequest(RequestMessage["DescribeLogDirsResponse"], key=35, versions=(1, 5), flexible=2):
     """A request for log directories and the sizes of partitions in them; null asks for all."""
 
     class DescribableLogDirTopic(Struct):
@@ -201,7 +201,7 @@ class DescribeLogDirsResponse(Message, key=35, versions=(1, 5), flexible=2):
     results: list[DescribeLogDirsResult] = array(DescribeLogDirsResult)
 
 
-class ElectLeadersRequest(Request["ElectLeadersResponse"], key=43, versions=(0, 2), flexible=2):
+class ElectLeadersRequest(RequestMessage["ElectLeadersResponse"], key=43, versions=(0, 2), flexible=2):
     """A request for leader elections."""
 
     class TopicPartitions(Struct):
@@ -239,7 +239,7 @@ class ElectLeadersResponse(Message, key=43, versions=(0, 2), flexible=2):
 
 
 class AlterPartitionReassignmentsRequest(
-    Request["AlterPartitionReassignmentsResponse"], key=45, versions=(0, 1), flexible=0
+    RequestMessage["AlterPartitionReassignmentsResponse"], key=45, versions=(0, 1), flexible=0
 ):
     """A request to reassign partitions to other replicas, or to cancel a reassignment."""
 
@@ -288,7 +288,7 @@ class AlterPartitionReassignmentsResponse(Message, key=45, versions=(0, 1), flex
 
 
 class ListPartitionReassignmentsRequest(
-    Request["ListPartitionReassignmentsResponse"], key=46, versions=(0, 0), flexible=0
+    RequestMessage["ListPartitionReassignmentsResponse"], key=46, versions=(0, 0), flexible=0
 ):
     """A request for the reassignments under way."""
 
@@ -329,7 +329,7 @@ class ListPartitionReassignmentsResponse(Message, key=46, versions=(0, 0), flexi
     topics: list[OngoingTopicReassignment] = array(OngoingTopicReassignment)
 
 
-class ListConfigResourcesRequest(Request["ListConfigResourcesResponse"], key=74, versions=(0, 1), flexible=0):
+class ListConfigResourcesRequest(RequestMessage["ListConfigResourcesResponse"], key=74, versions=(0, 1), flexible=0):
     """A request for the existing configuration resources."""
 
     resource_types: list[int] = array(int8, since=1)
@@ -349,7 +349,7 @@ class ListConfigResourcesResponse(Message, key=74, versions=(0, 1), flexible=0):
     config_resources: list[ConfigResource] = array(ConfigResource)
 
 
-class DescribeClientQuotasRequest(Request["DescribeClientQuotasResponse"], key=48, versions=(0, 1), flexible=1):
+class DescribeClientQuotasRequest(RequestMessage["DescribeClientQuotasResponse"], key=48, versions=(0, 1), flexible=1):
     """A request for quotas by entity."""
 
     class ComponentData(Struct):
@@ -393,7 +393,7 @@ class DescribeClientQuotasResponse(Message, key=48, versions=(0, 1), flexible=1)
     entries: list[EntryData] | None = array(EntryData, nullable=True)
 
 
-class AlterClientQuotasRequest(Request["AlterClientQuotasResponse"], key=49, versions=(0, 1), flexible=1):
+class AlterClientQuotasRequest(RequestMessage["AlterClientQuotasResponse"], key=49, versions=(0, 1), flexible=1):
     """A request to set or remove quotas."""
 
     class EntryData(Struct):
@@ -444,7 +444,7 @@ class AlterClientQuotasResponse(Message, key=49, versions=(0, 1), flexible=1):
     entries: list[EntryData] = array(EntryData)
 
 
-class AlterReplicaLogDirsRequest(Request["AlterReplicaLogDirsResponse"], key=34, versions=(1, 2), flexible=2):
+class AlterReplicaLogDirsRequest(RequestMessage["AlterReplicaLogDirsResponse"], key=34, versions=(1, 2), flexible=2):
     """A request to move replicas to other log folders of the same broker."""
 
     class AlterReplicaLogDir(Struct):

@@ -156,7 +156,7 @@ def min_size(field: Field, version: int, flexible: bool) -> int:
     return 2 if field.kind == "string" else 4
 
 
-class Source:
+class FunctionSource:
     """The lines of a function while it is written, and the constants that they refer to."""
 
     def __init__(self, flexible: bool, version: int, owner: str) -> None:

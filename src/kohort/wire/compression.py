@@ -60,8 +60,8 @@ def decompress(codec: int, data: Buffer, limit: int, scratch: bytearray | None =
         codec: The number in the batch's attributes.
         data: The bytes after the batch header.
         limit: The maximum decompressed size in bytes.
-        scratch: A buffer that the result may lie in: fresh pages cost more than what is written to them. A caller
-            that gives one is done with the result before it gives it again.
+        scratch: A buffer to reuse, because fresh pages cost more than the data written to them. The result may be
+            a view of it, valid until the next call with this buffer.
 
     Raises:
         TooLargeError: the data decompresses to more than `limit` bytes.

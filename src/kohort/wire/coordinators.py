@@ -6,11 +6,13 @@ with `coordinator_id`, which says that this address belongs to a coordinator.
 
 from __future__ import annotations
 
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Struct, array, int16, int32, int64, string
 
 
-class DescribeCoordinatorsRequest(Request["DescribeCoordinatorsResponse"], key=20400, versions=(0, 0), flexible=0):
+class DescribeCoordinatorsRequest(
+    RequestMessage["DescribeCoordinatorsResponse"], key=20400, versions=(0, 0), flexible=0
+):
     """A request for the known coordinators, the shards of each, and the state of the receiver's own shards."""
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Records, Struct, array, int8, int16, int32, int64, records, string, struct, uuid
 
 
-class ProduceRequest(Request["ProduceResponse"], key=0, versions=(3, 13), flexible=9):
+class ProduceRequest(RequestMessage["ProduceResponse"], key=0, versions=(3, 13), flexible=9):
     """Record batches for partitions; topics by id from version 13."""
 
     class TopicProduceData(Struct):
@@ -86,7 +86,7 @@ class ProduceResponse(Message, key=0, versions=(3, 13), flexible=9):
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, since=10, tag=0)
 
 
-class FetchRequest(Request["FetchResponse"], key=1, versions=(4, 18), flexible=12):
+class FetchRequest(RequestMessage["FetchResponse"], key=1, versions=(4, 18), flexible=12):
     """A request for records from positions, in a fetch session or without; topics by id from version 13."""
 
     class FetchTopic(Struct):
@@ -212,7 +212,7 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, since=16, tag=0)
 
 
-class ListOffsetsRequest(Request["ListOffsetsResponse"], key=2, versions=(1, 11), flexible=6):
+class ListOffsetsRequest(RequestMessage["ListOffsetsResponse"], key=2, versions=(1, 11), flexible=6):
     """A request for offsets by time, or -1 latest, -2 earliest, -3 largest timestamp, -4 and -5 tiered storage."""
 
     class ListOffsetsTopic(Struct):
@@ -260,7 +260,7 @@ class ListOffsetsResponse(Message, key=2, versions=(1, 11), flexible=6):
     topics: list[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)
 
 
-class OffsetForLeaderEpochRequest(Request["OffsetForLeaderEpochResponse"], key=23, versions=(2, 4), flexible=4):
+class OffsetForLeaderEpochRequest(RequestMessage["OffsetForLeaderEpochResponse"], key=23, versions=(2, 4), flexible=4):
     """A request for the ends of leader epochs, to detect a truncated log."""
 
     class OffsetForLeaderTopic(Struct):
@@ -305,7 +305,7 @@ class OffsetForLeaderEpochResponse(Message, key=23, versions=(2, 4), flexible=4)
     topics: list[OffsetForLeaderTopicResult] = array(OffsetForLeaderTopicResult)
 
 
-class DeleteRecordsRequest(Request["DeleteRecordsResponse"], key=21, versions=(0, 2), flexible=2):
+class DeleteRecordsRequest(RequestMessage["DeleteRecordsResponse"], key=21, versions=(0, 2), flexible=2):
     """A request to delete records before an offset; -1 is the high watermark."""
 
     class DeleteRecordsTopic(Struct):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string, struct, uuid
 
 
-class MetadataRequest(Request["MetadataResponse"], key=3, versions=(0, 13), flexible=9):
+class MetadataRequest(RequestMessage["MetadataResponse"], key=3, versions=(0, 13), flexible=9):
     """A request for topics, their partitions and the brokers; a null list asks for all topics."""
 
     class MetadataRequestTopic(Struct):
@@ -69,7 +69,7 @@ class MetadataResponse(Message, key=3, versions=(0, 13), flexible=9):
     error_code: int = int16(since=13, ignorable=True)
 
 
-class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 5), flexible=3):
+class ApiVersionsRequest(RequestMessage["ApiVersionsResponse"], key=18, versions=(0, 5), flexible=3):
     """The first request of most clients, for the supported APIs and versions.
 
     `client_process` is not Kafka's: kohort's clients send it to brokers on their own machine (`kohort.io.processes`).
@@ -123,7 +123,7 @@ class ApiVersionsResponse(Message, key=18, versions=(0, 5), flexible=3):
     lease_ms: int = int32(since=3, tag=0x6B6F, ignorable=True)
 
 
-class DescribeClusterRequest(Request["DescribeClusterResponse"], key=60, versions=(0, 2), flexible=0):
+class DescribeClusterRequest(RequestMessage["DescribeClusterResponse"], key=60, versions=(0, 2), flexible=0):
     """A request for the cluster id, the controller and the brokers."""
 
     include_cluster_authorized_operations: bool = boolean()
@@ -153,7 +153,9 @@ class DescribeClusterResponse(Message, key=60, versions=(0, 2), flexible=0):
     cluster_authorized_operations: int = int32(default=-2147483648)
 
 
-class DescribeTopicPartitionsRequest(Request["DescribeTopicPartitionsResponse"], key=75, versions=(0, 0), flexible=0):
+class DescribeTopicPartitionsRequest(
+    RequestMessage["DescribeTopicPartitionsResponse"], key=75, versions=(0, 0), flexible=0
+):
     """A request for partitions page by page (KIP-966)."""
 
     class TopicRequest(Struct):
@@ -213,7 +215,7 @@ class DescribeTopicPartitionsResponse(Message, key=75, versions=(0, 0), flexible
     next_cursor: Cursor | None = struct(Cursor, nullable=True, default=None)
 
 
-class CreateTopicsRequest(Request["CreateTopicsResponse"], key=19, versions=(2, 7), flexible=5):
+class CreateTopicsRequest(RequestMessage["CreateTopicsResponse"], key=19, versions=(2, 7), flexible=5):
     """A request to create topics, or only to check whether they could be created."""
 
     class CreatableTopic(Struct):
@@ -277,7 +279,7 @@ class CreateTopicsResponse(Message, key=19, versions=(2, 7), flexible=5):
     topics: list[CreatableTopicResult] = array(CreatableTopicResult)
 
 
-class DeleteTopicsRequest(Request["DeleteTopicsResponse"], key=20, versions=(1, 6), flexible=4):
+class DeleteTopicsRequest(RequestMessage["DeleteTopicsResponse"], key=20, versions=(1, 6), flexible=4):
     """A request to delete topics by name or, from version 6, by id."""
 
     class DeleteTopicState(Struct):
@@ -306,7 +308,7 @@ class DeleteTopicsResponse(Message, key=20, versions=(1, 6), flexible=4):
     responses: list[DeletableTopicResult] = array(DeletableTopicResult)
 
 
-class CreatePartitionsRequest(Request["CreatePartitionsResponse"], key=37, versions=(0, 3), flexible=2):
+class CreatePartitionsRequest(RequestMessage["CreatePartitionsResponse"], key=37, versions=(0, 3), flexible=2):
     """A request to raise the number of partitions of topics."""
 
     class CreatePartitionsTopic(Struct):
@@ -342,7 +344,7 @@ class CreatePartitionsResponse(Message, key=37, versions=(0, 3), flexible=2):
     results: list[CreatePartitionsTopicResult] = array(CreatePartitionsTopicResult)
 
 
-class DescribeConfigsRequest(Request["DescribeConfigsResponse"], key=32, versions=(1, 4), flexible=4):
+class DescribeConfigsRequest(RequestMessage["DescribeConfigsResponse"], key=32, versions=(1, 4), flexible=4):
     """A request for configurations; null keys ask for all of a resource."""
 
     class DescribeConfigsResource(Struct):
@@ -395,7 +397,7 @@ class DescribeConfigsResponse(Message, key=32, versions=(1, 4), flexible=4):
     results: list[DescribeConfigsResult] = array(DescribeConfigsResult)
 
 
-class AlterConfigsRequest(Request["AlterConfigsResponse"], key=33, versions=(0, 2), flexible=2):
+class AlterConfigsRequest(RequestMessage["AlterConfigsResponse"], key=33, versions=(0, 2), flexible=2):
     """A request to replace the whole configuration of resources."""
 
     class AlterConfigsResource(Struct):
@@ -432,7 +434,9 @@ class AlterConfigsResponse(Message, key=33, versions=(0, 2), flexible=2):
     responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
 
 
-class IncrementalAlterConfigsRequest(Request["IncrementalAlterConfigsResponse"], key=44, versions=(0, 1), flexible=1):
+class IncrementalAlterConfigsRequest(
+    RequestMessage["IncrementalAlterConfigsResponse"], key=44, versions=(0, 1), flexible=1
+):
     """A request to change single keys: 0 set, 1 delete, 2 append, 3 subtract."""
 
     class AlterConfigsResource(Struct):

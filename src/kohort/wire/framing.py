@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from kohort.wire import cluster_admin, coordinators, data, discovery, groups, offsets, security, transactions
 from kohort.wire.codec import skip_tags
-from kohort.wire.message import Message, Request, merge_small
+from kohort.wire.message import Message, RequestMessage, merge_small
 from kohort.wire.schema import NEVER, Buffer, WireError
 
 API_VERSIONS: Final = 18
@@ -64,7 +64,7 @@ def _apis() -> dict[int, Api]:
     table: dict[int, Api] = {}
     for module in (discovery, coordinators, cluster_admin, groups, offsets, data, transactions, security):
         for name, request in vars(module).items():
-            if not name.endswith("Request") or request is Request:
+            if not name.endswith("Request") or request is RequestMessage:
                 continue
             plain = name.removesuffix("Request")
             table[request.API_KEY] = Api(request.API_KEY, plain, request, getattr(module, plain + "Response"))
@@ -76,7 +76,7 @@ APIS: Final[dict[int, Api]] = _apis()
 _FLEXIBLE_SINCE: Final = {key: api.request.FLEXIBLE_SINCE for key, api in APIS.items()}
 
 
-def response_of(request: Request[M]) -> type[M]:
+def response_of(request: RequestMessage[M]) -> type[M]:
     """Return the class of the response to a request."""
     response: Any = APIS[request.API_KEY].response
     kind: type[M] = response

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Struct, array, binary, boolean, int8, int16, int32, string, struct, uuid
 
 
-class FindCoordinatorRequest(Request["FindCoordinatorResponse"], key=10, versions=(0, 6), flexible=3):
+class FindCoordinatorRequest(RequestMessage["FindCoordinatorResponse"], key=10, versions=(0, 6), flexible=3):
     """A request for the coordinators of groups (key type 0) or transactional ids (1); a list of them from version 4."""
 
     key: str = string(until=3, ignorable=True)
@@ -41,7 +41,7 @@ class FindCoordinatorResponse(Message, key=10, versions=(0, 6), flexible=3):
     coordinators: list[Coordinator] = array(Coordinator, since=4)
 
 
-class JoinGroupRequest(Request["JoinGroupResponse"], key=11, versions=(0, 9), flexible=6):
+class JoinGroupRequest(RequestMessage["JoinGroupResponse"], key=11, versions=(0, 9), flexible=6):
     """A request to join a classic group: the coordinator delays the response until the join phase ends."""
 
     class JoinGroupRequestProtocol(Struct):
@@ -81,7 +81,7 @@ class JoinGroupResponse(Message, key=11, versions=(0, 9), flexible=6):
     members: list[JoinGroupResponseMember] = array(JoinGroupResponseMember)
 
 
-class SyncGroupRequest(Request["SyncGroupResponse"], key=14, versions=(0, 5), flexible=4):
+class SyncGroupRequest(RequestMessage["SyncGroupResponse"], key=14, versions=(0, 5), flexible=4):
     """A request for this generation's assignment; the leader's request has the assignments of all members."""
 
     class SyncGroupRequestAssignment(Struct):
@@ -109,7 +109,7 @@ class SyncGroupResponse(Message, key=14, versions=(0, 5), flexible=4):
     assignment: bytes = binary()
 
 
-class HeartbeatRequest(Request["HeartbeatResponse"], key=12, versions=(0, 4), flexible=4):
+class HeartbeatRequest(RequestMessage["HeartbeatResponse"], key=12, versions=(0, 4), flexible=4):
     """A heartbeat that keeps a classic member's session alive."""
 
     group_id: str = string()
@@ -125,7 +125,7 @@ class HeartbeatResponse(Message, key=12, versions=(0, 4), flexible=4):
     error_code: int = int16()
 
 
-class LeaveGroupRequest(Request["LeaveGroupResponse"], key=13, versions=(0, 5), flexible=4):
+class LeaveGroupRequest(RequestMessage["LeaveGroupResponse"], key=13, versions=(0, 5), flexible=4):
     """A request to leave a classic group; from version 3 several members, also by instance id."""
 
     class MemberIdentity(Struct):
@@ -155,7 +155,7 @@ class LeaveGroupResponse(Message, key=13, versions=(0, 5), flexible=4):
     members: list[MemberResponse] = array(MemberResponse, since=3)
 
 
-class DescribeGroupsRequest(Request["DescribeGroupsResponse"], key=15, versions=(0, 6), flexible=5):
+class DescribeGroupsRequest(RequestMessage["DescribeGroupsResponse"], key=15, versions=(0, 6), flexible=5):
     """A request for the state and members of classic groups."""
 
     groups: list[str] = array(string)
@@ -193,7 +193,7 @@ class DescribeGroupsResponse(Message, key=15, versions=(0, 6), flexible=5):
     groups: list[DescribedGroup] = array(DescribedGroup)
 
 
-class ListGroupsRequest(Request["ListGroupsResponse"], key=16, versions=(0, 5), flexible=3):
+class ListGroupsRequest(RequestMessage["ListGroupsResponse"], key=16, versions=(0, 5), flexible=3):
     """A request for the groups of this coordinator, by state and type."""
 
     states_filter: list[str] = array(string, since=4)
@@ -216,7 +216,7 @@ class ListGroupsResponse(Message, key=16, versions=(0, 5), flexible=3):
     groups: list[ListedGroup] = array(ListedGroup)
 
 
-class DeleteGroupsRequest(Request["DeleteGroupsResponse"], key=42, versions=(0, 3), flexible=2):
+class DeleteGroupsRequest(RequestMessage["DeleteGroupsResponse"], key=42, versions=(0, 3), flexible=2):
     """A request to delete groups that have no members."""
 
     groups_names: list[str] = array(string)
@@ -236,7 +236,9 @@ class DeleteGroupsResponse(Message, key=42, versions=(0, 3), flexible=2):
     results: list[DeletableGroupResult] = array(DeletableGroupResult)
 
 
-class ConsumerGroupHeartbeatRequest(Request["ConsumerGroupHeartbeatResponse"], key=68, versions=(0, 1), flexible=0):
+class ConsumerGroupHeartbeatRequest(
+    RequestMessage["ConsumerGroupHeartbeatResponse"], key=68, versions=(0, 1), flexible=0
+):
     """The one request of a KIP-848 member: joins (epoch 0), reports what it owns, leaves (-1, or -2 for static)."""
 
     class TopicPartitions(Struct):
@@ -282,7 +284,9 @@ class ConsumerGroupHeartbeatResponse(Message, key=68, versions=(0, 1), flexible=
     assignment: Assignment | None = struct(Assignment, nullable=True, default=None)
 
 
-class ConsumerGroupDescribeRequest(Request["ConsumerGroupDescribeResponse"], key=69, versions=(0, 1), flexible=0):
+class ConsumerGroupDescribeRequest(
+    RequestMessage["ConsumerGroupDescribeResponse"], key=69, versions=(0, 1), flexible=0
+):
     """A request for the state and members of KIP-848 groups."""
 
     group_ids: list[str] = array(string)

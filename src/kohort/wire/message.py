@@ -13,7 +13,7 @@ from kohort.wire.codec import (
     TAGS_MAX,
     UUIDS,
     VARINTS,
-    Source,
+    FunctionSource,
     bad_length,
     elements_max,
     make_uuid,
@@ -34,7 +34,7 @@ from kohort.wire.schema import Buffer, Field, Struct, WireError
 # a loop begins. A run ends in one `out += (…)`, in which neighbours of fixed size share one `pack` call.
 
 
-class Encoder(Source):
+class EncoderSource(FunctionSource):
     """The source of one encoder while it is written."""
 
     def __init__(self, flexible: bool, version: int, owner: str) -> None:
@@ -248,7 +248,7 @@ PLAIN_ARRAYS = 8
 """Arrays of structures with fewer elements are not examined as a whole first: that would cost more than it saves."""
 
 
-class Decoder(Source):
+class DecoderSource(FunctionSource):
     """The source of one decoder while it is written."""
 
     def __init__(self, flexible: bool, version: int, owner: str) -> None:
@@ -614,15 +614,15 @@ class Message(Struct):
             span = f"{cls.MIN_VERSION} to {cls.MAX_VERSION}"
             raise InvalidInputError(f"{cls.__name__} has versions {span}, not {version}", ErrorCode.UNSUPPORTED_VERSION)
         flexible = version >= cls.FLEXIBLE_SINCE
-        cls.ENCODERS[version] = Encoder(flexible, version, cls.__qualname__).function(cls)
-        cls.DECODERS[version] = Decoder(flexible, version, cls.__qualname__).function(cls)
+        cls.ENCODERS[version] = EncoderSource(flexible, version, cls.__qualname__).function(cls)
+        cls.DECODERS[version] = DecoderSource(flexible, version, cls.__qualname__).function(cls)
         return cls.ENCODERS[version], cls.DECODERS[version]
 
 
 R_co = TypeVar("R_co", bound=Message, covariant=True)
 
 
-class Request(Message, Generic[R_co]):
+class RequestMessage(Message, Generic[R_co]):
     """A message whose response has the type `R_co`, so that type checkers know what a request returns."""
 
 

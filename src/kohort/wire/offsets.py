@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Struct, array, boolean, int16, int32, int64, string, uuid
 
 
-class OffsetCommitRequest(Request["OffsetCommitResponse"], key=8, versions=(2, 10), flexible=8):
+class OffsetCommitRequest(RequestMessage["OffsetCommitResponse"], key=8, versions=(2, 10), flexible=8):
     """A request to commit offsets; an administrator sends generation or member epoch -1 and no member id."""
 
     class OffsetCommitRequestTopic(Struct):
@@ -61,7 +61,7 @@ class OffsetCommitResponse(Message, key=8, versions=(2, 10), flexible=8):
     topics: list[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)
 
 
-class OffsetFetchRequest(Request["OffsetFetchResponse"], key=9, versions=(1, 10), flexible=6):
+class OffsetFetchRequest(RequestMessage["OffsetFetchResponse"], key=9, versions=(1, 10), flexible=6):
     """A request for committed offsets; null topics ask for all; several groups from version 8."""
 
     class OffsetFetchRequestTopic(Struct):
@@ -144,7 +144,7 @@ class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
     groups: list[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, since=8)
 
 
-class OffsetDeleteRequest(Request["OffsetDeleteResponse"], key=47, versions=(0, 0)):
+class OffsetDeleteRequest(RequestMessage["OffsetDeleteResponse"], key=47, versions=(0, 0)):
     """A request to delete committed offsets of topics that no member is subscribed to."""
 
     class OffsetDeleteRequestTopic(Struct):

@@ -5,11 +5,11 @@ Source: Kafka 4.4, message schemas.
 
 from __future__ import annotations
 
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Struct, array, binary, int8, int16, int32, int64, string
 
 
-class SaslHandshakeRequest(Request["SaslHandshakeResponse"], key=17, versions=(0, 1)):
+class SaslHandshakeRequest(RequestMessage["SaslHandshakeResponse"], key=17, versions=(0, 1)):
     """The SASL mechanism that the client chose."""
 
     mechanism: str = string()
@@ -22,7 +22,7 @@ class SaslHandshakeResponse(Message, key=17, versions=(0, 1)):
     mechanisms: list[str] = array(string)
 
 
-class SaslAuthenticateRequest(Request["SaslAuthenticateResponse"], key=36, versions=(0, 2), flexible=2):
+class SaslAuthenticateRequest(RequestMessage["SaslAuthenticateResponse"], key=36, versions=(0, 2), flexible=2):
     """One step of the SASL exchange."""
 
     auth_bytes: bytes = binary()
@@ -37,7 +37,7 @@ class SaslAuthenticateResponse(Message, key=36, versions=(0, 2), flexible=2):
     session_lifetime_ms: int = int64(since=1, ignorable=True)
 
 
-class DescribeAclsRequest(Request["DescribeAclsResponse"], key=29, versions=(1, 3), flexible=2):
+class DescribeAclsRequest(RequestMessage["DescribeAclsResponse"], key=29, versions=(1, 3), flexible=2):
     """A request for access rules that match a filter."""
 
     resource_type_filter: int = int8()
@@ -76,7 +76,7 @@ class DescribeAclsResponse(Message, key=29, versions=(1, 3), flexible=2):
     resources: list[DescribeAclsResource] = array(DescribeAclsResource)
 
 
-class CreateAclsRequest(Request["CreateAclsResponse"], key=30, versions=(1, 3), flexible=2):
+class CreateAclsRequest(RequestMessage["CreateAclsResponse"], key=30, versions=(1, 3), flexible=2):
     """A request to add access rules."""
 
     class AclCreation(Struct):
@@ -106,7 +106,7 @@ class CreateAclsResponse(Message, key=30, versions=(1, 3), flexible=2):
     results: list[AclCreationResult] = array(AclCreationResult)
 
 
-class DeleteAclsRequest(Request["DeleteAclsResponse"], key=31, versions=(1, 3), flexible=2):
+class DeleteAclsRequest(RequestMessage["DeleteAclsResponse"], key=31, versions=(1, 3), flexible=2):
     """A request to delete the access rules that match filters."""
 
     class DeleteAclsFilter(Struct):
@@ -153,7 +153,7 @@ class DeleteAclsResponse(Message, key=31, versions=(1, 3), flexible=2):
 
 
 class DescribeUserScramCredentialsRequest(
-    Request["DescribeUserScramCredentialsResponse"], key=50, versions=(0, 0), flexible=0
+    RequestMessage["DescribeUserScramCredentialsResponse"], key=50, versions=(0, 0), flexible=0
 ):
     """A request for users' SCRAM mechanisms; null asks for all."""
 
@@ -191,7 +191,7 @@ class DescribeUserScramCredentialsResponse(Message, key=50, versions=(0, 0), fle
 
 
 class AlterUserScramCredentialsRequest(
-    Request["AlterUserScramCredentialsResponse"], key=51, versions=(0, 0), flexible=0
+    RequestMessage["AlterUserScramCredentialsResponse"], key=51, versions=(0, 0), flexible=0
 ):
     """A request to set and delete SCRAM credentials."""
 
@@ -228,7 +228,9 @@ class AlterUserScramCredentialsResponse(Message, key=51, versions=(0, 0), flexib
     results: list[AlterUserScramCredentialsResult] = array(AlterUserScramCredentialsResult)
 
 
-class CreateDelegationTokenRequest(Request["CreateDelegationTokenResponse"], key=38, versions=(1, 3), flexible=2):
+class CreateDelegationTokenRequest(
+    RequestMessage["CreateDelegationTokenResponse"], key=38, versions=(1, 3), flexible=2
+):
     """A request for a token that represents a user (KIP-48)."""
 
     class CreatableRenewers(Struct):
@@ -259,7 +261,7 @@ class CreateDelegationTokenResponse(Message, key=38, versions=(1, 3), flexible=2
     throttle_time_ms: int = int32()
 
 
-class RenewDelegationTokenRequest(Request["RenewDelegationTokenResponse"], key=39, versions=(1, 2), flexible=2):
+class RenewDelegationTokenRequest(RequestMessage["RenewDelegationTokenResponse"], key=39, versions=(1, 2), flexible=2):
     """A request to extend a token's validity."""
 
     hmac: bytes = binary()
@@ -274,7 +276,9 @@ class RenewDelegationTokenResponse(Message, key=39, versions=(1, 2), flexible=2)
     throttle_time_ms: int = int32()
 
 
-class ExpireDelegationTokenRequest(Request["ExpireDelegationTokenResponse"], key=40, versions=(1, 2), flexible=2):
+class ExpireDelegationTokenRequest(
+    RequestMessage["ExpireDelegationTokenResponse"], key=40, versions=(1, 2), flexible=2
+):
     """A request to expire a token at a given time."""
 
     hmac: bytes = binary()
@@ -289,7 +293,9 @@ class ExpireDelegationTokenResponse(Message, key=40, versions=(1, 2), flexible=2
     throttle_time_ms: int = int32()
 
 
-class DescribeDelegationTokenRequest(Request["DescribeDelegationTokenResponse"], key=41, versions=(1, 3), flexible=2):
+class DescribeDelegationTokenRequest(
+    RequestMessage["DescribeDelegationTokenResponse"], key=41, versions=(1, 3), flexible=2
+):
     """A request for the tokens of owners; null asks for all."""
 
     class DescribeDelegationTokenOwner(Struct):

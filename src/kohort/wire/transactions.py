@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string, uuid
 
 
-class InitProducerIdRequest(Request["InitProducerIdResponse"], key=22, versions=(0, 6), flexible=2):
+class InitProducerIdRequest(RequestMessage["InitProducerIdResponse"], key=22, versions=(0, 6), flexible=2):
     """A request for a producer id, or for a new epoch that fences the older producer."""
 
     transactional_id: str | None = string(nullable=True)
@@ -33,7 +33,7 @@ class InitProducerIdResponse(Message, key=22, versions=(0, 6), flexible=2):
     ongoing_txn_producer_epoch: int = int16(since=6, default=-1)
 
 
-class AddPartitionsToTxnRequest(Request["AddPartitionsToTxnResponse"], key=24, versions=(0, 5), flexible=3):
+class AddPartitionsToTxnRequest(RequestMessage["AddPartitionsToTxnResponse"], key=24, versions=(0, 5), flexible=3):
     """A request to add partitions to a transaction; brokers batch transactions from version 4."""
 
     class AddPartitionsToTxnTransaction(Struct):
@@ -96,7 +96,7 @@ class AddPartitionsToTxnResponse(Message, key=24, versions=(0, 5), flexible=3):
     results_by_transaction: list[AddPartitionsToTxnResult] = array(AddPartitionsToTxnResult, since=4)
 
 
-class AddOffsetsToTxnRequest(Request["AddOffsetsToTxnResponse"], key=25, versions=(0, 4), flexible=3):
+class AddOffsetsToTxnRequest(RequestMessage["AddOffsetsToTxnResponse"], key=25, versions=(0, 4), flexible=3):
     """A request to add a group's offsets to a transaction."""
 
     transactional_id: str = string()
@@ -112,7 +112,7 @@ class AddOffsetsToTxnResponse(Message, key=25, versions=(0, 4), flexible=3):
     error_code: int = int16()
 
 
-class EndTxnRequest(Request["EndTxnResponse"], key=26, versions=(0, 5), flexible=3):
+class EndTxnRequest(RequestMessage["EndTxnResponse"], key=26, versions=(0, 5), flexible=3):
     """A request to commit or abort a transaction."""
 
     transactional_id: str = string()
@@ -130,7 +130,7 @@ class EndTxnResponse(Message, key=26, versions=(0, 5), flexible=3):
     producer_epoch: int = int16(since=5, default=-1, ignorable=True)
 
 
-class WriteTxnMarkersRequest(Request["WriteTxnMarkersResponse"], key=27, versions=(1, 2), flexible=1):
+class WriteTxnMarkersRequest(RequestMessage["WriteTxnMarkersResponse"], key=27, versions=(1, 2), flexible=1):
     """The coordinator's order to write commit or abort markers."""
 
     class WritableTxnMarker(Struct):
@@ -183,7 +183,7 @@ class WriteTxnMarkersResponse(Message, key=27, versions=(1, 2), flexible=1):
     markers: list[WritableTxnMarkerResult] = array(WritableTxnMarkerResult)
 
 
-class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"], key=28, versions=(0, 6), flexible=3):
+class TxnOffsetCommitRequest(RequestMessage["TxnOffsetCommitResponse"], key=28, versions=(0, 6), flexible=3):
     """A request to commit a group's offsets as part of a transaction."""
 
     class TxnOffsetCommitRequestTopic(Struct):
@@ -235,7 +235,7 @@ class TxnOffsetCommitResponse(Message, key=28, versions=(0, 6), flexible=3):
     topics: list[TxnOffsetCommitResponseTopic] = array(TxnOffsetCommitResponseTopic)
 
 
-class DescribeProducersRequest(Request["DescribeProducersResponse"], key=61, versions=(0, 0), flexible=0):
+class DescribeProducersRequest(RequestMessage["DescribeProducersResponse"], key=61, versions=(0, 0), flexible=0):
     """A request for the active producers of partitions."""
 
     class TopicRequest(Struct):
@@ -281,7 +281,7 @@ class DescribeProducersResponse(Message, key=61, versions=(0, 0), flexible=0):
     topics: list[TopicResponse] = array(TopicResponse)
 
 
-class DescribeTransactionsRequest(Request["DescribeTransactionsResponse"], key=65, versions=(0, 0), flexible=0):
+class DescribeTransactionsRequest(RequestMessage["DescribeTransactionsResponse"], key=65, versions=(0, 0), flexible=0):
     """A request for the state of transactional ids."""
 
     transactional_ids: list[str] = array(string)
@@ -314,7 +314,7 @@ class DescribeTransactionsResponse(Message, key=65, versions=(0, 0), flexible=0)
     transaction_states: list[TransactionState] = array(TransactionState)
 
 
-class ListTransactionsRequest(Request["ListTransactionsResponse"], key=66, versions=(0, 2), flexible=0):
+class ListTransactionsRequest(RequestMessage["ListTransactionsResponse"], key=66, versions=(0, 2), flexible=0):
     """A request for the transactions of a coordinator."""
 
     state_filters: list[str] = array(string)

@@ -32,7 +32,7 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.io.processes import CLOCK_MARGIN
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 
 # -- A member's subscription: topics or a pattern
 
@@ -433,7 +433,7 @@ class Membership(ABC):
         self._changed()
         await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
-    async def _ask(self, message: Request[R] | Between[R], timeout_ms: float, lane: str = "main") -> R:
+    async def _ask(self, message: RequestMessage[R] | Between[R], timeout_ms: float, lane: str = "main") -> R:
         try:
             return await self.cluster.send(message, self._coordinator, timeout_ms=timeout_ms, lane=lane)
         except RetriableError:

@@ -72,7 +72,7 @@ from kohort.ids import TopicPartition
 from kohort.wire.coordinators import DescribeCoordinatorsRequest
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 
 # -- Look-up of coordinators
 #
@@ -177,7 +177,7 @@ class ClusterAccess(Protocol):
     links: BrokerConnections
     metadata: Metadata
 
-    async def send(self, message: Request[R], to: Target, *, timeout_ms: float | None = None) -> R: ...
+    async def send(self, message: RequestMessage[R], to: Target, *, timeout_ms: float | None = None) -> R: ...
 
     def unreachable(self) -> str: ...
 
@@ -368,7 +368,7 @@ class Cluster:
 
     async def send(
         self,
-        message: Request[R] | Between[R],
+        message: RequestMessage[R] | Between[R],
         to: Target = ANY,
         *,
         timeout_ms: float | None = None,
@@ -404,7 +404,7 @@ class Cluster:
             leaving()
         return await self.links.request(link, body, version, limit)
 
-    async def post(self, message: Request[R] | Between[R], to: Target, *, lane: str = "main") -> None:
+    async def post(self, message: RequestMessage[R] | Between[R], to: Target, *, lane: str = "main") -> None:
         """Send a request that gets no response: Produce with acks=0."""
         limit = self.config.request_timeout_ms
         link = await self._link(to, lane, limit)

@@ -45,7 +45,7 @@ from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Buffer
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 
@@ -350,7 +350,9 @@ class BrokerConnections:
             raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
         return link.ready.result()
 
-    def request(self, link: BrokerConnection, message: Request[R], version: int, timeout_ms: float) -> Promise[R]:
+    def request(
+        self, link: BrokerConnection, message: RequestMessage[R], version: int, timeout_ms: float
+    ) -> Promise[R]:
         """Send a request on a connection at a version; the promise resolves to the decoded response."""
         promise: Promise[R] = Promise()
         if link.state is ConnectionState.CLOSED:

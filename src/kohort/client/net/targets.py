@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from kohort.client.net.connection import Address, BrokerConnection
 from kohort.errors import ErrorCode, InvalidInputError, error_for
 from kohort.ids import TopicPartition
-from kohort.wire.message import Message, Request
+from kohort.wire.message import Message, RequestMessage
 
 R = TypeVar("R", bound=Message)
 
@@ -79,10 +79,10 @@ class Between(Generic[R]):
         instead: The request for a broker that only knows versions below `lowest`; None: raise an error.
     """
 
-    message: Request[R]
+    message: RequestMessage[R]
     lowest: int = 0
     highest: int | None = None
-    instead: Request[R] | None = None
+    instead: RequestMessage[R] | None = None
 
 
 def parse_address(text: str) -> Address:
@@ -99,7 +99,7 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
-def fitting(link: BrokerConnection, wanted: Between[R]) -> tuple[Request[R], int]:
+def fitting(link: BrokerConnection, wanted: Between[R]) -> tuple[RequestMessage[R], int]:
     """Return the request and the version to send on a link.
 
     Raises:

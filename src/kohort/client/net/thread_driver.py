@@ -74,10 +74,10 @@ class ThreadClient:
         _OF_THIS_PROCESS.add(self)
 
     def guard(self, owner: Any, abandon: Callable[[ThreadClient, C], None], core: C) -> None:
-        """Call `abandon` when the owner is collected, or the interpreter exits, before the client is closed.
+        """Call `abandon` if the owner is garbage collected, or the interpreter exits, before the client is closed.
 
-        Until then `abandon` keeps client and core alive. A core may refer to its owner through the traceback of an
-        error. Both would then live for ever, unless `close` ended this guard.
+        The guard keeps client and core alive, so `close` must end it. A core may refer to its owner through the
+        traceback of an error, and the owner would then never be collected.
         """
         self._guard = weakref.finalize(owner, abandon, self, core)
 
@@ -137,7 +137,7 @@ class ThreadClient:
                 self.wake()
 
     def send_now(self) -> None:
-        """Send requests from the calling thread if possible; otherwise wake the thread, if a task can run.
+        """If a task can run, send its requests from the calling thread, or else wake the client's thread.
 
         A program that processes records in Python holds the interpreter lock. The client's thread may wait for it as
         long as the interpreter's switch interval; the response can be on its way meanwhile.

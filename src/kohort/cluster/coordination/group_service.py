@@ -289,7 +289,7 @@ class GroupCoordination:
 
     def _take(self, gift: LeaderAssignment, told: JoinMetadata, leads: bool) -> None:
         if gift.refused and not self._refused and self._opened:
-            log.error("placement: this coordinator is not registered any more: %s", gift.refused)
+            log.error("placement: this coordinator lost its registration: %s", gift.refused)
         self._leading, self._joined_as, self._refused = leads and not gift.refused, told, gift.refused
         self._members = dict(gift.members)
         self.placement = gift.placement

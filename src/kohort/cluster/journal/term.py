@@ -59,7 +59,7 @@ _NOT_THERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 @dataclass(frozen=True, slots=True)
 class TermIdentity:
-    """A producer id and epoch, and the time of the request for them (`JournalPartition.elapsed_ms`)."""
+    """A producer id and epoch, and when they were requested, by the clock of `JournalPartition.elapsed_ms`."""
 
     producer_id: int
     epoch: int

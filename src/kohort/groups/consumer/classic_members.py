@@ -278,11 +278,11 @@ class ConsumerClassicMembers(ConsumerAssignment):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         current = self.current_assignment(event.member_id)
         if self.epoch > current.member_epoch and current.state is not ReconciliationState.UNREVOKED_PARTITIONS:
-            self.expect_rejoin(step, member)
+            self.start_rejoin_timeout(step, member)
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
 
-    def expect_rejoin(self, step: Step, member: MemberSaved) -> None:
+    def start_rejoin_timeout(self, step: Step, member: MemberSaved) -> None:
         """Start the rebalance timeout of a classic member that was told to join again, unless it runs already."""
         timer = self.presence(member.member_id).join_phase
         if timer.due_ms is None:
@@ -299,7 +299,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
                 event.member_id
             )
             if current.member_epoch < self.epoch or current.state is ReconciliationState.UNREVOKED_PARTITIONS or freed:
-                self.expect_rejoin(step, member)
+                self.start_rejoin_timeout(step, member)
                 error = ErrorCode.REBALANCE_IN_PROGRESS
         step.reply(event.request, HeartbeatReply(error))
 

@@ -222,7 +222,7 @@ class EventThread(MemberThread):
         try:
             self._callbacks.on_drain()
         except Exception as error:
-            log.exception("%s: on_drain failed", self.name)
+            log.exception("%s: on_drain failed, so the region will be reset", self.name)
             self._step(events.NotQuiet(cut, f"on_drain: {error!r}"))
             return
         self._step(events.Quiet(cut))

@@ -96,12 +96,13 @@ class _Units:
 
     def counted(self) -> int:
         """Forget the returned keys, which a complete sequence covers; return the number of their rows."""
-        rows = self.rows_given()
+        rows = self.contributed_rows()
         self._settled_keys = max(0, self._settled_keys - self._given)
         self.staged, self._given = self.staged[self._given :], 0
         return rows
 
-    def rows_given(self) -> int:
+    def contributed_rows(self) -> int:
+        """Return the number of rows that `give` has contributed to a sequence which is not complete yet."""
         return sum(rows for _, rows in self.staged[: self._given])
 
     def stage_rest(self) -> None:
@@ -261,7 +262,7 @@ class Stager:
             OSError, RetriableError: the dead-letter sink accepts nothing at the moment; no row is lost.
         """
         with self._lock:
-            return ((), 0) if self._letters is None else (self._letters.give(None), self._letters.rows_given())
+            return ((), 0) if self._letters is None else (self._letters.give(None), self._letters.contributed_rows())
 
     def counted(self) -> int:
         """Forget the returned keys, which a complete sequence covers; return the number of dead letters among them."""

@@ -46,7 +46,7 @@ def register(plane: Plane, event: Heard) -> None:
             offer_publish(plane)  # it may have missed the order
         return
     if known is not None and 0 <= report.epoch < known.epoch:
-        _wake(plane, known, event.connection)
+        _refuse_replaced(plane, known, event.connection)
         return
     if known is not None:
         _fence(plane, known)
@@ -173,8 +173,8 @@ def _fence(plane: Plane, known: RegisteredMember) -> None:
     gone(plane, known, f"{known.name} was restarted, or started twice")
 
 
-def _wake(plane: Plane, known: RegisteredMember, connection: int) -> None:
-    """Refuse a member that was considered dead and whose name another has taken: nothing of its work counts."""
+def _refuse_replaced(plane: Plane, known: RegisteredMember, connection: int) -> None:
+    """Refuse a member that returns after another one has taken its name: none of its work counts."""
     why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
     plane.say_to(connection, Refused(plane.term, why))
     plane.close(connection)

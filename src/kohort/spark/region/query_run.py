@@ -440,7 +440,7 @@ class RegionQuery:
         if too_often or self._is_final(error) or last_planned(run.folder) != run.began:
             self._fail(error)
             return
-        log.warning("[query %s] failed before its first batch; restarting: %s", self.name, _first_line(error))
+        log.warning("[query %s] failed before it planned a batch; restarting: %s", self.name, _first_line(error))
         self._stop()
         self._start(run.epoch)
 
@@ -501,7 +501,7 @@ class RegionQuery:
                     if span.end > span.start
                 }
         except (KafkaError, OSError) as error:
-            log.info("[query %s] can't determine the failed batch: %s", self.name, error)
+            log.info("[query %s] can't determine where the failed batch starts: %s", self.name, error)
         return frozenset(found)
 
 

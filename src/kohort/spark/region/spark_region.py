@@ -67,7 +67,7 @@ class _PinnedQuery(msgspec.Struct):
     queries: tuple[str, ...]
 
 
-class Pinned(Stateless):
+class PinnedAssignor(Stateless):
     """An assignor that gives each partition to its fixed query, or to nobody."""
 
     name = "kohort-pinned"
@@ -619,5 +619,5 @@ def _settings(declared: DeclaredQuery, options: SourceOptions) -> dict[str, Any]
     settings = {key.replace(".", "_"): value for key, value in client.items()}
     settings |= {"group_id": options.group_id, "group_protocol": options.group_protocol}
     if declared.state == PINNED:
-        settings["partition_assignment_strategy"] = [Pinned(declared.name, declared.queries)]
+        settings["partition_assignment_strategy"] = [PinnedAssignor(declared.name, declared.queries)]
     return settings

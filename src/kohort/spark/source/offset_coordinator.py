@@ -40,7 +40,7 @@ class AssignmentRetry:
             self._warning_at_s = float("inf")
             log.warning(
                 "the assignment has changed at each of %d lookups (the group rebalances again and again, or "
-                "topics are deleted and created): nothing is read until it is stable",
+                "topics are deleted and created): nothing is read, and lookups are repeated, until it is stable",
                 self._attempts,
             )
         time.sleep(RETRY_DELAY_S)

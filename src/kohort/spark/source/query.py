@@ -377,7 +377,7 @@ class SourceQuery:
                 if self._running is not None and self._known:
                     self._end_running(LAST_COMMIT_MS)
             except KafkaError as error:
-                log.warning("a completed batch could not be committed: %s", error)
+                log.warning("a completed batch could not be committed when the query closed: %s", error)
             finally:
                 self._running = None
                 self._ending.release()
