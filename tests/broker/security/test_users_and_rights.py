@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from kohort import Acl, AclFilter, AclOperation, AclResource, Admin, Consumer, NewTopic, Producer
-from kohort.errors import KafkaError, NotAuthorizedError
-from tests.support.secured_broker import secured_broker
+from kohort.client.net.security import Plain
+from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError
+from kohort.wire.data import FetchRequest
+from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
+from tests.broker.raw import RawClient, fetch_request
+from tests.support.secured_broker import PASSWORD, secured_broker
 from tests.support.waiting import until
 
 
@@ -70,3 +74,21 @@ def test_logins_are_in_the_audit_log_without_passwords(tmp_path: Path) -> None:
         text = (tmp_path / "data" / "audit.log").read_text()
         assert "guessed-at" not in text
         assert "secret-of-alice" not in text
+
+
+def test_fetch_sessions_of_other_users_do_not_exist(tmp_path: Path) -> None:
+    """A session's id is a number that others may guess. With it they would learn topics, or end the session."""
+    with secured_broker(tmp_path) as secured, Admin(secured.address("PLAIN")) as operator:
+        operator.create_topics([NewTopic("orders", 1)]).all()
+        with RawClient(secured.address("SHORT")) as alice, RawClient(secured.address("SHORT")) as bob:
+            for client, user in ((alice, "alice"), (bob, "bob")):
+                client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
+                assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain(user, PASSWORD).start())).error_code == 0
+            session = alice.ask(fetch_request("orders", 0, 0, session_epoch=0, max_wait_ms=0), 12).session_id
+
+            def next_fetch(epoch: int) -> FetchRequest:
+                return FetchRequest(session_id=session, session_epoch=epoch, max_wait_ms=0, max_bytes=1 << 20)
+
+            assert bob.ask(next_fetch(1), 12).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            assert bob.ask(next_fetch(-1), 12).error_code == 0
+            assert alice.ask(next_fetch(1), 12).error_code == 0
