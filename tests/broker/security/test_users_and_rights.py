@@ -11,7 +11,9 @@ import pytest
 from kohort import Acl, AclFilter, AclOperation, AclResource, Admin, Consumer, NewTopic, Producer
 from kohort.client.net.security import Plain
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError
+from kohort.wire.cluster_admin import AlterClientQuotasRequest
 from kohort.wire.data import FetchRequest
+from kohort.wire.discovery import ApiVersionsRequest, MetadataRequest
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 from tests.broker.raw import RawClient, fetch_request
 from tests.support.secured_broker import PASSWORD, secured_broker
@@ -92,3 +94,20 @@ def test_fetch_sessions_of_other_users_do_not_exist(tmp_path: Path) -> None:
             assert bob.ask(next_fetch(1), 12).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
             assert bob.ask(next_fetch(-1), 12).error_code == 0
             assert alice.ask(next_fetch(1), 12).error_code == 0
+
+
+def test_strangers_use_up_no_quota_of_users(tmp_path: Path) -> None:
+    """Clients that log in would share the quota of ANONYMOUS with strangers, who could hold up all logins."""
+    with secured_broker(tmp_path) as secured:
+        with RawClient(secured.address("PLAIN")) as raw:
+            entry = AlterClientQuotasRequest.EntryData(
+                entity=[AlterClientQuotasRequest.EntryData.EntityData(entity_type="user", entity_name=None)],
+                ops=[AlterClientQuotasRequest.EntryData.OpData(key="request_percentage", value=1e-9, remove=False)],
+            )
+            assert raw.ask(AlterClientQuotasRequest(entries=[entry])).entries[0].error_code == 0
+        with RawClient(secured.address("SASL")) as client:
+            versions = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
+            assert client.ask(versions).throttle_time_ms == 0
+            client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
+            assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).start())).error_code == 0
+            assert client.ask(MetadataRequest(topics=[])).throttle_time_ms > 0

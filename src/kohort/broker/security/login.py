@@ -126,6 +126,11 @@ class SaslLogin:
         self._again_at = 0.0
         connection.intercept(self._on_frame, server.first_config.login_bytes_max)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the client has logged in. Until then it is no user, and quotas do not count its requests."""
+        return self._state in (LoginState.KNOWN, LoginState.EXCHANGE_AGAIN)
+
     # -- frames
 
     def _on_frame(self, connection: Connection, frame: Frame) -> None:
