@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from kohort.wire.cluster_admin import AlterClientQuotasRequest
 from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import ApiVersionsRequest, MetadataRequest
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
-from tests.broker.raw import RawClient, fetch_request
-from tests.support.secured_broker import PASSWORD, secured_broker
+from tests.broker.raw import RawClient, batch_of, create_topic, fetch_request, produce
+from tests.support.secured_broker import PASSWORD, SHORT_MS, secured_broker
 from tests.support.waiting import until
 
 
@@ -111,3 +112,15 @@ def test_strangers_use_up_no_quota_of_users(tmp_path: Path) -> None:
             client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
             assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).start())).error_code == 0
             assert client.ask(MetadataRequest(topics=[])).throttle_time_ms > 0
+
+
+def test_fetch_that_waits_beyond_its_login_gets_no_records(tmp_path: Path) -> None:
+    with secured_broker(tmp_path) as secured, RawClient(secured.address("PLAIN")) as operator:
+        create_topic(operator, "orders")
+        with RawClient(secured.address("SHORT")) as client:
+            client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
+            assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).start())).error_code == 0
+            client.send(fetch_request("orders", 0, 0, max_wait_ms=60_000), 12)
+            time.sleep(SHORT_MS / 1000 + 0.2)
+            assert produce(operator, "orders", 0, batch_of(b"later")).error_code == 0
+            assert client.closed()

@@ -86,7 +86,10 @@ class Fetch:
         request = self._request
         if self._wait is not None:
             request.client.waits.discard(self._wait)
-        if not request.connection.closed:
+        login = request.client.login
+        if login is not None and login.has_expired:
+            request.connection.close()  # as a request would now: a deleted user must not wait for later records
+        elif not request.connection.closed:
             request.reply(self._answer(*self._read()[:2]))
 
     def _read(self) -> tuple[list[Found], int, bool, list[PartitionLog]]:

@@ -131,6 +131,11 @@ class SaslLogin:
         """Whether the client has logged in. Until then it is no user, and quotas do not count its requests."""
         return self._state in (LoginState.KNOWN, LoginState.EXCHANGE_AGAIN)
 
+    @property
+    def has_expired(self) -> bool:
+        """Whether the time of the login is over, and the client has not renewed it."""
+        return self._expires is not None and time.monotonic() >= self._expires
+
     # -- frames
 
     def _on_frame(self, connection: Connection, frame: Frame) -> None:
@@ -167,7 +172,7 @@ class SaslLogin:
         Raises:
             BadFrame: that time is over.
         """
-        if self._expires is not None and time.monotonic() >= self._expires:
+        if self.has_expired:
             key = int.from_bytes(frame[:2], "big", signed=True)
             if key not in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
                 raise BadFrame(f"[listener {self._server.name}] the login has expired, and was not renewed")
