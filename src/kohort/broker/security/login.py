@@ -267,7 +267,7 @@ class SaslLogin:
 
         self._pending.waits = False
         self._connection.suspend()
-        self._server.logins.run("login", lambda: exchange.take_token(token), done)
+        self._server.logins.run(exchange.threads, lambda: exchange.take_token(token), done)
 
     def _go_on(
         self, exchange: SaslExchange, reply: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]

@@ -54,12 +54,14 @@ class SaslExchange(ABC):
         expires_ms: when the credentials end, in milliseconds since 1970; None: never.
         claimed: the name that the client gave, for the log.
         off_loop: whether `take_token` takes so long that it must run in a thread.
+        threads: the name of these threads. Those that wait for another server must not hold up the others.
     """
 
     user: str | None = None
     expires_ms: int | None = None
     claimed = ""
     off_loop = False
+    threads = "login"
 
     @abstractmethod
     def take_token(self, token: bytes) -> bytes:
@@ -225,6 +227,7 @@ class BearerExchange(SaslExchange):
     """A bearer token, which its issuer has signed."""
 
     off_loop = True
+    threads = "token"
 
     def __init__(self, verify: VerifyToken) -> None:
         self._verify = verify
