@@ -15,7 +15,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from email.message import Message
+from http.client import HTTPMessage
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +48,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Redirects to trustworthy URLs only."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> urllib.request.Request | None:
         if not is_trustworthy(newurl):
             raise ValueError(f"redirected to {newurl}, which is not https:")
