@@ -266,6 +266,20 @@ def test_producer_needs_the_right_to_write(guarded: str, names: Names, allow: Gr
         assert producer.send(names.t, value=b"x").result().offset == 1
 
 
+def test_producer_without_a_transaction_can_not_open_one_behind_another_batch(
+    client: RawClient, names: Names, allow: Grant
+) -> None:
+    """Readers of committed records would wait for ever: nobody ends such a transaction."""
+    allow("WRITE TOPIC t")
+    open_batch = batch_of(b"open", producer_id=4711, producer_epoch=0, base_sequence=0, transactional=True)
+    foreign = batch_of(b"foreign", producer_id=4711, producer_epoch=7, base_sequence=0)
+    alone = produce(client, names.t, 0, open_batch).error_code
+    assert alone == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    for behind in (open_batch, foreign):
+        assert produce(client, names.t, 0, batch_of(b"plain") + behind).error_code == ErrorCode.INVALID_RECORD
+    assert produce(client, names.t, 0, batch_of(b"plain") + batch_of(b"plain")).error_code == 0
+
+
 def test_librdkafka_makes_finds_and_deletes_rules(guarded: str, admin: RawClient, names: Names, allow: Grant) -> None:
     allow("ALTER CLUSTER cluster")
     librdkafka = AdminClient({"bootstrap.servers": guarded})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_entries_have_kafkas_words_and_only_the_owner_can_read_them(tmp_path: Pa
 def test_full_files_are_renamed_and_their_number_is_bounded(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / FILE, 4096, 3)
     for number in range(200):
-        refuse(log, f"topic-{number}")
+        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", f"topic-{number}"))
     log.close_log()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [FILE, f"{FILE}.1", f"{FILE}.2"]
@@ -89,6 +90,35 @@ def test_repeated_refusal_is_written_once_with_its_number(tmp_path: Path) -> Non
     log.close_log()
     found = [(entry["principal"], entry.get("count")) for entry in lines(tmp_path / FILE)]
     assert found == [("User:alice", None), ("mallory", None), ("User:alice", 999), ("mallory", 1)]
+
+
+def test_invented_names_push_nothing_out_of_the_file(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / FILE, 1 << 20, 1)
+    log.changed(ALICE, AuditedChange("DELETE", "TOPIC", "t"))
+    for number in range(4_000):
+        refuse(log, f"{number:01000}")
+        log.login(f"user-{number:0900}", "10.0.0.9", "PLAIN", False)
+        if number % 100 == 0:
+            until(lambda: not log._queue.qsize(), "the entries are written")
+    log.close_log()
+    found = lines(tmp_path / FILE)
+    assert found[0]["event"] == "change"
+    assert len(found) < 200
+    counted = {entry["event"]: entry["count"] for entry in found if "count" in entry}
+    assert counted == {"refusal": 4_000 - 51, "login": 4_000 - 51}
+    assert log.lost_entries == 0
+
+
+def test_refusals_leave_room_in_the_queue_for_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request can name more refused topics than the queue has room for."""
+    log = AuditLog(tmp_path / FILE, 1 << 20, 1)
+    monkeypatch.setattr(log, "_thread", threading.Thread())
+    for number in range(audit.QUEUE_MAX):
+        refuse(log, str(number))
+    assert log.lost_entries == audit.QUEUE_MAX // 2
+    for _ in range(100):
+        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    assert log.lost_entries == audit.QUEUE_MAX // 2
 
 
 def test_changes_are_all_written(tmp_path: Path) -> None:

@@ -15,8 +15,11 @@ from typing import Any, cast
 import pytest
 
 from kohort import Admin, TopicPartition
+from kohort.broker.authorization import Right
+from kohort.broker.server.connection import Principal
 from kohort.broker.server.framing import BadFrame
 from kohort.cluster.host import CoordinatorHost
+from kohort.cluster.kafka_authorizer import MAX_AGE_S, KafkaAuthorizer
 from kohort.cluster.other_clients import (
     ANSWERED_AT_ONCE,
     LOG_INTERVAL_S,
@@ -29,6 +32,7 @@ from kohort.io.java import java_path, log_settings
 from kohort.wire.discovery import CreateTopicsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest, JoinGroupRequest, ListGroupsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
+from kohort.wire.push import PushType
 from kohort.wire.transactions import AddOffsetsToTxnRequest, InitProducerIdRequest, TxnOffsetCommitRequest
 from tests.broker.raw import RawClient
 from tests.cluster.running import CoordinatorProcess
@@ -217,6 +221,37 @@ def test_the_log_names_each_client_once_a_minute(host: CoordinatorHost, caplog: 
         assert lines(RefusedRequest(4, client_id="other"), RefusedRequest(5, host="10.0.0.2")) == 2
         now[0] = LOG_INTERVAL_S
         assert lines(RefusedRequest(6), RefusedRequest(7)) == 1
+
+
+def test_a_topic_that_a_client_may_not_describe_is_not_told(host: CoordinatorHost) -> None:
+    cast("Any", host.topics).by_name["flights"] = SimpleNamespace(name="flights", partitions=3)
+    request = cast("Any", RefusedRequest(1))
+    request.client.software = ("kafka-python", "3")
+    for rules, partitions in ((None, 3), (True, 3), (False, 0)):
+        authorizer = None if rules is None else SimpleNamespace(allows=lambda *_, may=rules, audited: may)
+        (topic,) = cast("Any", Refusals(host, cast("Any", authorizer)).metadata(request)).topics
+        assert len(topic.partitions) == partitions
+        assert bool(topic.error_code) is not bool(partitions)
+
+
+def test_right_of_a_push_consumer_ends_when_nobody_says_what_it_may_do() -> None:
+    now = [0.0]
+    authorizer = KafkaAuthorizer(cast("Any", None), clock=lambda: now[0])
+    authorizer._take((), is_open=True)
+    request = SimpleNamespace(
+        principal=Principal("User", "bob"),
+        host="10.0.0.1",
+        client_id="app",
+        api="ClusterMetadata",
+        kind=PushType.CLUSTER_METADATA,
+        message=SimpleNamespace(group_id="g"),
+    )
+    right = Right(authorizer, cast("Any", request))
+    assert right.refusal() is ErrorCode.NONE
+    now[0] += MAX_AGE_S + 1
+    assert right.refusal() is ErrorCode.COORDINATOR_NOT_AVAILABLE, "the consumer comes back"
+    authorizer._take((), is_open=True)
+    assert right.refusal() is ErrorCode.NONE
 
 
 def test_own_clients_wait_while_nobody_says_what_they_may_do(host: CoordinatorHost) -> None:

@@ -241,3 +241,21 @@ class Many(Message, key=-1, versions=(0, 0), flexible=0):
         text: str = string()
 
     items: list[Item] = array(Item)
+
+
+def test_instance_of_a_base_class_leaves_other_classes_usable() -> None:
+    """The broker makes one to refuse a request. Messages that were not used before it were then unusable."""
+
+    class Middle(Struct):
+        pass
+
+    class Leaf(Middle):
+        count: int = int32()
+
+    Struct()
+    Middle()
+
+    class Later(Struct):
+        count: int = int32()
+
+    assert (Leaf(count=1).count, Later(count=2).count) == (1, 2)

@@ -1,8 +1,10 @@
 """The audit log: logins, refusals, and changes of topics, groups, ACLs, users, quotas and configurations.
 
 Each line of the file is a JSON object. Recording never blocks: a bounded queue leads to a thread that writes. A full
-queue or disk loses entries, and a line with `"event": "lost"` counts them. Repeated refusals and failed logins are one
-line in ten seconds, with their number. So no client can push older entries out of the file.
+queue or disk loses entries, and a line with `"event": "lost"` counts them. Repeated refusals and logins are one line in
+ten seconds, with their number, and so are those of one address beyond `REPEATS_OF_HOST_MAX`. A client that is refused
+takes at most half of the queue. So it neither pushes older entries out of the file soon, nor new changes out of the
+queue.
 
 | field | content |
 |---|---|
@@ -25,7 +27,7 @@ import os
 import queue
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,6 +70,10 @@ REPEAT_S = 10.0
 """Equal refusals within this time are one line."""
 REPEATS_MAX = 1_000
 """The most refusals remembered, which bounds memory; clients choose names."""
+REPEATS_OF_HOST_MAX = 50
+"""The most different refusals of an address within that time. Others are one line: a client invents names at will."""
+OTHERS = "(others)"
+"""The resource, or the principal of a failed login, in the line that counts them."""
 TEXT_MAX = 1_000
 """The longest text of a field. Clients choose names of up to 32,767 bytes."""
 WAKE_S = 1.0
@@ -92,6 +98,7 @@ class AuditLog:
         self._queue: queue.Queue[Entry | None] = queue.Queue(QUEUE_MAX)
         self._file = _RotatedFile(path, file_bytes, files)
         self._repeats: OrderedDict[tuple[Any, ...], _Repeat] = OrderedDict()
+        self._of_host: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._failing = False
 
@@ -148,6 +155,9 @@ class AuditLog:
             self._thread = threading.Thread(target=self._write_all, name="kohort-audit", daemon=True)
             self._thread.start()
         entry["time"] = time.time()
+        if _is_repeatable(entry) and self._queue.qsize() >= QUEUE_MAX // 2:
+            self._lost_in_queue += 1
+            return
         try:
             self._queue.put_nowait(entry)
         except queue.Full:
@@ -173,7 +183,7 @@ class AuditLog:
                 continue
             if entry is None:
                 break
-            if entry["result"] in ("refused", "failed"):
+            if _is_repeatable(entry):
                 self._write_repeatable(entry)
             else:
                 self._write(entry)
@@ -182,13 +192,18 @@ class AuditLog:
         self._file.close_file()
 
     def _write_repeatable(self, entry: Entry) -> None:
-        key = tuple(value for name, value in entry.items() if name != "time")
+        key = _repeat_key(entry)
+        host = entry["host"]
+        if key not in self._repeats and self._of_host[host] >= REPEATS_OF_HOST_MAX:
+            entry = {**entry, "resource" if entry["event"] == "refusal" else "principal": OTHERS}
+            key = (entry["event"], host, OTHERS)
         repeat = self._repeats.get(key)
         if repeat is not None:
             repeat.count += 1
             repeat.latest = entry
             return
         self._repeats[key] = _Repeat(entry)
+        self._of_host[host] += 1
         self._write(entry)
         if len(self._repeats) > REPEATS_MAX:
             self._write_repeat(self._repeats.popitem(last=False)[1])
@@ -203,6 +218,11 @@ class AuditLog:
             self._write_repeat(repeat)
 
     def _write_repeat(self, repeat: _Repeat) -> None:
+        """Write the number of repetitions of an entry that is not remembered any more."""
+        host = repeat.latest["host"]
+        self._of_host[host] -= 1
+        if not self._of_host[host]:
+            del self._of_host[host]
         if repeat.count:
             self._write({**repeat.latest, "count": repeat.count})
 
@@ -291,6 +311,15 @@ class _RotatedFile:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+
+
+def _is_repeatable(entry: Entry) -> bool:
+    """Return whether a client can cause as many such entries as it likes."""
+    return entry["event"] in ("refusal", "login")
+
+
+def _repeat_key(entry: Entry) -> tuple[Any, ...]:
+    return tuple(value for name, value in entry.items() if name != "time")
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:

@@ -106,7 +106,7 @@ class Authorizer(Protocol):
 
     @property
     def version(self) -> int:
-        """A number that changes whenever the authorizer may decide differently than before."""
+        """A number that changes whenever the authorizer may decide differently; negative: it can't decide for now."""
 
     def allows(
         self, caller: Caller, operation: AclOperation, resource: Resource, name: str, *, audited: bool = True
@@ -380,6 +380,8 @@ class Right:
     def refusal(self) -> ErrorCode:
         """Return NONE while the request is allowed, else the error code."""
         version = self._authorizer.version
+        if version < 0:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if version == self._version:
             return ErrorCode.NONE
         for need in PUSH_NEEDS[self._kind]:

@@ -10,6 +10,9 @@ so that it does not starve the others. Sessions are in memory only: a client who
 | n > 0 | known, and n is the next epoch | the session's partitions, as changed by the request |
 | n > 0 | known, another epoch | INVALID_FETCH_SESSION_EPOCH |
 | n > 0 | unknown | FETCH_SESSION_ID_NOT_FOUND |
+
+A session belongs to the principal that opened it, and does not exist for others.
+They would learn its topics, or end it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
+
+from kohort.broker.server.connection import ANYONE, Principal
 
 Key: TypeAlias = "tuple[str | uuid.UUID, int]"
 
@@ -67,10 +72,11 @@ class Fetched:
 class FetchSession:
     """The partitions that one client fetches."""
 
-    __slots__ = ("by_id", "epoch", "id", "partitions", "used")
+    __slots__ = ("by_id", "epoch", "id", "owner", "partitions", "used")
 
-    def __init__(self, session_id: int, by_id: bool, partitions: dict[Key, Fetched]) -> None:
+    def __init__(self, session_id: int, by_id: bool, partitions: dict[Key, Fetched], owner: Principal) -> None:
         self.id = session_id
+        self.owner = owner
         self.by_id = by_id
         self.epoch = 1
         self.partitions = partitions
@@ -99,14 +105,15 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def get(self, session_id: int) -> FetchSession | None:
-        """Return the session of this id, and mark it as used."""
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
-            self._sessions[session_id] = session
+    def get(self, session_id: int, owner: Principal = ANYONE) -> FetchSession | None:
+        """Return the owner's session of this id, and mark it as used."""
+        session = self._sessions.get(session_id)
+        if session is None or session.owner != owner:
+            return None
+        self._sessions[session_id] = self._sessions.pop(session_id)
         return session
 
-    def open(self, by_id: bool, partitions: dict[Key, Fetched]) -> FetchSession | None:
+    def open(self, by_id: bool, partitions: dict[Key, Fetched], owner: Principal = ANYONE) -> FetchSession | None:
         """Open a session, or return None if there is no room: the client then continues without one."""
         if not partitions or len(partitions) > PARTITIONS_MAX:
             return None
@@ -120,7 +127,7 @@ class FetchSessions:
         session_id = 0
         while session_id == 0 or session_id in self._sessions:
             session_id = random.randint(1, EPOCH_MAX)
-        session = FetchSession(session_id, by_id, partitions)
+        session = FetchSession(session_id, by_id, partitions, owner)
         self._sessions[session_id] = session
         self._partitions += len(partitions)
         return session

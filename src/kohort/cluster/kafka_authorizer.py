@@ -58,8 +58,8 @@ class KafkaAuthorizer(Authorizer):
 
     @property
     def version(self) -> int:
-        """A number that grows with each change of the rules."""
-        return self._rules.version + self._changes
+        """A number that differs after each change of the rules; negative while they are stale."""
+        return -1 if self.is_stale else self._rules.version + self._changes
 
     @property
     def is_stale(self) -> bool:

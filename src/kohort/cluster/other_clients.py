@@ -32,7 +32,7 @@ from typing import Any, TypeAlias, cast
 from kohort.broker.api.discovery import api_versions
 from kohort.broker.api.sasl import sasl_authenticate, sasl_handshake
 from kohort.broker.audit import AuditLog
-from kohort.broker.authorization import Authorizer
+from kohort.broker.authorization import Authorizer, Resource
 from kohort.broker.endpoints import Coordinated
 from kohort.broker.metrics import Metrics
 from kohort.broker.routes import ROUTES
@@ -45,6 +45,7 @@ from kohort.broker.server.requests import Request
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.kafka_authorizer import KafkaAuthorizer
 from kohort.errors import ErrorCode
+from kohort.ids import AclOperation
 from kohort.wire.data import FetchRequest, ListOffsetsRequest, ProduceRequest
 from kohort.wire.discovery import (
     ApiVersionsRequest,
@@ -173,7 +174,7 @@ class Refusals:
         overlooks = software is not None and software[0] in _OVERLOOKS
         topics = [
             make(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=topic.name, topic_id=topic.topic_id)
-            if not overlooks or (partitions := self._led_here(topic.name)) is None
+            if not overlooks or (partitions := self._led_here(request, topic.name)) is None
             else make(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
             for topic in asked or ()
         ]
@@ -183,11 +184,14 @@ class Refusals:
         response = MetadataResponse(brokers=[node], cluster_id=self.text, controller_id=here.id, topics=topics)
         return self._answer(request, response)
 
-    def _led_here(self, name: str | None) -> list[_Partition] | None:
-        """Return the partitions of a topic, as if this coordinator led them; None: the topic is not known."""
+    def _led_here(self, request: Request[MetadataRequest], name: str | None) -> list[_Partition] | None:
+        """Return the partitions of a topic, as if this coordinator led them; None: the client knows no such topic."""
         make, me = _Partition, self.host.me.id
         topic = self.host.topics.by_name.get(name or "")
         if topic is None:
+            return None
+        describe, kind = AclOperation.DESCRIBE, Resource.TOPIC
+        if self._rules is not None and not self._rules.allows(request, describe, kind, topic.name, audited=False):
             return None
         return [
             make(partition_index=index, leader_id=me, replica_nodes=[me], isr_nodes=[me])

@@ -194,6 +194,13 @@ def struct(of: type[Struct], **facts: Unpack[Facts]) -> Any:
     return _field("struct", facts, struct=of)
 
 
+def _init_first(self: Any, **values: Any) -> None:
+    """Initialise the first instance of a class: compile its initialiser, which replaces this function."""
+    cls = type(self)
+    cls.__init__ = compile_init(cls)
+    cls.__init__(self, **values)
+
+
 @dataclass_transform(kw_only_default=True)
 class StructType(type):
     """A metaclass that turns the fields of a class body into slots and keeps their facts in FIELDS."""
@@ -221,6 +228,7 @@ class StructType(type):
         namespace["MIN_VERSION"], namespace["MAX_VERSION"] = versions
         namespace["FLEXIBLE_SINCE"] = flexible
         namespace["ENCODERS"], namespace["DECODERS"] = {}, {}
+        namespace.setdefault("__init__", _init_first)  # not inherited: a base's compiled one has other fields
         return super().__new__(mcs, name, bases, namespace)
 
 
@@ -237,9 +245,7 @@ class Struct(metaclass=StructType):
 
     def __init__(self, **values: Any) -> None:
         """Take the fields as keywords; the real initialiser is compiled when a class is first instantiated."""
-        cls = type(self)
-        cls.__init__ = compile_init(cls)  # type: ignore[method-assign]
-        cls.__init__(self, **values)
+        _init_first(self, **values)
 
     def __eq__(self, other: object) -> bool:
         """Compare by class and fields; a record set compares by its bytes."""

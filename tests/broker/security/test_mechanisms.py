@@ -63,6 +63,15 @@ def challenge(users: Users, name: str) -> tuple[int, str, str]:
     return len(found[1]), found[1], found[2]
 
 
+def test_scram_challenge_of_an_unknown_user_survives_a_restart_like_a_real_one(tmp_path: Path) -> None:
+    """Otherwise a stranger learns by two challenges, before and after a restart, whether a user exists."""
+    before = users_in(tmp_path, "alice")
+    asked = {name: challenge(before, name) for name in ("alice", "nobody")}
+    after = Users(tmp_path)
+    assert {name: challenge(after, name) for name in asked} == asked
+    assert (tmp_path / "users.secret").stat().st_mode & 0o777 == 0o600
+
+
 def test_scram_challenge_of_an_unknown_user_is_steady_and_like_a_real_one(tmp_path: Path) -> None:
     users = users_in(tmp_path, "alice")
     real, first, second = challenge(users, "alice"), challenge(users, "nobody"), challenge(users, "nobody")

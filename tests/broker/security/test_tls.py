@@ -16,10 +16,11 @@ import pytest
 
 from kohort import Admin, Broker
 from kohort.broker.run import RunningBroker
-from kohort.broker.security import pending
+from kohort.broker.security import pending, tokens
 from kohort.broker.server.connection import Principal
 from kohort.errors import InvalidInputError
 from kohort.wire.discovery import MetadataRequest
+from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 from tests.broker.raw import RawClient, batch_of, create_topic, fetch_request, produce
 from tests.support.secured_broker import SecuredBroker
 from tests.support.secured_kafka import make_certificates, openssl
@@ -243,6 +244,38 @@ def test_strangers_that_keep_the_broker_waiting_make_room(tmp_path: Path, monkey
     run_in_process(
         tmp_path / "data", "SSL://127.0.0.1:0", {"ssl.keystore.location": str(tmp_path / "broker.pem")}, crowd
     )
+
+
+def test_issuer_that_does_not_answer_holds_up_no_logins_with_passwords(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(tokens, "fetch_key_set", lambda _url: answers.wait(20) and b"")
+    users = tmp_path / "users.properties"
+    users.write_text("alice=secret\n")
+    properties = {
+        "sasl.enabled.mechanisms": "PLAIN,OAUTHBEARER",
+        "sasl.users.location": str(users),
+        "sasl.oauthbearer.jwks.endpoint.url": "https://issuer.example/keys",
+        "sasl.oauthbearer.expected.audience": "kafka",
+        "sasl.oauthbearer.expected.issuer": "https://issuer.example",
+    }
+
+    def log_in(broker: RunningBroker) -> None:
+        strangers = [RawClient(broker.address) for _ in range(2 * pending.THREADS)]
+        for stranger in strangers:
+            stranger.ask(SaslHandshakeRequest(mechanism="OAUTHBEARER"))
+            stranger.send(SaslAuthenticateRequest(auth_bytes=b"n,,\x01auth=Bearer e30.e30.e30\x01\x01"))
+        try:
+            with RawClient(broker.address, timeout_s=10.0) as client:
+                client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
+                assert client.ask(SaslAuthenticateRequest(auth_bytes=b"\0alice\0secret")).error_code == 0
+        finally:
+            answers.set()
+            for stranger in strangers:
+                stranger.close()
+
+    run_in_process(tmp_path / "data", "SASL_PLAINTEXT://127.0.0.1:0", properties, log_in)
 
 
 def test_garbage_of_many_clients_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -138,7 +138,10 @@ def key_server(document: list[bytes]) -> Iterator[tuple[str, list[float]]]:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(time.monotonic())
-            self.send_response(200 if document[0] else 500)
+            redirected = document[0].startswith(b"http")
+            self.send_response(302 if redirected else 200 if document[0] else 500)
+            if redirected:
+                self.send_header("Location", document[0].decode())
             self.end_headers()
             self.wfile.write(document[0])
 
@@ -175,6 +178,17 @@ def test_keys_are_read_again_for_an_unknown_key_but_not_for_each_stranger(tmp_pa
         assert len(asked) == 2
 
 
+def test_keys_do_not_come_from_where_others_could_replace_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with key_server([b"http://192.0.2.1/keys"]) as (url, asked):
+        keys = IssuerKeys(config(tmp_path), url)
+        with pytest.raises(ValueError, match="could not be read"):
+            keys.current("rsa")
+        assert len(asked) == 1
+        assert "redirected to http://192.0.2.1/keys" in caplog.text
+
+
 def test_keys_in_use_stay_when_their_server_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     document = [keys_document("RS256")]
     clock = [100.0]
@@ -193,6 +207,7 @@ def test_keys_in_use_stay_when_their_server_fails(tmp_path: Path, caplog: pytest
     ("settings", "text"),
     [
         ({"sasl.oauthbearer.jwks.endpoint.url": "ftp://x"}, "jwks.endpoint.url"),
+        ({"sasl.oauthbearer.jwks.endpoint.url": "http://issuer.example/keys"}, "jwks.endpoint.url"),
         ({"sasl.oauthbearer.jwks.endpoint.url": None}, "jwks.endpoint.url"),
         ({"sasl.oauthbearer.expected.audience": ""}, "expected.audience"),
         ({"sasl.oauthbearer.expected.issuer": ""}, "expected.issuer"),

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kohort import Acl, AclFilter, AclOperation, AclResource, Admin, Consumer, NewTopic, Producer
-from kohort.errors import KafkaError, NotAuthorizedError
-from tests.support.secured_broker import secured_broker
+from kohort.client.net.security import Plain
+from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError
+from kohort.wire.cluster_admin import AlterClientQuotasRequest
+from kohort.wire.data import FetchRequest
+from kohort.wire.discovery import ApiVersionsRequest, MetadataRequest
+from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
+from tests.broker.raw import RawClient, batch_of, create_topic, fetch_request, produce
+from tests.support.secured_broker import PASSWORD, SHORT_MS, secured_broker
 from tests.support.waiting import until
 
 
@@ -70,3 +77,50 @@ def test_logins_are_in_the_audit_log_without_passwords(tmp_path: Path) -> None:
         text = (tmp_path / "data" / "audit.log").read_text()
         assert "guessed-at" not in text
         assert "secret-of-alice" not in text
+
+
+def test_fetch_sessions_of_other_users_do_not_exist(tmp_path: Path) -> None:
+    """A session's id is a number that others may guess. With it they would learn topics, or end the session."""
+    with secured_broker(tmp_path) as secured, Admin(secured.address("PLAIN")) as operator:
+        operator.create_topics([NewTopic("orders", 1)]).all()
+        with RawClient(secured.address("SHORT")) as alice, RawClient(secured.address("SHORT")) as bob:
+            for client, user in ((alice, "alice"), (bob, "bob")):
+                client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
+                assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain(user, PASSWORD).start())).error_code == 0
+            session = alice.ask(fetch_request("orders", 0, 0, session_epoch=0, max_wait_ms=0), 12).session_id
+
+            def next_fetch(epoch: int) -> FetchRequest:
+                return FetchRequest(session_id=session, session_epoch=epoch, max_wait_ms=0, max_bytes=1 << 20)
+
+            assert bob.ask(next_fetch(1), 12).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            assert bob.ask(next_fetch(-1), 12).error_code == 0
+            assert alice.ask(next_fetch(1), 12).error_code == 0
+
+
+def test_strangers_use_up_no_quota_of_users(tmp_path: Path) -> None:
+    """Clients that log in would share the quota of ANONYMOUS with strangers, who could hold up all logins."""
+    with secured_broker(tmp_path) as secured:
+        with RawClient(secured.address("PLAIN")) as raw:
+            entry = AlterClientQuotasRequest.EntryData(
+                entity=[AlterClientQuotasRequest.EntryData.EntityData(entity_type="user", entity_name=None)],
+                ops=[AlterClientQuotasRequest.EntryData.OpData(key="request_percentage", value=1e-9, remove=False)],
+            )
+            assert raw.ask(AlterClientQuotasRequest(entries=[entry])).entries[0].error_code == 0
+        with RawClient(secured.address("SASL")) as client:
+            versions = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
+            assert client.ask(versions).throttle_time_ms == 0
+            client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
+            assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).start())).error_code == 0
+            assert client.ask(MetadataRequest(topics=[])).throttle_time_ms > 0
+
+
+def test_fetch_that_waits_beyond_its_login_gets_no_records(tmp_path: Path) -> None:
+    with secured_broker(tmp_path) as secured, RawClient(secured.address("PLAIN")) as operator:
+        create_topic(operator, "orders")
+        with RawClient(secured.address("SHORT")) as client:
+            client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
+            assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).start())).error_code == 0
+            client.send(fetch_request("orders", 0, 0, max_wait_ms=60_000), 12)
+            time.sleep(SHORT_MS / 1000 + 0.2)
+            assert produce(operator, "orders", 0, batch_of(b"later")).error_code == 0
+            assert client.closed()

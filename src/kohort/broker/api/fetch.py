@@ -86,7 +86,10 @@ class Fetch:
         request = self._request
         if self._wait is not None:
             request.client.waits.discard(self._wait)
-        if not request.connection.closed:
+        login = request.client.login
+        if login is not None and login.has_expired:
+            request.connection.close()  # as a request would now: a deleted user must not wait for later records
+        elif not request.connection.closed:
             request.reply(self._answer(*self._read()[:2]))
 
     def _read(self) -> tuple[list[Found], int, bool, list[PartitionLog]]:
@@ -306,10 +309,11 @@ def fetch(node: Node, request: Request[FetchRequest]) -> FetchResponse | None:
     session_id, epoch = message.session_id, message.session_epoch
     if epoch > 0:
         return _fetch_on(node, request, session_id, epoch, by_id)
-    if session_id:
+    owner = request.principal
+    if session_id and node.sessions.get(session_id, owner) is not None:
         node.sessions.close(session_id)
     wanted = _wanted(message, by_id)
-    session = node.sessions.open(by_id, wanted) if epoch == 0 else None
+    session = node.sessions.open(by_id, wanted, owner) if epoch == 0 else None
     return Fetch(node, request, wanted.values(), session).start()
 
 
@@ -317,7 +321,7 @@ def _fetch_on(
     node: Node, request: Request[FetchRequest], session_id: int, epoch: int, by_id: bool
 ) -> FetchResponse | None:
     """Handle the next fetch of a session."""
-    session = node.sessions.get(session_id)
+    session = node.sessions.get(session_id, request.principal)
     if session is None:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     if session.epoch != epoch:

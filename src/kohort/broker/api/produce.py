@@ -23,7 +23,7 @@ from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import AclOperation, TopicPartition
 from kohort.log import PRODUCER, CheckedBatches, LoopBudget, PartitionLog, TooMuchForLoopError, is_as_wanted
-from kohort.wire.batch import TRANSACTIONAL
+from kohort.wire.batch import HEADER_SIZE, TRANSACTIONAL, parse_header
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.schema import Buffer
 
@@ -47,6 +47,8 @@ class _Turn(NamedTuple):
 
 ABORTABLE_SINCE = 11
 """The first version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
+SIZE_END = 12
+"""Position after the size of a batch, which counts the bytes from there."""
 ATTRIBUTES_AT = 22
 """Position of the low attributes byte in a batch."""
 _NO_LEADER = ProduceResponse.LeaderIdAndEpoch()
@@ -162,6 +164,26 @@ def _is_transactional(records: Buffer) -> bool:
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
+def _check_same_producer(records: Buffer) -> None:
+    """Reject batches of several producers, or of which only some are transactional.
+
+    Rights and transactions are checked by the first batch. Kafka's producers send only one.
+
+    Raises:
+        KafkaError: the batches differ, or a header is damaged.
+    """
+    if len(records) <= SIZE_END + int.from_bytes(records[SIZE_END - 4 : SIZE_END], "big"):
+        return  # one batch, as nearly always, or a damaged one
+    first = parse_header(records)
+    at = first.size
+    while at + HEADER_SIZE <= len(records):
+        header = parse_header(records, at)
+        same_producer = (header.producer_id, header.producer_epoch) == (first.producer_id, first.producer_epoch)
+        if not same_producer or header.is_transactional != first.is_transactional:
+            raise KafkaError("batches of one partition have different producers", ErrorCode.INVALID_RECORD)
+        at += header.size
+
+
 def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, turn: _Turn) -> _Partition:
     """Append a partition's batches. If a worker thread has to check them, fill in the response later."""
     assert name is not None
@@ -198,6 +220,7 @@ def _write(
             error_message="no record batch",
         )
     try:
+        _check_same_producer(records)
         transactional_id = request.message.transactional_id
         if transactional_id is None:
             if _is_transactional(records):

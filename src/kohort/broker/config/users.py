@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from kohort.broker.config.json_file import read_json, write_json
 from kohort.broker.security.mechanisms import StoredCredential
 from kohort.errors import InvalidInputError
+from kohort.log.checkpoints import replace_file
 from kohort.settings.config import read_properties
 
-FILE = "users.json"
+log = logging.getLogger("kohort.broker")
+
+FILE, SECRET_FILE = "users.json", "users.secret"
+SECRET_BYTES = 32
 MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384
 SALT_BYTES = 24
@@ -23,9 +29,44 @@ class Users:
     """The users' credentials, by mechanism."""
 
     def __init__(self, folder: Path) -> None:
-        self._secret = secrets.token_bytes(32)
+        self._secret_path = folder / SECRET_FILE
+        self._secret: bytes | None = None
+        self._secret_lock = threading.Lock()
         self._path = folder / FILE
         self._by_name: dict[str, dict[str, dict[str, str | int]]] = read_json(self._path)
+        self._models = self._salt_models()
+
+    def _salt_models(self) -> dict[str, list[tuple[int, int]]]:
+        """Return the salt's length and the iterations of each user by mechanism."""
+        return {
+            mechanism: sorted(
+                (len(str(found[mechanism]["salt"])) // 2, int(found[mechanism]["iterations"]))
+                for found in self._by_name.values()
+                if mechanism in found
+            )
+            for mechanism in MECHANISMS.values()
+        }
+
+    def _salt_secret(self) -> bytes:
+        """Return the secret that made-up salts follow from, which survives restarts as real salts do."""
+        with self._secret_lock:
+            if self._secret is None:
+                self._secret = self._stored_secret()
+            return self._secret
+
+    def _stored_secret(self) -> bytes:
+        try:
+            secret = self._secret_path.read_bytes()
+        except OSError:
+            secret = b""
+        if len(secret) == SECRET_BYTES:
+            return secret
+        secret = secrets.token_bytes(SECRET_BYTES)
+        try:
+            replace_file(self._secret_path, secret, mode=0o600)
+        except OSError as error:
+            log.warning("%s could not be written: a restart may show which users exist: %s", self._secret_path, error)
+        return secret
 
     def names(self) -> list[str]:
         """Return all users with a credential."""
@@ -51,12 +92,8 @@ class Users:
         """
         name = "sha256" if mechanism == MECHANISMS[1] else "sha512"
         size = hashlib.new(name).digest_size
-        made = hmac.digest(self._secret, f"{mechanism} {user}".encode(), "sha512")
-        models = sorted(
-            (len(str(found[mechanism]["salt"])) // 2, int(found[mechanism]["iterations"]))
-            for found in self._by_name.values()
-            if mechanism in found
-        )
+        made = hmac.digest(self._salt_secret(), f"{mechanism} {user}".encode(), "sha512")
+        models = self._models[mechanism]
         length, iterations = models[made[0] % len(models)] if models else (SALT_BYTES, ITERATIONS_MIN)
         salt = b"".join(hmac.digest(made, bytes([part]), "sha512") for part in range(1 + length // 64))[:length]
         return StoredCredential(salt, iterations, secrets.token_bytes(size), secrets.token_bytes(size))
@@ -107,3 +144,4 @@ class Users:
         after = {name: found for name, found in after.items() if found}
         write_json(self._path, after)
         self._by_name = after
+        self._models = self._salt_models()

@@ -126,6 +126,16 @@ class SaslLogin:
         self._again_at = 0.0
         connection.intercept(self._on_frame, server.first_config.login_bytes_max)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the client has logged in. Until then it is no user, and quotas do not count its requests."""
+        return self._state in (LoginState.KNOWN, LoginState.EXCHANGE_AGAIN)
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the time of the login is over, and the client has not renewed it."""
+        return self._expires is not None and time.monotonic() >= self._expires
+
     # -- frames
 
     def _on_frame(self, connection: Connection, frame: Frame) -> None:
@@ -162,7 +172,7 @@ class SaslLogin:
         Raises:
             BadFrame: that time is over.
         """
-        if self._expires is not None and time.monotonic() >= self._expires:
+        if self.has_expired:
             key = int.from_bytes(frame[:2], "big", signed=True)
             if key not in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
                 raise BadFrame(f"[listener {self._server.name}] the login has expired, and was not renewed")
@@ -257,7 +267,7 @@ class SaslLogin:
 
         self._pending.waits = False
         self._connection.suspend()
-        self._server.logins.run("login", lambda: exchange.take_token(token), done)
+        self._server.logins.run(exchange.threads, lambda: exchange.take_token(token), done)
 
     def _go_on(
         self, exchange: SaslExchange, reply: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]

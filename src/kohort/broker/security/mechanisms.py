@@ -54,12 +54,14 @@ class SaslExchange(ABC):
         expires_ms: when the credentials end, in milliseconds since 1970; None: never.
         claimed: the name that the client gave, for the log.
         off_loop: whether `take_token` takes so long that it must run in a thread.
+        threads: the name of these threads. Those that wait for another server must not hold up the others.
     """
 
     user: str | None = None
     expires_ms: int | None = None
     claimed = ""
     off_loop = False
+    threads = "login"
 
     @abstractmethod
     def take_token(self, token: bytes) -> bytes:
@@ -127,7 +129,8 @@ class PlainExchange(SaslExchange):
 
     def _fits_stored(self, user: str, password: str, mechanism: str) -> bool:
         found = self._store.credential(user, mechanism)
-        known = found or self._store.made_up(user, mechanism)
+        made_up = self._store.made_up(user, mechanism)  # also for a known user, which takes as long
+        known = found or made_up
         name = HASHES[mechanism]
         salted = hashlib.pbkdf2_hmac(name, password.encode(), known.salt, known.iterations)
         server_key = hmac.digest(salted, b"Server Key", name)
@@ -180,7 +183,8 @@ class ScramExchange(SaslExchange):
         self._header = f"{flag},{'a=' + asked if asked else ''},".encode()
         found_credential = self._store.credential(user, self._mechanism)
         self._known = found_credential is not None
-        credential = self._credential = found_credential or self._store.made_up(user, self._mechanism)
+        made_up = self._store.made_up(user, self._mechanism)  # also for a known user, which takes as long
+        credential = self._credential = found_credential or made_up
         self._nonce = nonce + secrets.token_urlsafe(24)
         salt = base64.b64encode(credential.salt).decode()
         answer = f"r={self._nonce},s={salt},i={credential.iterations}"
@@ -223,6 +227,7 @@ class BearerExchange(SaslExchange):
     """A bearer token, which its issuer has signed."""
 
     off_loop = True
+    threads = "token"
 
     def __init__(self, verify: VerifyToken) -> None:
         self._verify = verify

@@ -25,7 +25,7 @@ PENDING_MAX = 1_000
 YOUNG_S = 1.0
 """A younger client is not closed in favour of another: thousands of honest ones may come back at once."""
 THREADS = 2
-"""Threads for handshakes, and as many for passwords and tokens, where a slow server of keys may take seconds.
+"""Threads for handshakes, as many for passwords, and as many for tokens, where a slow server of keys takes seconds.
 
 OpenSSL and hashlib release the interpreter lock.
 """

@@ -180,6 +180,45 @@ _ROOM_BYTES = 2 * (RECORD_BYTES + 512)
 """Room that a receive leaves in the caller's buffer: the start of a record may be left from the receive before."""
 CHUNK_BYTES = 1 << 17
 """Plain text encrypted at once, which bounds the encrypted bytes that a connection holds."""
+RECORD_HEADER_BYTES = 5
+SILENT_RECORDS_MAX = 100
+"""Records without data that a client may send, besides one for each MiB of data.
+
+A key update takes OpenSSL 50 microseconds on the event loop, and its answer stays in memory until the next response.
+Clients change their keys after gigabytes. OpenSSL itself has no bound.
+"""
+SILENT_RECORDS_EVERY_BYTES = 1 << 20
+
+
+class RecordCounter:
+    """The boundaries of TLS records in a client's bytes, which show how much work OpenSSL is given at once."""
+
+    __slots__ = ("_head", "_left", "_most")
+
+    def __init__(self, most: int = SILENT_RECORDS_MAX) -> None:
+        """Begin before the first record. `most` bounds the records of one piece."""
+        self._most = most
+        self._head = b""  # the received part of a header
+        self._left = 0  # bytes until the next header
+
+    def pieces(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Split bytes into pieces; yield each with the number of records that begin in it."""
+        start = count = 0
+        at, end = self._left, len(data)
+        while at < end:
+            head = self._head + data[at : at + RECORD_HEADER_BYTES - len(self._head)]
+            if len(head) < RECORD_HEADER_BYTES:
+                self._head, at = head, end
+                break
+            at += RECORD_HEADER_BYTES - len(self._head) + (head[3] << 8 | head[4])
+            self._head = b""
+            count += 1
+            if count == self._most and at < end:
+                yield data[start:at], count
+                start, count = at, 0
+        self._left = at - end
+        if start < end:
+            yield data[start:], count
 
 
 class TlsTransport:
@@ -189,7 +228,10 @@ class TlsTransport:
     first bytes, and it is not encrypted twice.
     """
 
-    __slots__ = ("_chunk_bytes", "_incoming", "_outgoing", "_sock", "_tls", "_unsent", "fd", "local", "peer")
+    __slots__ = (
+        "_chunk_bytes", "_incoming", "_outgoing", "_records", "_silent", "_sock", "_tls", "_unsent", "fd", "local",
+        "peer",
+    )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: tuple[str, int], context: ssl.SSLContext) -> None:
         self._sock = sock
@@ -201,6 +243,8 @@ class TlsTransport:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = memoryview(b"")
         self._chunk_bytes = 0
+        self._records = RecordCounter()
+        self._silent = 0.0
 
     # -- handshake
 
@@ -211,6 +255,9 @@ class TlsTransport:
             OSError: nothing is there, or the connection has failed.
         """
         data = self._sock.recv(RECORD_BYTES)
+        pieces = [*self._records.pieces(data)]
+        if len(pieces) > 1:  # those behind the handshake would be decrypted on the loop
+            raise ConnectionAbortedError("too many TLS records for a handshake")
         self._incoming.write(data)
         return data
 
@@ -255,14 +302,26 @@ class TlsTransport:
         """Receive and decrypt available bytes; return how many. 0: the client has closed the connection.
 
         No complete record is left undecrypted, since the loop would not learn of it.
+
+        Raises:
+            BlockingIOError: no data is there.
+            OSError: the connection has failed, or the client sends too many records without data.
         """
         count = self._decrypt(buffer) if self._incoming.pending else 0  # what came behind the handshake
         if not count:
             data = self._sock.recv(len(buffer) - _ROOM_BYTES)
             if not data:
                 return 0
-            self._incoming.write(data)
-            count = self._decrypt(buffer)
+            for piece, records in self._records.pieces(data):
+                self._incoming.write(piece)
+                self._silent += records
+                found = self._decrypt(buffer[count:])
+                if found < 0:
+                    return count
+                count += found
+                if self._silent > SILENT_RECORDS_MAX:
+                    log.warning("closing the connection from %s:%d: too many TLS records without data", *self.peer)
+                    raise ConnectionAbortedError("too many TLS records without data")
         if not count:
             raise BlockingIOError
         return max(count, 0)
@@ -278,6 +337,7 @@ class TlsTransport:
                 if not size:
                     return count or -1
                 count += size
+                self._silent = max(0.0, self._silent - 1 - size / SILENT_RECORDS_EVERY_BYTES)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

@@ -7,6 +7,7 @@ keys, an expiry, an issue date, a subject, and the expected issuer and audience.
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import logging
 import threading
@@ -14,8 +15,9 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPMessage
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from kohort.broker.security.settings import NAME_CHARS_MAX, SecurityConfig
 from kohort.errors import InvalidInputError
@@ -31,6 +33,28 @@ KEY_SET_BYTES_MAX = 1 << 20
 FETCH_TIMEOUT_S = 10.0
 
 
+def is_trustworthy(url: str) -> bool:
+    """Return whether nobody on the way can replace the keys at a URL: file:, https:, or http: on this machine."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "http":
+        return parts.scheme in ("file", "https")
+    try:
+        return parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects to trustworthy URLs only."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        if not is_trustworthy(newurl):
+            raise ValueError(f"redirected to {newurl}, which is not https:")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def fetch_key_set(url: str) -> bytes:
     """Return the document at a file: or https: URL. Blocks.
 
@@ -43,7 +67,7 @@ def fetch_key_set(url: str) -> bytes:
         with Path(urllib.request.url2pathname(parts.path)).open("rb") as file:
             data = file.read(KEY_SET_BYTES_MAX + 1)
     else:
-        with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as answer:
+        with urllib.request.build_opener(_SafeRedirects).open(url, timeout=FETCH_TIMEOUT_S) as answer:
             data = answer.read(KEY_SET_BYTES_MAX + 1)
     if len(data) > KEY_SET_BYTES_MAX:
         raise ValueError(f"more than {KEY_SET_BYTES_MAX} bytes")
@@ -116,7 +140,7 @@ class TokenVerifier:
             raise InvalidInputError("OAUTHBEARER takes the package joserfc: pip install 'kohort[security]'") from None
         del joserfc
         url = config.jwks_url
-        if url is None or urllib.parse.urlsplit(url).scheme not in ("file", "http", "https"):
+        if url is None or not is_trustworthy(url):
             raise InvalidInputError(
                 "OAUTHBEARER needs the issuer's keys: sasl.oauthbearer.jwks.endpoint.url=https://… or file:///…"
             )

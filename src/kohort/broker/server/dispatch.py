@@ -218,7 +218,8 @@ class Dispatcher(Generic[D]):
         request.latency = figures.latency
         request.began = perf_counter()
         throttling = self._host.throttling
-        if throttling is not None and throttling.active:
+        login = client.login
+        if throttling is not None and throttling.active and (login is None or login.is_known):
             request.meter = throttling.begin(request, len(frame))
         if route.changes and (audit := self._host.audit) is not None:
             request.on_answer = audit.answered
