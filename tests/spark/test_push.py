@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.spark.conftest import Sink, Stage
 from tests.spark.queries import Checkpoint, Place, Run, own_signals, place
-from tests.spark.test_group import Application
+from tests.spark.test_group import FlightsApplication
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort import Broker, Consumer
@@ -285,7 +285,7 @@ def test_with_spark_a_clean_hand_over_there_and_back_is_every_record_once(
 @pytest.mark.parametrize("killed", ["spark", "python"])
 def test_with_spark_what_one_that_is_killed_had_the_other_reads(stage: Stage, killed: str) -> None:
     """Killed right after it has read something, and noticed long before its session ends."""
-    application = Application(stage, "spark", **PUSH)
+    application = FlightsApplication(stage, "spark", **PUSH)
     member = Member(stage.servers, stage.group, stage.topic, 1_000_000)
     stage.signs["read by the member"] = lambda: len(member.read)
     try:
