@@ -15,7 +15,7 @@ from kohort.broker.api.permitted import permitted
 from kohort.broker.authorization import Resource, refused_names
 from kohort.broker.host import GroupHost
 from kohort.broker.server.dispatch import Handled, handled
-from kohort.broker.server.requests import Request
+from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
 from kohort.groups.effects import (
@@ -134,7 +134,9 @@ def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescr
         found[""] = DescribedConsumerGroup("", error=ErrorCode.INVALID_GROUP_ID)
         for group in hidden:
             found[group] = DescribedConsumerGroup(group, error=_NOT_ALLOWED, error_message=_NOT_ALLOWED.text)
-        groups = [_described(host, request, found[group]) for group in dict.fromkeys(request.message.group_ids)]
+        groups = [
+            _described(host, request, found[group]) for group in without_many_repeats(request.message.group_ids, str)
+        ]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
     hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.group_ids)

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from kohort.broker.authorization import Resource, allowed, may_see, refused_names
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.dispatch import Handled, handled
-from kohort.broker.server.requests import Request
+from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
 from kohort.groups.effects import FetchedOffset, OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
@@ -199,7 +199,7 @@ def fetch_known(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     if version < 8:
         _fetch_one(host, request)
         return
-    groups = list({group.group_id: group for group in reversed(message.groups)}.values())[::-1]
+    groups = without_many_repeats(message.groups, lambda group: group.group_id)
     found: dict[int, OffsetFetchResponse.OffsetFetchResponseGroup] = {}
     if not groups:
         request.reply(OffsetFetchResponse())

@@ -13,7 +13,7 @@ from kohort.broker.api.permitted import permitted
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
 from kohort.broker.host import GroupHost
 from kohort.broker.server.dispatch import Handled, handled
-from kohort.broker.server.requests import Request
+from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode
 from kohort.groups import events
 from kohort.groups.effects import (
@@ -236,7 +236,9 @@ def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) ->
     def answer(found: dict[str, DescribedGroup]) -> None:
         refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
         found |= {group: DescribedGroup(group, "", error=refused, error_message=refused.text) for group in hidden}
-        described = [_described(host, request, found[group]) for group in dict.fromkeys(request.message.groups)]
+        described = [
+            _described(host, request, found[group]) for group in without_many_repeats(request.message.groups, str)
+        ]
         request.reply(DescribeGroupsResponse(groups=described))
 
     hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.groups)

@@ -15,7 +15,7 @@ from kohort.broker.api.offset_transactions import for_version
 from kohort.broker.authorization import Resource, allowed, may_see, refused_names
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
-from kohort.broker.server.requests import Request
+from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.broker.transactions.log import Status, Transaction
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import AclOperation, TopicPartition, by_topic
@@ -180,7 +180,7 @@ def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
 def describe_transactions(node: Node, request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:
     """Describe the state of transactional ids."""
     states = []
-    for transactional_id in dict.fromkeys(request.message.transactional_ids):
+    for transactional_id in without_many_repeats(request.message.transactional_ids, str):
         known = node.transactions.get(transactional_id)
         state = DescribeTransactionsResponse.TransactionState(transactional_id=transactional_id)
         states.append(state)

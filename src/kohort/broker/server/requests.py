@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
@@ -21,12 +22,29 @@ from kohort.wire.push import (
     framed,
 )
 
+REPEATS_MAX = 4
+"""The most answers to a name that one request repeats. Kafka answers each; 2.7 KB of one name could ask for 180 MB."""
+
+
+def without_many_repeats(items: Iterable[T], name_of: Callable[[T], Hashable]) -> list[T]:
+    """Return a request's items in order, without those whose name came `REPEATS_MAX` times before."""
+    times: Counter[Hashable] = Counter()
+    kept = []
+    for item in items:
+        name = name_of(item)
+        times[name] += 1
+        if times[name] <= REPEATS_MAX:
+            kept.append(item)
+    return kept
+
+
 # -- Requests of push consumers, the counterpart of `Request`
 #
 # They have no correlation id and no version. An error is sent if the response has an error field; then the connection
 # is closed.
 
 log = logging.getLogger("kohort.broker")
+T = TypeVar("T")
 
 
 class PushRequest:
