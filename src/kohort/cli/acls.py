@@ -76,10 +76,10 @@ class RuleOptions:
     """The principals, hosts and operations of rules."""
 
     allow_principal: _Words = ()
-    """Who may, such as User:alice, or User:* for everyone; may be given again."""
+    """The user that is allowed, such as User:alice, or User:* for everyone; may be given again."""
 
     deny_principal: _Words = ()
-    """Who may not, whatever another rule allows; may be given again."""
+    """The user that is denied, whatever another rule allows; may be given again."""
 
     allow_host: _Words = ()
     """The address from which --allow-principal may; every one unless given. May be given again."""
@@ -88,14 +88,14 @@ class RuleOptions:
     """The address from which --deny-principal may not; every one unless given. May be given again."""
 
     operation: _Words = ()
-    """What: read, write, create, delete, alter, describe, cluster-action, describe-configs, alter-configs,
+    """The operation: read, write, create, delete, alter, describe, cluster-action, describe-configs, alter-configs,
     idempotent-write, create-tokens, describe-tokens, two-phase-commit or all (the default). May be given again."""
 
     producer: _Flag = False
-    """What a producer needs: write, describe and create topics, and write and describe transactional ids."""
+    """The rights of a producer: write, describe and create topics, and write and describe transactional ids."""
 
     consumer: _Flag = False
-    """What a consumer needs: read and describe topics, and read groups."""
+    """The rights of a consumer: read and describe topics, and read groups."""
 
     idempotent: _Flag = False
     """With --producer: also the right to idempotent writes in the cluster."""

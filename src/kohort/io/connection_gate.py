@@ -14,7 +14,7 @@ from enum import Enum
 STRANGERS_MAX = 256
 """Limit on connections in their handshake: descriptors, or threads, that strangers can hold."""
 STRANGERS_OF_ADDRESS_MAX = 128
-"""The same of one address, so that one host can't take all."""
+"""The most strangers of one address, so that one host can't take all."""
 
 
 class _Phase(Enum):

@@ -42,7 +42,7 @@ _threads = threading.local()
 _JOURNALS: Final = ("__consumer_offsets", "__transaction_state")
 """Internal topics, which admin clients may write to. A coordinator reads them on the event loop, batch by batch."""
 _DECOMPRESSED_MIN: Final = 1 << 20
-"""What every batch may decompress to, also where `max.message.bytes` is tiny."""
+"""The decompressed size that every batch may have, also where `max.message.bytes` is tiny."""
 _PARTS_MAX = 512
 """The most buffers of one write, of which the kernel accepts 1,024. More are copied together first."""
 

@@ -50,7 +50,7 @@ cdef struct Wrong:
 
 
 cdef struct Fields:
-    # What is read of one record.
+    # The parts of one record.
     int64_t stamp
     int64_t size
     int32_t delta

@@ -39,7 +39,7 @@ FAULTS: Final = (
     "its length does not match its contents",
     "bytes follow the last record",
 )
-"""What is wrong with a record's framing, by the status of the walk; 0 is good."""
+"""Faults of a record's framing, by the status of the walk; 0 is good."""
 _GOOD, _COUNT, _LENGTH, _NUMBER, _DELTA, _KEY, _VALUE, _HEADER, _REST, _AFTER = range(len(FAULTS))
 
 

@@ -42,7 +42,7 @@ THROTTLE_MS_MAX: Final = 2**31 - 1
 """The largest throttle time that a response can name."""
 
 Scope: TypeAlias = tuple[str, str | None, str | None]
-"""What shares a rate: the quota's name, user and client id; None: all."""
+"""The clients that share a rate: the quota's name, user and client id; None: all."""
 
 
 class ClientRate:

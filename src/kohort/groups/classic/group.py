@@ -577,7 +577,7 @@ TABLE: Table = {
                          ClassicRebalance.on_topics_changed, PREPARING, COMPLETING),
     },
 }  # fmt: skip
-"""What a classic group does with an event in each state."""
+"""The transitions of a classic group: an entry for each event in each state."""
 
 
 class ClassicGroup(ClassicRequests):

@@ -562,7 +562,7 @@ TABLE: Table = {
         STATES, reaction("the group's own timeouts apply from now on", ConsumerHeartbeat.on_settings_changed)
     ),
 }  # fmt: skip
-"""What a consumer group does with an event in each state."""
+"""The transitions of a consumer group: an entry for each event in each state."""
 
 
 class ConsumerGroup(ConsumerHeartbeat):

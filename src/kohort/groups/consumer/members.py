@@ -593,4 +593,4 @@ MEMBER_TABLE: Mapping[ReconciliationState, Movement] = {
         (SETTLED, UNREVOKED),
     ),
 }
-"""What a heartbeat, or the JoinGroup of a classic member, does to the member in each of its states."""
+"""The effect of a heartbeat, or of a classic member's JoinGroup, in each state of the member."""

@@ -515,7 +515,7 @@ TABLE: Table = {
         STABLE: reaction("the owners that ZooKeeper shows were deleted", PushAnswers.on_owners_missing, PREPARING),
     },
 }  # fmt: skip
-"""What a push group does with an event in each state."""
+"""The transitions of a push group: an entry for each event in each state."""
 
 
 class PushGroup(PushAnswers):
