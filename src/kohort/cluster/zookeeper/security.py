@@ -103,7 +103,7 @@ def zookeeper_address(servers: str, properties: Mapping[str, Any]) -> ZooKeeperA
     if config.scheme == NO_LOGIN and (config.username or config.password):
         raise InvalidInputError(f"zookeeper.auth.username needs zookeeper.auth.scheme={DIGEST} or {SASL}")
     if config.scheme == SASL and importlib.util.find_spec("puresasl") is None:
-        raise InvalidInputError("zookeeper.auth.scheme=sasl needs the package pure-sasl: pip install 'kohort[zookeeper]'")
+        raise InvalidInputError("zookeeper.auth.scheme=sasl needs pure-sasl: pip install 'kohort[zookeeper]'")
     if (config.truststore or config.keystore) and not config.uses_tls:
         raise InvalidInputError("zookeeper.ssl.… settings need zookeeper.ssl.client.enable=true")
     if config.uses_tls:
