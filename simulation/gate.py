@@ -75,9 +75,11 @@ class Gate:
     Attributes:
         tells_leases: clients hear of the lease that the coordinator counts on.
         sure: a topic that it does not know is none.
+        authorizer: None: clients may do everything.
     """
 
     sure = True
+    authorizer = None
 
     def __init__(self, world: World, server: Server, *, tells_leases: bool, pushing: type[PushGate] = PushGate) -> None:
         self.world = world
