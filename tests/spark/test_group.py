@@ -111,11 +111,12 @@ def test_a_batch_that_outlives_the_rebalance_timeout(
 class FlightsApplication(DemoApplication):
     """The demo's Spark application; the topic's records need not be any flights."""
 
-    def __init__(self, stage: Stage, name: str) -> None:
+    def __init__(self, stage: Stage, name: str, client: dict[str, str] | None = None) -> None:
         self.folder = stage.folder / name
         self.folder.mkdir()
         names = {"servers": stage.servers, "topic": stage.topic, "group": stage.group}
         command = ["kohort.demo.group_query", *(word for key, value in names.items() for word in (f"--{key}", value))]
+        command += [word for key, value in (client or {}).items() for word in ("--client", f"{key}={value}")]
         super().__init__(name, self.folder, command)
         stage.signs[f"batches of {name}"] = lambda: len(self.places())
         stage.signs[f"start of {name}"] = self._started

@@ -285,26 +285,25 @@ def test_with_spark_a_clean_hand_over_there_and_back_is_every_record_once(
 @pytest.mark.parametrize("killed", ["spark", "python"])
 def test_with_spark_what_one_that_is_killed_had_the_other_reads(stage: Stage, killed: str) -> None:
     """Killed right after it has read something, and noticed long before its session ends."""
-    application = FlightsApplication(stage, "spark", **PUSH)
+    application = FlightsApplication(stage, "spark", PUSH)
     member = Member(stage.servers, stage.group, stage.topic, 1_000_000)
     stage.signs["read by the member"] = lambda: len(member.read)
     try:
         stage.until(lambda: sorted(map(len, stage.members().values())) == [2, 2], "both share the group")
         stage.produce(400)
-        stage.until(lambda: application.ranges and member.read, "both read")
+        stage.until(lambda: application.places() and member.read, "both read")
         if killed == "spark":
-            assert application.process.kill() >= 3
+            assert application.kill() >= 3
         else:
             member.kill()
         stage.produce(400)
 
         def covered() -> bool:
-            ours = {(p, offset) for p, low, high in application.ranges for offset in range(low, high)}
-            return ours | set(member.read) == {(p, offset) for p in range(4) for offset in range(200)}
+            return set(application.places()) | set(member.read) == {(p, offset) for p in range(4) for offset in range(200)}
 
         stage.until(covered, "every record is read")
         stage.until(lambda: stage.lag() == 0, "all is committed")
         assert stage.members() == {"python" if killed == "spark" else "spark": (0, 1, 2, 3)}
     finally:
         member.kill()
-        application.process.end()
+        application.end()
