@@ -175,7 +175,7 @@ class KeepsHoles(DiskMutant):
 class ForgetsEnds(DiskMutant):
     """Compaction drops the old end of a transaction whose records stay."""
 
-    where, name = Compaction, "_kept"
+    where, name = Compaction, "_keep"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

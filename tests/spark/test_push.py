@@ -299,7 +299,9 @@ def test_with_spark_what_one_that_is_killed_had_the_other_reads(stage: Stage, ki
         stage.produce(400)
 
         def covered() -> bool:
-            return set(application.places()) | set(member.read) == {(p, offset) for p in range(4) for offset in range(200)}
+            return set(application.places()) | set(member.read) == {
+                (p, offset) for p in range(4) for offset in range(200)
+            }
 
         stage.until(covered, "every record is read")
         stage.until(lambda: stage.lag() == 0, "all is committed")
