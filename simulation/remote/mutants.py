@@ -187,7 +187,7 @@ class TakesLateAnswersForProof(DiskMutant):
 class EndsSessionsEarly(DiskMutant):
     """A coordinator that ends sessions after a take-over as if nobody else could have answered the members."""
 
-    where, name = failure_detector, "extend_session"
+    where, name = failure_detector.MonitoredGroup, "extend_session"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
