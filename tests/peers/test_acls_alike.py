@@ -43,7 +43,7 @@ _runs = itertools.count(1)
 NO_ANSWER = {("DescribeUserScramCredentials", ())}
 """Refusals that Apache Kafka 4.4 does not send, because building the answer fails there."""
 CHOSEN = {"member_id", "producer_id", "producer_epoch", "log_dir", "total_bytes", "usable_bytes", "error_message"}
-"""What each broker chooses for itself."""
+"""Fields whose values each broker chooses for itself."""
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,25 +68,20 @@ class RunningBroker:
             retention_check_ms=config.retention_check_ms,
             producer_check_ms=config.producer_check_ms,
         )
-        listeners = open_listeners(listen, properties)
-        try:
+        with ExitStack() as failed_start:
+            listeners = open_listeners(listen, properties)
+            for listener in listeners:
+                failed_start.callback(listener.sock.close)
             store = LogStore(
                 data_dir, defaults=live.log, limits=limits, node_id=config.node_id, cluster_id=config.cluster_id
             )
-        except BaseException:
-            for listener in listeners:
-                listener.sock.close()
-            raise
-        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (listeners[0].host, listeners[0].port))
-        dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
-        self.serving = Serving(self.node, listeners, config, descriptors.connections, dispatcher.dispatch)
-        try:
+            failed_start.callback(store.close)
+            self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (listeners[0].host, listeners[0].port))
+            failed_start.callback(self.node.close)
+            dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
+            self.serving = Serving(self.node, listeners, config, descriptors.connections, dispatcher.dispatch)
             self._let_log_in(listen, properties, listeners)
-        except BaseException:
-            for listener in listeners:
-                listener.sock.close()
-            self.node.close()
-            raise
+            failed_start.pop_all()
         self.node.listeners = listeners
         self.serving.server.throttle_ms_of = self.node.throttling.connection_ms
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))

@@ -61,8 +61,8 @@ WalkResult: TypeAlias = tuple[int, int, int, int, Sequence[WrongRecord] | None]
 highest timestamp (ms, at least -1), number of records that the topic rejects, and the first of them.
 """
 RecordRules: TypeAlias = tuple[int, int, int, bool]
-"""What a topic accepts: the lowest timestamp (ms; -1, no timestamp, is always accepted), the highest timestamp, the
-most bytes of one record, and whether every record needs a key.
+"""The records that a topic accepts: the lowest timestamp (ms; -1, no timestamp, is always accepted), the highest
+timestamp, the most bytes of one record, and whether every record needs a key.
 """
 
 

@@ -188,7 +188,7 @@ class SaslLogin:
     def handshake(self, request: LoginRequest, message: SaslHandshakeRequest) -> SaslHandshakeResponse | None:
         """Begin an exchange with the mechanism that the client names."""
         offered = self._server.mechanisms
-        again = self._state in (LoginState.KNOWN, LoginState.EXCHANGE_AGAIN)
+        again = self.is_known
         if again and (time.monotonic() < self._again_at or self._state is LoginState.EXCHANGE_AGAIN):
             return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=offered)
         if message.mechanism not in offered:
