@@ -144,12 +144,13 @@ def test_one_address_leaves_room_for_others(host: str, config: dict[str, int], m
         loop = asyncio.get_running_loop()
         server = Server(loop, BrokerConfig(**config), 100, lambda *_: None, lambda *_: None)
         with ExitStack() as stack:
+            listening = listener.ListenerSocket("PLAINTEXT", stack.enter_context(socket.socket()))
             pairs = [socket.socketpair() for _ in range(110)]
             for pair in pairs:
                 for end in pair:
                     stack.enter_context(end)
             for _, end in pairs:
-                server._admit(_Tcp(end), (listener.unmapped(host), 1))
+                server._admit(_Tcp(end), (listener.unmapped(host), 1), listening)
             assert len(server) == most
             server.close()
 

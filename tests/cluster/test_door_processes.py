@@ -91,7 +91,10 @@ def agreed(*some: Candidate) -> None:
         office = [door.number for door in some if door.is_leader]
         return alike and set(first.owners) == ids and len(first.incarnations) == len(ids) and office == [first.elected]
 
-    until(agree, f"one map for {sorted(ids)}: {[(door.number, door.owners, door.is_leader) for door in some]}", 40)
+    def seen() -> dict[str, object]:
+        return {f"process {door.number}": (door.is_leader, door.elected, door.owners) for door in some}
+
+    until(agree, f"one map for {sorted(ids)}", 40, seen)
 
 
 def test_killed_is_out_before_its_session(candidates: Candidates) -> None:

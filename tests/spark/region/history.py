@@ -88,10 +88,11 @@ class History:
             where = partition_of(self.region, make_or_check(self.servers, self.settings))
             self._reader = TopicReader(self.servers, self.settings, where, region_key(), self.region)
         for fact in self._reader.advance():
-            if fact.region == self.region:
-                self._take(fact)
+            self._take(fact)
 
     def _take(self, fact: Fact) -> None:
+        if fact.region != self.region:
+            return
         match fact:
             case Contribution():
                 self._given[fact.sequence, fact.member] = fact

@@ -10,7 +10,6 @@ import pytest
 from tests.spark.region.history import History, SequenceStep
 from tests.spark.region.watching import KINDS, Look, parts_seen, summed
 
-from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Contribution, Epoch, Fact, Manifest, Span, Term
 from kohort.region.staged import StagedKey
 
@@ -95,7 +94,7 @@ def test_history_has_the_sequences_and_resets_of_the_region_alone() -> None:
         Epoch("other", 4, 1, 4, 1, "another region's", 50),
     ]
     for fact in facts:
-        history._take(key_of(fact), value_of(fact))
+        history._take(fact)
     assert [(step.number, step.rows) for step in history.sequences] == [(1, 2)]
     assert [(reset.to, reset.epoch, reset.cause) for reset in history.resets] == [(1, 3, "a has failed")]
     assert len(history.terms) == 1
