@@ -19,6 +19,7 @@ from kohort.broker.security.settings import SecurityConfig
 from kohort.broker.server.connection import MORE_FOLLOWS, LogSlice, unmapped
 from kohort.errors import InvalidInputError
 from kohort.io.key_stores import KeyStore, load_identity, trusted
+from kohort.io.tls_records import RecordCounter, SilentRecords
 from kohort.wire.schema import Buffer
 
 log = logging.getLogger("kohort.broker")
@@ -180,45 +181,6 @@ _ROOM_BYTES = 2 * (RECORD_BYTES + 512)
 """Room that a receive leaves in the caller's buffer: the start of a record may be left from the receive before."""
 CHUNK_BYTES = 1 << 17
 """Plain text encrypted at once, which bounds the encrypted bytes that a connection holds."""
-RECORD_HEADER_BYTES = 5
-SILENT_RECORDS_MAX = 100
-"""Records without data that a client may send, besides one for each MiB of data.
-
-A key update takes OpenSSL 50 microseconds on the event loop, and its answer stays in memory until the next response.
-Clients change their keys after gigabytes. OpenSSL itself has no bound.
-"""
-SILENT_RECORDS_EVERY_BYTES = 1 << 20
-
-
-class RecordCounter:
-    """The boundaries of TLS records in a client's bytes, which show how much work OpenSSL is given at once."""
-
-    __slots__ = ("_head", "_left", "_most")
-
-    def __init__(self, most: int = SILENT_RECORDS_MAX) -> None:
-        """Begin before the first record. `most` bounds the records of one piece."""
-        self._most = most
-        self._head = b""  # the received part of a header
-        self._left = 0  # bytes until the next header
-
-    def pieces(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Split bytes into pieces; yield each with the number of records that begin in it."""
-        start = count = 0
-        at, end = self._left, len(data)
-        while at < end:
-            head = self._head + data[at : at + RECORD_HEADER_BYTES - len(self._head)]
-            if len(head) < RECORD_HEADER_BYTES:
-                self._head, at = head, end
-                break
-            at += RECORD_HEADER_BYTES - len(self._head) + (head[3] << 8 | head[4])
-            self._head = b""
-            count += 1
-            if count == self._most and at < end:
-                yield data[start:at], count
-                start, count = at, 0
-        self._left = at - end
-        if start < end:
-            yield data[start:], count
 
 
 class TlsTransport:
@@ -244,7 +206,7 @@ class TlsTransport:
         self._unsent = memoryview(b"")
         self._chunk_bytes = 0
         self._records = RecordCounter()
-        self._silent = 0.0
+        self._silent = SilentRecords()
 
     # -- handshake
 
@@ -314,14 +276,16 @@ class TlsTransport:
                 return 0
             for piece, records in self._records.pieces(data):
                 self._incoming.write(piece)
-                self._silent += records
+                self._silent.begun(records)
                 found = self._decrypt(buffer[count:])
                 if found < 0:
                     return count
                 count += found
-                if self._silent > SILENT_RECORDS_MAX:
-                    log.warning("closing the connection from %s:%d: too many TLS records without data", *self.peer)
-                    raise ConnectionAbortedError("too many TLS records without data")
+                try:
+                    self._silent.check()
+                except ConnectionAbortedError as error:
+                    log.warning("closing the connection from %s:%d: %s", *self.peer, error)
+                    raise
         if not count:
             raise BlockingIOError
         return max(count, 0)
@@ -337,7 +301,7 @@ class TlsTransport:
                 if not size:
                     return count or -1
                 count += size
-                self._silent = max(0.0, self._silent - 1 - size / SILENT_RECORDS_EVERY_BYTES)
+                self._silent.carried(size)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
