@@ -76,30 +76,34 @@ class SecurityOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ZooKeeperFile:
-    """The option about connections to ZooKeeper."""
+class ZooKeeperOptions:
+    """The options about ZooKeeper."""
+
+    zookeeper: str | None = None
+    """HOST:PORT[,…]/chroot that shows this broker, its topics, and the owners and offsets of push groups. One broker
+    uses the path alone; its data folder is authoritative."""
 
     zookeeper_config: Path | None = None
     """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
 
-    def address(self, servers: str | None) -> ZooKeeperAddress | None:
-        """Return where ZooKeeper is and how to log in there; None: it is not used. `servers` are those of --zookeeper.
+    def address(self) -> ZooKeeperAddress | None:
+        """Return where ZooKeeper is and how to log in there; None: it is not used.
 
         Raises:
             UsageError: a line of the file is no property, or there is a file and no address.
             InvalidInputError: a property is unknown or invalid.
         """
-        if servers is None:
+        if self.zookeeper is None:
             if self.zookeeper_config is not None:
                 raise UsageError("--zookeeper-config needs --zookeeper HOST:PORT[,…]/chroot")
             return None
         from kohort.cluster.zookeeper.security import zookeeper_address
 
-        return zookeeper_address(servers, properties_of(self.zookeeper_config) if self.zookeeper_config else {})
+        return zookeeper_address(self.zookeeper, properties_of(self.zookeeper_config) if self.zookeeper_config else {})
 
 
 _OPEN = SecurityOptions()
-_WITHOUT_ZOOKEEPER = ZooKeeperFile()
+_WITHOUT_ZOOKEEPER = ZooKeeperOptions()
 
 
 def broker(
@@ -108,8 +112,7 @@ def broker(
     listen: str | None = None,
     config: Path | None = None,
     security: SecurityOptions = _OPEN,
-    zookeeper: str | None = None,
-    zookeeper_file: ZooKeeperFile = _WITHOUT_ZOOKEEPER,
+    zookeeper: ZooKeeperOptions = _WITHOUT_ZOOKEEPER,
     metrics_listen: str | None = None,
     set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> int:
@@ -124,8 +127,6 @@ def broker(
         listen: HOST:PORT, or NAME://HOST:PORT[,…]; port 0 picks a free one. Else the configuration's listeners, else
             127.0.0.1:9092.
         config: a file of broker, topic and group properties, under Kafka's names.
-        zookeeper: HOST:PORT[,…]/chroot that shows this broker, its topics, and the owners and offsets of push groups.
-            One broker uses the path alone; its data folder is authoritative.
         metrics_listen: HOST:PORT where Prometheus reads the broker's metrics; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
@@ -151,7 +152,7 @@ def broker(
         listen, properties = security.applied(listen, properties, files)
         broker_configs(properties)
         planned_listeners(listen, properties)
-        address = zookeeper_file.address(zookeeper)
+        address = zookeeper.address()
         beside = None if address is None else _in_zookeeper(address)
     except InvalidInputError as error:
         raise UsageError(error.message) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError, family
-from kohort.cli.broker import SecurityOptions, ZooKeeperFile
+from kohort.cli.broker import SecurityOptions, ZooKeeperOptions
 from kohort.cli.common import REACH_MS, Common, assignments
 from kohort.cli.output import show, show_json
 
@@ -42,7 +42,16 @@ class CoordinatorSecurity(SecurityOptions):
 _OPEN = CoordinatorSecurity()
 
 
-_WITHOUT_ZOOKEEPER = ZooKeeperFile()
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorZooKeeper(ZooKeeperOptions):
+    """The options about ZooKeeper, through which coordinators find each other."""
+
+    zookeeper: str | None = None
+    """HOST:PORT[,…]/chroot through which coordinators find each other; else they use a group on Kafka."""
+
+
+_WITHOUT_ZOOKEEPER = CoordinatorZooKeeper()
 
 
 @app.default
@@ -51,8 +60,7 @@ def coordinator(
     kafka: str,
     listen: str = LISTEN_DEFAULT,
     id_: Annotated[int | None, Parameter(name="--id")] = None,
-    zookeeper: str | None = None,
-    zookeeper_file: ZooKeeperFile = _WITHOUT_ZOOKEEPER,
+    zookeeper: CoordinatorZooKeeper = _WITHOUT_ZOOKEEPER,
     metrics_listen: str | None = None,
     security: CoordinatorSecurity = _OPEN,
     set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
@@ -67,7 +75,6 @@ def coordinator(
         kafka: HOST:PORT of the cluster's brokers, several with commas between.
         listen: HOST:PORT; port 0 picks a free one.
         id_: the node id that clients see, different from those of Kafka's brokers; else derived from the address.
-        zookeeper: HOST:PORT[,…]/chroot through which coordinators find each other; else they use a group on Kafka.
         metrics_listen: HOST:PORT where Prometheus reads its figures; the property metrics.listen.
         set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
     """
@@ -90,7 +97,7 @@ def coordinator(
             client_config(ConnectionConfig, servers, given),
             listen,
             configured(properties),
-            zookeeper_file.address(zookeeper),
+            zookeeper.address(),
             id_,
             security.trust_everyone,
         )
