@@ -27,7 +27,7 @@ from kohort.io.channel import (
 )
 from kohort.io.pinned_tls import listener_context
 from kohort.io.tls_records import SILENT_RECORDS_MAX
-from tests.support.tls_client import TlsClient
+from tests.support.tls_record_client import TlsRecordClient
 
 TOKEN = b"t" * 32
 BODIES = [b"one", b"", b"three" * 1000]
@@ -210,7 +210,7 @@ def test_stranger_of_an_event_loop_is_closed_when_its_time_is_over(monkeypatch: 
 # -- A caller over TLS that gives OpenSSL work
 
 
-def _tls_handshake(client: TlsClient) -> LinkFrames:
+def _tls_handshake(client: TlsRecordClient) -> LinkFrames:
     handshake = CallerHandshake(TOKEN, client.read())
     client.sock.sendall(client.encrypted(handshake.says))
     return handshake.finish(client.read())
@@ -220,7 +220,7 @@ def test_stranger_over_tls_that_does_nothing_but_change_its_keys_is_closed() -> 
     tls, _ = listener_context()
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(asyncio.run, _accept(server, tls))
-        with TlsClient(server.getsockname()) as client:
+        with TlsRecordClient(server.getsockname()) as client:
             client.sock.sendall(client.key_updates(2 * SILENT_RECORDS_MAX))
             with pytest.raises(ConnectionAbortedError, match="too many TLS records without data"):
                 served.result(60)
@@ -230,7 +230,7 @@ def test_caller_over_tls_changes_its_keys_now_and_then_and_no_more() -> None:
     tls, _ = listener_context()
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(asyncio.run, _echo(server, tls))
-        with TlsClient(server.getsockname()) as client:
+        with TlsRecordClient(server.getsockname()) as client:
             frames, heard = _tls_handshake(client), list[bytes]()
             for _ in range(5):
                 client.sock.sendall(client.key_updates(10) + client.encrypted(frames.sealer.frame(b"body")))
@@ -271,7 +271,7 @@ def test_loop_serves_others_between_the_records_of_one_caller() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(asyncio.run, turns_between_the_first_and_the_last_body(server))
-        with TlsClient(server.getsockname()) as client:
+        with TlsRecordClient(server.getsockname()) as client:
             frames = _tls_handshake(client)
             stream = b"".join(frames.sealer.frame(b"") for _ in range(bodies_sent))
             records = [client.encrypted(stream[at : at + 1]) for at in range(len(stream))]

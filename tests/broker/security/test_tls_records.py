@@ -6,15 +6,15 @@ from kohort.io.tls_records import RECORD_HEADER_BYTES, SILENT_RECORDS_MAX, Recor
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest
 from tests.support.secured_broker import SecuredBroker
-from tests.support.tls_client import TlsClient
+from tests.support.tls_record_client import TlsRecordClient
 
 
-def client_of(secured: SecuredBroker, listener: str) -> TlsClient:
+def client_of(secured: SecuredBroker, listener: str) -> TlsRecordClient:
     host, _, port = secured.address(listener).rpartition(":")
-    return TlsClient((host, int(port)))
+    return TlsRecordClient((host, int(port)))
 
 
-def request(client: TlsClient) -> bytes:
+def request(client: TlsRecordClient) -> bytes:
     """Return the encrypted bytes of a request."""
     message = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
     return client.encrypted(framing.encode_request(message, 3, 1, "raw"))

@@ -14,7 +14,7 @@ SSL_POINTER_AT = 24
 """Where a connection of CPython's `_ssl` has OpenSSL's pointer: after the object's header and one reference."""
 
 
-class TlsClient:
+class TlsRecordClient:
     """A client that decides when its encrypted bytes are sent. It accepts every certificate."""
 
     def __init__(self, address: tuple[str, int]) -> None:
