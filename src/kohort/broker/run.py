@@ -69,7 +69,7 @@ class RunningBroker:
             producer_check_ms=config.producer_check_ms,
         )
         with ExitStack() as failed_start:
-            listeners = open_listeners(listen, properties)
+            listeners = open_listeners(listen, properties, live.stores)
             for listener in listeners:
                 failed_start.callback(listener.sock.close)
             store = LogStore(
