@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from kohort.broker.security.settings import NAME_CHARS_MAX, SecurityConfig
 from kohort.errors import InvalidInputError
+from kohort.io.backoff import exponential_backoff
 
 if TYPE_CHECKING:
     from joserfc.jwk import KeySet
@@ -92,7 +93,7 @@ class IssuerKeys:
         self._keys: KeySet | None = None
         self._due = 0.0
         self._retry_at = 0.0
-        self._retry_ms = config.jwks_retry_ms
+        self._failures = 0
 
     def current(self, key_id: str | None) -> KeySet:
         """Return the keys; read them first if they are old, or if there is none of this id.
@@ -117,10 +118,11 @@ class IssuerKeys:
             self._keys = KeySet.import_key_set(json.loads(fetch_key_set(self._url)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, JoseError) as error:
             log.warning("sasl.oauthbearer.jwks.endpoint.url: %s: keys could not be read: %s", self._url, error)
-            self._retry_at = now + self._retry_ms / 1000
-            self._retry_ms = min(2 * self._retry_ms, self._config.jwks_retry_max_ms)
+            self._failures += 1
+            wait_ms = exponential_backoff(self._failures, self._config.jwks_retry_ms, self._config.jwks_retry_max_ms)
+            self._retry_at = now + wait_ms / 1000
             return
-        self._retry_ms = self._config.jwks_retry_ms
+        self._failures = 0
         self._due = now + self._config.jwks_refresh_ms / 1000
         self._retry_at = now + self._config.jwks_retry_max_ms / 1000
 

@@ -1,7 +1,12 @@
-"""Log throttling: limits log lines, because most of them are caused by clients.
+"""Log throttling: a failure that lasts, or a client that misbehaves, must not fill the log.
 
-The limit is a filter of the loggers, so that it covers every line. Lines are of one kind if they have the same format
-string. Lines of group coordinators also need the same group.
+| throttle | of | limit |
+|---|---|---|
+| `FailureThrottle` | failures in the background, by kind | again after 10 s, then twice as long, at most 10 min |
+| `LogThrottle` | every line of a broker's process, because clients cause most of them | a burst, then one each 5 s |
+
+`LogThrottle` is a filter of the loggers, so that it covers every line. Lines are of one kind if they have the same
+format string. Lines of group coordinators also need the same group.
 """
 
 from __future__ import annotations
@@ -10,7 +15,52 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
+
+FIRST_PAUSE_MS = 10_000
+LONGEST_PAUSE_MS = 600_000
+FAILURE_KINDS_MAX = 1_000
+"""Limit on the kinds of failures remembered: more addresses and groups than one client deals with."""
+
+
+@dataclass(slots=True)
+class _Throttled:
+    next_ms: float
+    pause_ms: float = FIRST_PAUSE_MS
+
+
+class FailureThrottle:
+    """Throttle by kind of failure.
+
+    The same kind is logged again after `FIRST_PAUSE_MS`, then after twice as long each time, at most every
+    `LONGEST_PAUSE_MS`.
+    """
+
+    def __init__(self, clock_ms: Callable[[], float]) -> None:
+        """Create a throttle; `clock_ms` returns milliseconds of a monotonic clock."""
+        self._clock_ms = clock_ms
+        self._kinds: dict[object, _Throttled] = {}
+
+    def due(self, kind: object) -> bool:
+        """Return whether a failure of this kind is due to be logged; if so, it counts as logged."""
+        now_ms = self._clock_ms()
+        state = self._kinds.get(kind)
+        if state is None:
+            while len(self._kinds) >= FAILURE_KINDS_MAX:
+                del self._kinds[next(iter(self._kinds))]
+            self._kinds[kind] = _Throttled(now_ms + FIRST_PAUSE_MS)
+            return True
+        if now_ms < state.next_ms:
+            return False
+        state.pause_ms = min(state.pause_ms * 2, LONGEST_PAUSE_MS)
+        state.next_ms = now_ms + state.pause_ms
+        return True
+
+    def over(self, kind: object) -> bool:
+        """End a kind of failure, so that the next one is logged at once; return whether one had been logged."""
+        return self._kinds.pop(kind, None) is not None
+
 
 LOGGERS = (
     "kohort.broker", "kohort.client", "kohort.cluster", "kohort.coordinator", "kohort.groups", "kohort.log",
