@@ -1,10 +1,16 @@
-"""The throttle of failures in the background; `tests/broker/test_log_lines.py` has that of a broker's log."""
+"""Throttles of single log lines; `tests/broker/test_log_lines.py` has that of a broker's whole log."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from kohort.io.log_throttle import FAILURE_KINDS_MAX, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, FailureThrottle
+from kohort.io.log_throttle import (
+    FAILURE_KINDS_MAX,
+    FIRST_PAUSE_MS,
+    LONGEST_PAUSE_MS,
+    FailureThrottle,
+    IntervalThrottle,
+)
 
 
 class Clock:
@@ -49,3 +55,20 @@ def test_throttle_forgets_the_oldest_kinds() -> None:
         failures.due(number)
     assert failures.due(0)
     assert not failures.due(FAILURE_KINDS_MAX)
+
+
+def test_interval_throttle_says_how_many_events_there_were_since_the_last_line() -> None:
+    clock = Clock()
+    events = IntervalThrottle(30.0, lambda: clock.now_ms)
+    assert [events.count("a"), events.count("a"), events.count("a", 5), events.count("b")] == [1, 0, 0, 1]
+    clock.now_ms = 29.9
+    assert events.count("a") == 0
+    clock.now_ms = 30.0
+    assert [events.count("a"), events.count("a")] == [8, 0]
+
+
+def test_interval_throttle_is_due_at_once_for_a_kind_that_it_forgets() -> None:
+    events = IntervalThrottle(30.0, lambda: 0.0, kinds_max=2)
+    assert [events.count(kind) for kind in ("a", "b", "c", "b", "a")] == [1, 1, 1, 0, 1]
+    events.forget("b")
+    assert events.count("b") == 1

@@ -7,7 +7,7 @@ Source: RFC 6749, section 4.4; KIP-768.
 from __future__ import annotations
 
 import base64
-import json
+import json  # not msgspec, without which clients start
 import ssl
 import threading
 import time

@@ -3,6 +3,7 @@
 | throttle | of | limit |
 |---|---|---|
 | `FailureThrottle` | failures in the background, by kind | again after 10 s, then twice as long, at most 10 min |
+| `IntervalThrottle` | what others do again and again, by kind | once in an interval, with the number since |
 | `LogThrottle` | every line of a broker's process, because clients cause most of them | a burst, then one each 5 s |
 
 `LogThrottle` is a filter of the loggers, so that it covers every line. Lines are of one kind if they have the same
@@ -60,6 +61,33 @@ class FailureThrottle:
     def over(self, kind: object) -> bool:
         """End a kind of failure, so that the next one is logged at once; return whether one had been logged."""
         return self._kinds.pop(kind, None) is not None
+
+
+class IntervalThrottle:
+    """Throttle by kind of event: one line in an interval, which says how many there were since the last one."""
+
+    def __init__(
+        self, interval_s: float, clock_s: Callable[[], float] = time.monotonic, kinds_max: int = FAILURE_KINDS_MAX
+    ) -> None:
+        """Create a throttle that remembers the `kinds_max` kinds of the latest lines."""
+        self._interval_s, self._clock_s, self._kinds_max = interval_s, clock_s, kinds_max
+        self._kinds: OrderedDict[object, tuple[float, int]] = OrderedDict()  # next line at, and the number since
+
+    def count(self, kind: object = None, number: int = 1) -> int:
+        """Count events; return the number since the last line if the next one is due, otherwise 0."""
+        now_s = self._clock_s()
+        next_s, since = self._kinds.pop(kind, (now_s, 0))
+        if now_s < next_s:
+            self._kinds[kind] = next_s, since + number
+            return 0
+        self._kinds[kind] = now_s + self._interval_s, 0
+        if len(self._kinds) > self._kinds_max:
+            self._kinds.popitem(last=False)
+        return since + number
+
+    def forget(self, kind: object = None) -> None:
+        """Make the next event of a kind due at once."""
+        self._kinds.pop(kind, None)
 
 
 LOGGERS = (
