@@ -60,15 +60,20 @@ def test_throttle_forgets_the_oldest_kinds() -> None:
 def test_interval_throttle_says_how_many_events_there_were_since_the_last_line() -> None:
     clock = Clock()
     events = IntervalThrottle(30.0, lambda: clock.now_ms)
-    assert [events.count("a"), events.count("a"), events.count("a", 5), events.count("b")] == [1, 0, 0, 1]
+    assert [events.count_event("a"), events.count_event("a"), events.count_event("a", 5), events.count_event("b")] == [
+        1,
+        0,
+        0,
+        1,
+    ]
     clock.now_ms = 29.9
-    assert events.count("a") == 0
+    assert events.count_event("a") == 0
     clock.now_ms = 30.0
-    assert [events.count("a"), events.count("a")] == [8, 0]
+    assert [events.count_event("a"), events.count_event("a")] == [8, 0]
 
 
 def test_interval_throttle_is_due_at_once_for_a_kind_that_it_forgets() -> None:
     events = IntervalThrottle(30.0, lambda: 0.0, kinds_max=2)
-    assert [events.count(kind) for kind in ("a", "b", "c", "b", "a")] == [1, 1, 1, 0, 1]
+    assert [events.count_event(kind) for kind in ("a", "b", "c", "b", "a")] == [1, 1, 1, 0, 1]
     events.forget("b")
-    assert events.count("b") == 1
+    assert events.count_event("b") == 1

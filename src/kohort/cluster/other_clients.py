@@ -248,7 +248,7 @@ class Refusals:
 
     def _log(self, request: Request[Message]) -> None:
         client = request.client
-        if not self._throttle.count((client.host, client.software, request.client_id)):
+        if not self._throttle.count_event((client.host, client.software, request.client_id)):
             return
         log.warning(
             "[client %s] refused (%s, client.id %s, %s): this is a coordinator for kohort's own clients; others would "

@@ -73,7 +73,7 @@ class IntervalThrottle:
         self._interval_s, self._clock_s, self._kinds_max = interval_s, clock_s, kinds_max
         self._kinds: OrderedDict[object, tuple[float, int]] = OrderedDict()  # next line at, and the number since
 
-    def count(self, kind: object = None, number: int = 1) -> int:
+    def count_event(self, kind: object = None, number: int = 1) -> int:
         """Count events; return the number since the last line if the next one is due, otherwise 0."""
         now_s = self._clock_s()
         next_s, since = self._kinds.pop(kind, (now_s, 0))

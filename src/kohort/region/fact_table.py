@@ -207,7 +207,7 @@ class IgnoredLog:
 
     def add(self, offset: int, author: Author, why: str) -> None:
         """Count a record, and log it unless another one was logged for the same reason a moment ago."""
-        count = self._throttle.count(why)
+        count = self._throttle.count_event(why)
         if not count:
             return
         log.warning(

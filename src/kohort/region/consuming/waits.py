@@ -34,7 +34,7 @@ class RetryWait:
         now_s, cause = time.monotonic(), f"{type(error).__name__}: {error}"
         if not self.failures:
             self._throttle.forget()
-        if self._throttle.count():
+        if self._throttle.count_event():
             log.log(logging.WARNING if self.failures else self._level, "%s: %s", self._waits, cause)
         self.again_s = now_s + AGAIN_S[min(self.failures, len(AGAIN_S) - 1)]
         self.failures += 1

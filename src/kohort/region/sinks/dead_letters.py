@@ -229,7 +229,7 @@ class LetterLog:
 
     def add(self, count: int, reason: str = "see the column reason there") -> None:
         """Count rows, and log the count unless that was done a moment ago."""
-        if since := self._throttle.count(number=count):
+        if since := self._throttle.count_event(number=count):
             log.warning(
                 "%s: rows that its sink can't take go to %s with the next sequence: %s since the last such line, one "
                 "of them for: %s", self._member, self._place, since, reason,

@@ -1,4 +1,4 @@
-"""A checker of the error codes of requests that a shard can't serve."""
+"""Checkers of requests that a shard can't serve: their error codes, and that no fault looks like damage."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ class RefusalChecker(Checker):
             self.fail(f"another coordinator has taken over, and {type(event).__name__} is told {code.name}")
         elif code not in PASSES and phase in (Phase.LOADING, Phase.FAILED):
             self.fail(f"{type(event).__name__} is told {code.name} while the shard is {phase.name}")
+
+
+class JournalChecker(Checker):
+    """The journal can be read: no death, refusal or loss of power leaves what is taken for damage."""
+
+    def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
+        if phase is Phase.DAMAGED:
+            self.fail("the journal is damaged")

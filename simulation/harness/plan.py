@@ -404,3 +404,26 @@ class Draft:
             if what == "leave" and member.habits.instance_id is not None and self.chance.likely(RETURNS):
                 back_ms = at_ms + self.chance.choice(AWAY_MS)
                 self.add_member(back_ms, member.habits.group_id, member.habits.instance_id)
+
+
+PUSH_MORE = ("half_open", "half_open", "freeze", "freeze", "twin")
+MORE_EVERY_MS = 5_000
+
+
+class PushDraft(Draft):
+    """Draws one seed's plan; every member that it starts is a push member.
+
+    The faults are the same, and those of push members, at closer quarters.
+    """
+
+    def add_member(self, at_ms: int, group_id: str, instance_id: str | None = None) -> None:
+        """Someone starts; the protocol has no instance ids."""
+        known = self.pushing.start(at_ms, group_id)
+        self.living.append(Known(known.name, known.kind, known.habits))
+
+    def mix(self) -> tuple[str, ...]:
+        """No other groups; what goes wrong with push members only."""
+        chance, at_ms = self.pushing.chance, 0.0
+        while (at_ms := at_ms + chance.expovariate(1 / MORE_EVERY_MS)) < self.heal_ms:
+            self.pushing.trouble_member(int(at_ms), chance.choice(PUSH_MORE), chance.choice(self.pushing.living))
+        return ()

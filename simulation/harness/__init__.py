@@ -1,0 +1,1 @@
+"""What a run is made of: virtual time, network, disk, the coordinator's process, the plan of a seed, and its run."""
