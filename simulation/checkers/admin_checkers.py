@@ -29,9 +29,9 @@ from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import HeldPartitions, Kind, Tombstone
-from simulation.journal_model import ConsumerJournal, GroupJournal, Pairs, PushJournal, Slot, pairs
-from simulation.property import QUIET, Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.journal_model import ConsumerJournal, GroupJournal, Pairs, PushJournal, Slot, pairs
+from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.harness.world import World
 
 ASSIGNORS = ("uniform", "range")
 

@@ -13,8 +13,8 @@ from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.pairs import Pairs, unpack
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
-from simulation.property import QUIET, Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.harness.world import World
 
 LATE_MS = 2_000
 """The coordinator's tick may be a second late, and a session counted from a load over Kafka begins a second later."""

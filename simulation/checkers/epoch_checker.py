@@ -8,8 +8,8 @@ from kohort.errors import ErrorCode
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects, HeartbeatReply, OffsetFetchReply, SyncGroupReply
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, SyncGroup
 from kohort.groups.records import ReconciliationState
-from simulation.journal_model import ConsumerJournal, pairs
-from simulation.property import Checker, Waiting
+from simulation.checkers.journal_model import ConsumerJournal, pairs
+from simulation.checkers.property import Checker, Waiting
 
 Answer = ConsumerGroupHeartbeatReply | HeartbeatReply | SyncGroupReply | OffsetFetchReply
 

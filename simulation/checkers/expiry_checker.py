@@ -22,8 +22,8 @@ from kohort.groups.records import (
     Record,
     Tombstone,
 )
-from simulation.property import Checker, Holder, Waiting, is_one
-from simulation.world import World
+from simulation.checkers.property import Checker, Holder, Waiting, is_one
+from simulation.harness.world import World
 
 LATE_MS = 2_000
 """Beyond the interval between two looks: the coordinator's tick and its journal take time too."""

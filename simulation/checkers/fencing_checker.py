@@ -10,9 +10,9 @@ from kohort.groups.effects import Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, OffsetCommit, SyncGroup, TxnOffsetCommit
 from kohort.groups.records import Kind, Tombstone
 from kohort.ids import NO_TOPIC_ID
-from simulation.assigning import decode_assignment, to_names
-from simulation.property import QUIET, Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.harness.world import World
+from simulation.members.assigning import decode_assignment, to_names
 
 
 class FencingChecker(Checker):

@@ -21,24 +21,23 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import MemberSaved, OffsetCommitted, Record
 from kohort.ids import TopicPartition
-from simulation import invariants
-from simulation.admin_checkers import DeletionChecker, DescriptionChecker
-from simulation.away_checker import AwayChecker
-from simulation.epoch_checker import StaleEpochChecker
-from simulation.eviction_checker import EvictionChecker
-from simulation.expiry_checker import ExpiryChecker
-from simulation.fencing_checker import FencingChecker, deleted_groups
-from simulation.journal_checker import JournalChecker
-from simulation.journal_model import JournalModel
-from simulation.let_go_checker import LetGoChecker
-from simulation.offset_checkers import DurabilityChecker, TransactionChecker
-from simulation.property import QUIET, Checker, Holder, Waiting, is_one
-from simulation.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
-from simulation.refusal_checker import RefusalChecker
-from simulation.share_checkers import ClassicEvennessChecker, EvennessChecker
-from simulation.soft_state_checker import SoftStateChecker
-from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
-from simulation.world import World
+from simulation.checkers import invariants
+from simulation.checkers.admin_checkers import DeletionChecker, DescriptionChecker
+from simulation.checkers.away_checker import AwayChecker
+from simulation.checkers.epoch_checker import StaleEpochChecker
+from simulation.checkers.eviction_checker import EvictionChecker
+from simulation.checkers.expiry_checker import ExpiryChecker
+from simulation.checkers.fencing_checker import FencingChecker, deleted_groups
+from simulation.checkers.journal_model import JournalModel
+from simulation.checkers.let_go_checker import LetGoChecker
+from simulation.checkers.offset_checkers import DurabilityChecker, TransactionChecker
+from simulation.checkers.property import QUIET, Checker, Holder, Waiting, is_one
+from simulation.checkers.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
+from simulation.checkers.refusal_checkers import JournalChecker, RefusalChecker
+from simulation.checkers.share_checkers import ClassicEvennessChecker, EvennessChecker
+from simulation.checkers.soft_state_checker import SoftStateChecker
+from simulation.checkers.target_checkers import CountChecker, HandoverChecker, TargetChecker
+from simulation.harness.world import World
 
 LONGEST_WAIT_MS = 60_000
 

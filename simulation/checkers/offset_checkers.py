@@ -25,8 +25,8 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone
-from simulation.property import QUIET, Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.harness.world import World
 
 Slot = tuple[str, str, int]
 

@@ -13,8 +13,8 @@ from kohort.groups.events import Heartbeat, OffsetCommit, OffsetFetch
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
 from kohort.ids import TopicId, TopicPartition
-from simulation.journal_model import JournalModel
-from simulation.world import World
+from simulation.checkers.journal_model import JournalModel
+from simulation.harness.world import World
 
 QUIET: frozenset[type] = frozenset({Heartbeat, OffsetCommit, OffsetFetch})
 """Most requests are such: no member or group comes, moves or ends by them, except a group that begins with a commit."""

@@ -22,9 +22,9 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, Record, Tombstone, TransactionMarked
 from kohort.ids import NO_POSITION
-from simulation.journal_model import Pairs
-from simulation.property import Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.journal_model import Pairs
+from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.harness.world import World
 
 LONGEST_MS = 60_000
 """A consumer waits for those that have to stop: one that is silent for its session, and those that come meanwhile."""

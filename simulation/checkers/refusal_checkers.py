@@ -6,7 +6,7 @@ from typing import Any
 
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
-from simulation.property import Checker
+from simulation.checkers.property import Checker
 
 PASSES = (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 """Clients ask the same coordinator again."""

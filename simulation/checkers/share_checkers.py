@@ -11,8 +11,8 @@ from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import ComputeAssignment, Effects
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import PushMemberSaved
-from simulation.property import Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.harness.world import World
 
 
 class ClassicEvennessChecker(Checker):

@@ -14,9 +14,9 @@ from kohort.groups.events import Topic
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import ReconciliationState, Record
 from kohort.groups.timers import Timer
-from simulation.journal_model import ConsumerJournal, GroupJournal, JournalModel, pairs
-from simulation.property import Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.journal_model import ConsumerJournal, GroupJournal, JournalModel, pairs
+from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.harness.world import World
 
 
 class SoftStateChecker(Checker):

@@ -30,9 +30,9 @@ from kohort.groups.records import (
     Tombstone,
 )
 from kohort.ids import TopicPartition
-from simulation.journal_model import pairs
-from simulation.property import QUIET, Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.journal_model import pairs
+from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.harness.world import World
 
 
 def ended(outcome: Effects) -> list[str]:

@@ -25,8 +25,8 @@ from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
 from kohort.log.partition import PartitionLog
 from kohort.log.store import StoreCheckpoints, UnreadableLog, write_points
-from simulation.files import Fault, Files, Volume
-from simulation.world import World
+from simulation.harness.files import Fault, Files, Volume
+from simulation.harness.world import World
 
 READ_RECORDS = 50
 """Records that are read in one piece."""

@@ -23,7 +23,7 @@ from kohort.groups.effects import (
 )
 from kohort.groups.events import GroupSettings, OffsetsFound, PushPosition, TopicImage
 from kohort.groups.push import rebalance
-from simulation.world import Chance, Happening, World
+from simulation.harness.world import Chance, Happening, World
 
 TURN_MS = 2
 """The maximum delay of a turn after it was requested."""

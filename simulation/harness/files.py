@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kohort.log.filesystem import ReadBuffer, StrPath
-from simulation.world import World
+from simulation.harness.world import World
 
 SECTOR: Final = 512
 """The unit that a power loss keeps or loses, in bytes."""

@@ -16,10 +16,10 @@ from kohort.io.processes import long_poll_max_ms
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
-from simulation.network import Connection
-from simulation.push_gate import PushGate
-from simulation.server import Server
-from simulation.world import World
+from simulation.harness.network import Connection
+from simulation.harness.push_gate import PushGate
+from simulation.harness.server import Server
+from simulation.harness.world import World
 
 HANDLERS = {
     entry.request: entry.handler for entry in (*groups.HANDLERS, *consumer_groups.HANDLERS, *group_offsets.HANDLERS)

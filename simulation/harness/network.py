@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simulation.world import Chance, World
+from simulation.harness.world import Chance, World
 
 
 @dataclass(frozen=True)

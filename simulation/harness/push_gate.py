@@ -22,8 +22,8 @@ from kohort.wire.push import (
     push_type,
     read_topic_count,
 )
-from simulation.network import Connection
-from simulation.server import Server
+from simulation.harness.network import Connection
+from simulation.harness.server import Server
 
 Respond = Callable[[memoryview], None]
 

@@ -12,23 +12,23 @@ from typing import Any
 from kohort.groups import events
 from kohort.groups.events import OffsetToCommit, Topic, TopicImage
 from kohort.ids import TopicId, TopicPartition
-from simulation.assigning import topic_id
-from simulation.checkers import ALL, Checkers, unhealthy
-from simulation.classic_member import ClassicMember
-from simulation.consumer_member import ConsumerMember
-from simulation.disk import Disk, log_lines
-from simulation.disk_mutants import DiskMutant, planted
-from simulation.gate import Gate
-from simulation.literal_push import Door, LiteralPushMember
-from simulation.network import Network, Weather
-from simulation.outsiders import Administrator, Hostile, Producer
-from simulation.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember, OwnPushMember
-from simulation.plan import CLASSIC, Draft, Plan, Step
-from simulation.process import Habits, Process
-from simulation.property import Checker, Holder, ViolatedError
-from simulation.push_gate import PushGate
-from simulation.server import Server
-from simulation.world import World
+from simulation.checkers.group_checkers import ALL, Checkers, unhealthy
+from simulation.checkers.property import Checker, Holder, ViolatedError
+from simulation.harness.disk import Disk, log_lines
+from simulation.harness.gate import Gate
+from simulation.harness.network import Network, Weather
+from simulation.harness.plan import CLASSIC, Draft, Plan, Step
+from simulation.harness.push_gate import PushGate
+from simulation.harness.server import Server
+from simulation.harness.world import World
+from simulation.members.assigning import topic_id
+from simulation.members.classic_member import ClassicMember
+from simulation.members.consumer_member import ConsumerMember
+from simulation.members.literal_push import Door, LiteralPushMember
+from simulation.members.outsiders import Administrator, Hostile, Producer
+from simulation.members.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember, OwnPushMember
+from simulation.members.process import Habits, Process
+from simulation.mutants.disk_mutants import DiskMutant, planted
 
 INTERNAL = "__consumer_offsets"
 SHORTEST_MS = 120_000

@@ -27,11 +27,11 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.ids import NO_TOPIC_ID
-from simulation.checkers import Checkers
-from simulation.disk import Disk, DiskJournal
-from simulation.driver import VirtualDriver
-from simulation.network import Connection, Network
-from simulation.world import World
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.disk import Disk, DiskJournal
+from simulation.harness.driver import VirtualDriver
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import World
 
 Answer = Callable[[Any], None]
 AGAIN_MS = 200

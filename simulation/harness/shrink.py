@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simulation.plan import Plan
-from simulation.run import Result
+from simulation.harness.plan import Plan
+from simulation.harness.run import Result
 
 Player = Callable[[Plan], Result]
 RUNS_MAX = 2_000

@@ -17,7 +17,10 @@ from kohort.groups.events import (
 )
 from kohort.groups.records import OfferedProtocol
 from kohort.ids import TopicPartition
-from simulation.assigning import (
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.network import Network
+from simulation.harness.world import World
+from simulation.members.assigning import (
     COOPERATIVE,
     assign,
     decode_assignment,
@@ -26,11 +29,8 @@ from simulation.assigning import (
     encode_assignment,
     encode_metadata,
 )
-from simulation.checkers import Checkers
-from simulation.client import ASIDE
-from simulation.network import Network
-from simulation.process import Habits, Process
-from simulation.world import World
+from simulation.members.client import ASIDE
+from simulation.members.process import Habits, Process
 
 LOST = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
 SOON_MS = 100

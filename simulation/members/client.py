@@ -7,8 +7,8 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import JoinGroup
-from simulation.network import Connection, Network
-from simulation.world import Happening, World
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import Happening, World
 
 PATIENCE_MS = 3_000
 REFUSED_MS = 200

@@ -5,10 +5,10 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups.effects import ConsumerGroupHeartbeatReply
 from kohort.groups.events import Client, ConsumerGroupHeartbeat
-from simulation.assigning import Target, pattern_of, to_ids, to_names, topic_name
-from simulation.client import ASIDE
-from simulation.process import Process
-from simulation.world import Happening
+from simulation.harness.world import Happening
+from simulation.members.assigning import Target, pattern_of, to_ids, to_names, topic_name
+from simulation.members.client import ASIDE
+from simulation.members.process import Process
 
 FENCED = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND)
 FATAL = (ErrorCode.FENCED_INSTANCE_ID, ErrorCode.UNRELEASED_INSTANCE_ID, ErrorCode.GROUP_MAX_SIZE_REACHED)

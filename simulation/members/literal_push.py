@@ -27,13 +27,13 @@ from kohort.wire.push import (
     partition_of,
     write_topic_count,
 )
-from simulation.assigning import pattern_of
-from simulation.checkers import Checkers
-from simulation.client import ASIDE, PATIENCE_MS
-from simulation.network import Connection, Network
-from simulation.process import FINDING_MS, Habits, Process
-from simulation.push_gate import Respond
-from simulation.world import World
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.network import Connection, Network
+from simulation.harness.push_gate import Respond
+from simulation.harness.world import World
+from simulation.members.assigning import pattern_of
+from simulation.members.client import ASIDE, PATIENCE_MS
+from simulation.members.process import FINDING_MS, Habits, Process
 
 TICK_MS = 300
 RETRY_MS = 1_000

@@ -11,13 +11,13 @@ from kohort.groups.events import Client as Sender
 from kohort.groups.events import LeavingMember, OffsetToCommit
 from kohort.groups.records import OfferedProtocol, TopicPartitions
 from kohort.ids import TopicId, TopicPartition
-from simulation.assigning import COOPERATIVE, EAGER
-from simulation.checkers import Checkers
-from simulation.client import Client
-from simulation.network import Network
-from simulation.process import Process
-from simulation.server import Server
-from simulation.world import World
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.network import Network
+from simulation.harness.server import Server
+from simulation.harness.world import World
+from simulation.members.assigning import COOPERATIVE, EAGER
+from simulation.members.client import Client
+from simulation.members.process import Process
 
 FILTERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("stable",), ()),

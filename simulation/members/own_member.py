@@ -20,14 +20,14 @@ from kohort.client.offsets import OffsetAndMetadata, commit_offsets
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
-from simulation.assigning import pattern_of
-from simulation.checkers import Checkers
-from simulation.client import FAREWELL_MS
-from simulation.gate import HOST, PORT, Gate
-from simulation.network import Connection, Network
-from simulation.process import FINDING_MS, Habits, Process
-from simulation.property import ViolatedError
-from simulation.world import Happening, World
+from simulation.checkers.group_checkers import Checkers
+from simulation.checkers.property import ViolatedError
+from simulation.harness.gate import HOST, PORT, Gate
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import Happening, World
+from simulation.members.assigning import pattern_of
+from simulation.members.client import FAREWELL_MS
+from simulation.members.process import FINDING_MS, Habits, Process
 
 logging.getLogger("kohort.client").addHandler(logging.NullHandler())
 MEMBERSHIPS: Mapping[str, type[Membership]] = {

@@ -11,11 +11,11 @@ from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from kohort.io.processes import CLOCK_MARGIN, long_poll_max_ms
-from simulation.assigning import EAGER
-from simulation.checkers import Checkers
-from simulation.client import Client
-from simulation.network import Connection, Network
-from simulation.world import World
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import World
+from simulation.members.assigning import EAGER
+from simulation.members.client import Client
 
 HEALTHY_MS = 2_000
 """A healthy application lets go within this time."""

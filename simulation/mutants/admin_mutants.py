@@ -28,10 +28,10 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
-from simulation.admin_checkers import DeletionChecker, DescriptionChecker
-from simulation.property import Checker
-from simulation.share_checkers import ClassicEvennessChecker
-from simulation.swapped import Swapped, swapped
+from simulation.checkers.admin_checkers import DeletionChecker, DescriptionChecker
+from simulation.checkers.property import Checker
+from simulation.checkers.share_checkers import ClassicEvennessChecker
+from simulation.mutants.swapped import Swapped, swapped
 
 
 class DeletesOffsetsThatAreRead(Swapped):

@@ -16,11 +16,11 @@ from kohort.log.index import OffsetIndex
 from kohort.log.partition import PartitionLog
 from kohort.log.results import RecoveryReport
 from kohort.log.segment import Segment
-from simulation.checkers import ReplayChecker
-from simulation.journal_checker import JournalChecker
-from simulation.offset_checkers import DurabilityChecker
-from simulation.property import Checker
-from simulation.swapped import swapped
+from simulation.checkers.group_checkers import ReplayChecker
+from simulation.checkers.offset_checkers import DurabilityChecker
+from simulation.checkers.property import Checker
+from simulation.checkers.refusal_checkers import JournalChecker
+from simulation.mutants.swapped import swapped
 
 
 class DiskMutant:

@@ -29,10 +29,10 @@ from kohort.groups.migration.conversion import Converted
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved
 from kohort.groups.step import Step
-from simulation.epoch_checker import StaleEpochChecker
-from simulation.property import Checker
-from simulation.swapped import Swapped
-from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
+from simulation.checkers.epoch_checker import StaleEpochChecker
+from simulation.checkers.property import Checker
+from simulation.checkers.target_checkers import CountChecker, HandoverChecker, TargetChecker
+from simulation.mutants.swapped import Swapped
 
 
 class FetchesForAnyEpoch(Swapped):

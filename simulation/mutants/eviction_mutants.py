@@ -21,10 +21,10 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.pairs import Pairs
 from kohort.groups.step import Step
-from simulation.eviction_checker import EvictionChecker
-from simulation.property import Checker
-from simulation.soft_state_checker import SoftStateChecker
-from simulation.swapped import Swapped
+from simulation.checkers.eviction_checker import EvictionChecker
+from simulation.checkers.property import Checker
+from simulation.checkers.soft_state_checker import SoftStateChecker
+from simulation.mutants.swapped import Swapped
 
 
 class NeverStopsRevocations(Swapped):

@@ -26,9 +26,10 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import group_routing
 from kohort.groups.records import EpochBumped, GenerationStarted, MemberAssigned, OffsetCommitted, TargetEpochSet
 from kohort.groups.timers import Deadline, Deadlines, Timer
-from simulation.admin_mutants import ADMIN_MUTANTS
-from simulation.away_checker import AwayChecker
-from simulation.checkers import (
+from simulation.checkers.away_checker import AwayChecker
+from simulation.checkers.expiry_checker import ExpiryChecker
+from simulation.checkers.fencing_checker import FencingChecker
+from simulation.checkers.group_checkers import (
     AnswerChecker,
     EpochChecker,
     GenerationChecker,
@@ -38,17 +39,16 @@ from simulation.checkers import (
     OwnershipChecker,
     ReplayChecker,
 )
-from simulation.client_mutants import CountsLeasesFromAnswers, CountsSessionsFromAnswers
-from simulation.disk_mutants import DISK_MUTANTS, DiskMutant
-from simulation.epoch_mutants import EPOCH_MUTANTS
-from simulation.eviction_mutants import EVICTION_MUTANTS
-from simulation.expiry_checker import ExpiryChecker
-from simulation.fencing_checker import FencingChecker
-from simulation.let_go_checker import LetGoChecker
-from simulation.offset_checkers import DurabilityChecker, TransactionChecker
-from simulation.property import Checker
-from simulation.refusal_checker import RefusalChecker
-from simulation.share_checkers import EvennessChecker
+from simulation.checkers.let_go_checker import LetGoChecker
+from simulation.checkers.offset_checkers import DurabilityChecker, TransactionChecker
+from simulation.checkers.property import Checker
+from simulation.checkers.refusal_checkers import RefusalChecker
+from simulation.checkers.share_checkers import EvennessChecker
+from simulation.mutants.admin_mutants import ADMIN_MUTANTS
+from simulation.mutants.client_mutants import CountsLeasesFromAnswers, CountsSessionsFromAnswers
+from simulation.mutants.disk_mutants import DISK_MUTANTS, DiskMutant
+from simulation.mutants.epoch_mutants import EPOCH_MUTANTS
+from simulation.mutants.eviction_mutants import EVICTION_MUTANTS
 
 
 class HastyDeadlines(Deadlines):

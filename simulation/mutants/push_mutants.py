@@ -21,11 +21,11 @@ from kohort.groups.push.requests import PushRequests
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
 from kohort.wire.push import CoordinatorRequest, ErrorResponse
-from simulation.checkers import OwnershipChecker
-from simulation.property import Checker
-from simulation.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
-from simulation.push_gate import PushGate, Registered
-from simulation.swapped import Swapped
+from simulation.checkers.group_checkers import OwnershipChecker
+from simulation.checkers.property import Checker
+from simulation.checkers.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
+from simulation.harness.push_gate import PushGate, Registered
+from simulation.mutants.swapped import Swapped
 
 
 class StartsBeforeStops(Swapped):
