@@ -15,6 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
 FOLDER = "src/kohort/columns"
+VARINTS = "src/kohort/wire/_varint.pxd"
 KERNELS = (f"{FOLDER}/_encode", f"{FOLDER}/_kernel", "src/kohort/wire/_record_walk")
 FLAGS = ["-O3"] if sys.platform != "win32" else ["/O2"]
 PARTS = (
@@ -24,7 +25,6 @@ PARTS = (
     "_memory.pxi",
     "_rows.pxd",
     "_table.pxi",
-    "_varint.pxd",
     "_walk.pxi",
 )
 SANITIZE = os.environ.get("KOHORT_SANITIZE")
@@ -46,7 +46,7 @@ def extensions() -> list[Extension]:
             path.removeprefix("src/").replace("/", "."),
             [f"{path}.pyx"],
             include_dirs=[FOLDER],
-            depends=[f"{FOLDER}/{name}" for name in PARTS],
+            depends=[VARINTS, *(f"{FOLDER}/{name}" for name in PARTS)],
             extra_compile_args=compile_flags,
             extra_link_args=link_flags,
         )
