@@ -11,10 +11,10 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
+from kohort.broker.api.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, allowed
-from kohort.broker.config.entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.ids import AclOperation

@@ -15,10 +15,10 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kohort.broker.audit import CHANGES, AuditLog
 from kohort.broker.authorization import NEEDS, Authorizer, Need, request_refusal
+from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.metrics import Metrics
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
-from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.refusals import refusal
 from kohort.broker.server.requests import Request, RequestMeter
 from kohort.errors import ErrorCode, KafkaError
