@@ -46,6 +46,10 @@ _KINDS: dict[str, type[Fact]] = {
 }
 
 
+_NO_KEY = ValueError, TypeError, RecursionError
+"""Errors of a key that no region wrote. A stranger's may be nested deeper than Python's decoder goes."""
+
+
 def key_of(fact: Fact) -> bytes:
     """Return the key under which a fact replaces earlier ones."""
     match fact:
@@ -118,7 +122,7 @@ def fact_of(key: bytes, value: bytes) -> Fact:
         fact: Fact = msgspec.convert(told, kind)
     except CorruptDataError:
         raise
-    except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, msgspec.MsgspecError) as error:
         raise CorruptDataError(f"no record of a region: {error!r}") from error
     if key_of(fact) != key:
         raise CorruptDataError(f"the key {key!r} belongs to another record than {key_of(fact)!r}")
@@ -150,7 +154,7 @@ def about_region(key: bytes) -> str | None:
     """Return the region in a key; None: the kind is unknown, or a claim."""
     try:
         kind, *about = json.loads(key)
-    except (ValueError, TypeError):
+    except _NO_KEY:
         return None
     return str(about[0]) if kind in _KINDS and kind != "claim" and about else None
 
@@ -159,7 +163,7 @@ def claimed_region(key: bytes) -> str | None:
     """Return the region in the key of a claim; None: the key is none of a claim."""
     try:
         kind, *about = json.loads(key)
-    except (ValueError, TypeError):
+    except _NO_KEY:
         return None
     return str(about[1]) if kind == "claim" and len(about) > 1 else None
 

@@ -115,7 +115,7 @@ class IssuerKeys:
 
         try:
             self._keys = KeySet.import_key_set(json.loads(fetch_key_set(self._url)))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, JoseError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, JoseError) as error:
             log.warning("sasl.oauthbearer.jwks.endpoint.url: %s: keys could not be read: %s", self._url, error)
             self._retry_at = now + self._retry_ms / 1000
             self._retry_ms = min(2 * self._retry_ms, self._config.jwks_retry_max_ms)
