@@ -210,17 +210,6 @@ def write_seeds() -> None:
     makers: tuple[Callable[[], Iterator[tuple[str, str, bytes]]], ...] = (
         _jose, _logins, _records, _regions, _nested, _pushes, _names, _certificates, _hellos, _requests,
     )  # fmt: skip
-        _jose,
-        _logins,
-        _records,
-        _regions,
-        _nested,
-        _pushes,
-        _names,
-        _certificates,
-        _hellos,
-        _requests,
-    )
     names = {target.name for target in PARSERS} | {"tls"}
     missing = {name for name in names if not (FOLDER / f"{name}.txt").exists()}
     if "jose" in missing or "sasl-oauthbearer" in missing:
