@@ -507,7 +507,7 @@ def check_pattern(data: bytes) -> str:
     try:
         found = name_patterns.matching(pattern, names)
     except InvalidInputError as error:
-        return _words(error)
+        return _words(str(error).rpartition(": ")[2])
     engine: Any = name_patterns._re2()
     if name_patterns._PLAIN.fullmatch(pattern) is None or engine is None:
         return "matched by RE2"

@@ -32,6 +32,8 @@ RESIDENT_KIB_MAX = 500_000
 LEFT_MAX = 16
 """Descriptors and threads of the broker that may be more at the end: pools that have grown."""
 LOOK_EVERY = 50
+GROWN_BYTES_MAX, GROWN_MAX = 512, 120
+"""The longest input that is added for a new outcome, and the size of a corpus to which none is added."""
 NOTHING = Taken(0, 0, 0, 0)
 _UNEXPECTED = (
     ArithmeticError, AssertionError, AttributeError, KafkaError, LookupError, MemoryError, OSError, RecursionError,
@@ -164,9 +166,10 @@ class FuzzRun:
         known = self.report.outcomes.setdefault(target.name, set())
         if outcome not in known:
             known.add(outcome)
-            if self._grows and len(data) <= KEPT_BYTES_MAX and data not in self._corpora[target.name]:
+            corpus = self._corpora[target.name]
+            if self._grows and len(data) <= GROWN_BYTES_MAX and len(corpus) < GROWN_MAX and data not in corpus:
                 keep_input(target.name, "grown", data)
-                self._corpora[target.name].append(data)
+                corpus.append(data)
 
     def _found(self, text: str) -> None:
         finding = f"seed {self._seed} {text}"
