@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
-import deltalake
-
 from kohort.errors import CorruptDataError, RetriableError
 from kohort.region.sinks import Keep, Sink
 from kohort.region.staged import StagedKey
@@ -351,11 +349,11 @@ def others_write_meanwhile(place: Place, root: Path) -> None:
 
 
 def compacted_meanwhile(place: Place, root: Path) -> None:
-    """At each call of a publisher another publishes, and somebody writes the files anew (OPTIMIZE)."""
+    """At each call of a publisher another publishes, and somebody writes the files anew (OPTIMIZE, compaction)."""
 
     def write(trial: Place, number: int) -> None:
         _others_publish(trial, number)
-        deltalake.DeltaTable(trial.path).optimize.compact()  # type: ignore[attr-defined]
+        trial.compact()  # type: ignore[attr-defined]
 
     for trial in begun(place, root).holds(publish, write):
         all_is_well(trial)

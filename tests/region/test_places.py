@@ -21,6 +21,7 @@ from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, Retri
 from kohort.region.sinks import Keep, Sink, delta_table, rows, sql_table
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
@@ -146,7 +147,7 @@ def test_nested_types(place: Place) -> None:
     nested = pa.struct([("x", pa.list_(pa.int32())), ("m", pa.map_(pa.string(), pa.float64()))])
     schema = pa.schema([*SCHEMA, ("nested", nested)])
     sink = place.sink()
-    if "delta" not in place.kind and place.kind != "parquet":
+    if not place.kind.startswith(("delta", "iceberg", "parquet")):
         with pytest.raises(InvalidInputError, match="'nested'.*to_json"):
             sink.check(schema)
         return
@@ -304,7 +305,7 @@ def test_run(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
     run(copy.copy(KINDS[kind]), root)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("delta")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("delta", "iceberg"))])
 @pytest.mark.parametrize("run", runs.SHARED_RUNS, ids=lambda run: run.__name__)
 def test_a_table_that_others_write_too(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
     run(copy.copy(KINDS[kind]), root)
@@ -411,7 +412,7 @@ def _sql_says_nothing_of_emptying(patch: Patch) -> None:
 
 
 def _its_own_number_is_taken_for_emptied(patch: Patch) -> None:
-    for kind in (ParquetFolder, DeltaTable, SqlTable):
+    for kind in (ParquetFolder, DeltaTable, IcebergTable, SqlTable):
         patch.setattr(kind, "empty", _empties_what_shows_less(kind.empty))
 
 
