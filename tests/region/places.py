@@ -302,20 +302,30 @@ class IcebergPlace(_Files):
         table = self.table()
         if table is None:
             return []
-        used = set()
-        for snapshot in table.snapshots():
-            for manifest in snapshot.manifests(table.io):
-                used |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
-        left = {name for _, _, names in os.walk(f"{self.path}/air/flights/data") for name in names}
+        left = {f"{HeldFileIO.LAKE}/air/flights/data/{name}" for name in os.listdir(f"{self.path}/air/flights/data")}
         staged = Path(self.path).glob(f"air/flights/_kohort/*/{REGION.hex}/staged/*")
-        return [path.name for path in staged] + sorted(left - {path.rpartition("/")[2] for path in used})
+        return [path.name for path in staged] + sorted(left - _files_of(table))
 
     def compact(self) -> None:
         """Write the files anew, as any engine may, and forget how the table was before."""
         table = self.table()
         assert table is not None
         table.overwrite(table.scan().to_arrow())
+        before = _files_of(table)
         table.maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+        for path in before - _files_of(table.refresh()):
+            table.io.delete(path)
+
+
+def _files_of(table: Table) -> set[str]:
+    """Return the data files of all snapshots."""
+    manifests = {manifest.manifest_path: manifest for snapshot in table.snapshots()
+                 for manifest in snapshot.manifests(table.io)}  # fmt: skip
+    return {
+        entry.data_file.file_path
+        for manifest in manifests.values()
+        for entry in manifest.fetch_manifest_entry(table.io)
+    }
 
 
 class SqlitePlace(_Files):

@@ -305,7 +305,13 @@ def test_run(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
     run(copy.copy(KINDS[kind]), root)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("delta", "iceberg"))])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(kind for kind in KINDS if kind.startswith("delta") or kind == "iceberg-parted"),
+        pytest.param("iceberg", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("run", runs.SHARED_RUNS, ids=lambda run: run.__name__)
 def test_a_table_that_others_write_too(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
     run(copy.copy(KINDS[kind]), root)

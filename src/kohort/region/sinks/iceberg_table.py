@@ -115,18 +115,16 @@ class IcebergTable(Bound):
         staged_files.check_pages(compression, None)
         self.table, self.partition_by, self.compression = table, tuple(partition_by), compression
         iceberg_partitions.parsed(self.partition_by)
-        self.warehouse = "" if warehouse is None else local_path(warehouse, "The warehouse of an IcebergTable")
+        self.warehouse = "" if warehouse is None else _local(os.fspath(warehouse))
         if bad := sorted({*"#?%"}.intersection(self.warehouse)):
             raise InvalidInputError(f"The warehouse {self.warehouse} holds {bad[0]!r}, which readers take for a URL's part")
         self._properties = self._embedded() if catalog is None else dict(catalog)
+        if self._properties.get("warehouse", "").startswith(("/", "file:")):
+            self._properties.setdefault("py-io-impl", "kohort.region.sinks.iceberg_files.DurableFileIO")
 
     def _embedded(self) -> dict[str, str]:
-        return {
-            "type": "sql",
-            "uri": f"sqlite:///{self.warehouse}/catalog.db",
-            "warehouse": f"file://{self.warehouse}",
-            "py-io-impl": "kohort.region.sinks.iceberg_files.DurableFileIO",
-        }
+        uri = f"sqlite:///{self.warehouse}/catalog.db"
+        return {"type": "sql", "uri": uri, "warehouse": f"file://{self.warehouse}"}
 
     def __repr__(self) -> str:
         return f"IcebergTable({self._named()!r})"  # without the catalog's credentials
@@ -227,6 +225,7 @@ class IcebergTable(Bound):
         try:
             if self.warehouse:
                 make_folder(SYSTEM, self.warehouse)
+                SYSTEM.listdir(self.warehouse)
             table = self._made(given)
             store = store_of(table.io, self.place)
             store.put(self._folder(table), _PROBE, b"")
@@ -483,3 +482,12 @@ class IcebergTable(Bound):
             if piece.others:
                 self._remove_unused((*(file.path for file in piece.files), *piece.others))
             store_of(lake.io, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
+
+
+def _local(warehouse: str) -> str:
+    if "://" in warehouse and not warehouse.startswith("file:"):
+        raise InvalidInputError(
+            f"The catalog in a warehouse is a file, which {warehouse} can't hold: give catalog={{'type': 'rest' or "
+            f"'sql', 'uri': …, 'warehouse': {warehouse!r}}}"
+        )
+    return local_path(warehouse, "The warehouse of an IcebergTable")
