@@ -294,7 +294,10 @@ class IcebergPlace(_Files):
 
     def rows(self) -> list[Row]:
         table = self.table()
-        found = [] if table is None else table.scan().to_arrow().to_pylist()
+        try:
+            found = [] if table is None else table.scan().to_arrow().to_pylist()
+        except FileNotFoundError as error:
+            raise AssertionError("the table has a file that is gone") from error
         return sorted((row["id"], row["name"]) for row in found)
 
     def staged(self) -> list[str]:
