@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import itertools
+import os
 import shutil
 import signal
 import sqlite3

@@ -177,7 +177,7 @@ def test_when_others_always_come_first_it_can_be_tried_again(tmp_path: Path, mon
 
 
 def test_files_and_the_catalog_are_durable_before_a_sequence_is_marked(tmp_path: Path) -> None:
-    """pyiceberg syncs nothing: a catalog would name files that a power loss takes."""
+    """The library syncs nothing: a catalog would name files that a power loss takes."""
     from tests.region.places import REGION as PLACE_REGION
     from tests.region.places import SCHEMA as PLACE_SCHEMA
     from tests.region.places import Calls
@@ -197,7 +197,9 @@ def test_files_and_the_catalog_are_durable_before_a_sequence_is_marked(tmp_path:
     trace = [call.replace(place.path, "").replace("/air/flights", "") for call in calls.trace]
     at = trace.index("commit")
     synced = [call for call in trace[:at] if call.startswith("fsync /metadata/") and call.endswith(".avro")]
-    assert len(synced) == 2 and trace[:at].count("fsync /metadata") == 2, "manifest and list, before the catalog names them"
+    assert len(synced) == 2 and trace[:at].count("fsync /metadata") == 2, (
+        "manifest and list, before the catalog names them"
+    )
     marked = next(n for n, call in enumerate(trace) if call.startswith("open ") and call.endswith("published-1"))
     metadata = next(n for n, call in enumerate(trace) if call.startswith("fsync") and call.endswith(".metadata.json"))
     assert at < metadata < marked < next(n for n, call in enumerate(trace) if call.startswith("unlink"))
@@ -259,7 +261,9 @@ def test_columns_that_others_add_or_rename_are_no_obstacle(tmp_path: Path) -> No
 
 def test_a_table_that_was_there_before(tmp_path: Path) -> None:
     """Its columns count; who wrote there before stays, also when the region's rows are taken out."""
-    catalog = load_catalog("default", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    catalog = load_catalog(
+        "default", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}"
+    )
     catalog.create_namespace("air")
     catalog.create_table("air.flights", SCHEMA).append(table(9))
     with pytest.raises(InvalidInputError, match="'name' is missing"):
@@ -290,7 +294,9 @@ def test_compacted_files_can_not_be_told_apart(tmp_path: Path) -> None:
     assert ids(tmp_path) == [] and sink.published() == 5
 
 
-def test_a_sweep_takes_unfinished_files_and_none_that_the_table_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_takes_unfinished_files_and_none_that_the_table_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A member dies between the file and the word that it is whole; another's word is left after its publication."""
     sink, data = made(tmp_path), tmp_path / "air" / "flights" / "data"
     sink.stage(key(1), table(1))
@@ -368,7 +374,9 @@ def test_partitions_that_can_t_be(tmp_path: Path, by: list[str], said: str) -> N
 
 
 def test_a_table_with_other_partitions_than_can_be_written_is_refused(tmp_path: Path) -> None:
-    catalog = load_catalog("default", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    catalog = load_catalog(
+        "default", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}"
+    )
     catalog.create_namespace("air")
     lake = catalog.create_table("air.flights", SCHEMA, properties={"format-version": "1"})
     with lake.update_spec() as update:
@@ -488,3 +496,25 @@ def test_data_files_have_the_tables_field_ids(tmp_path: Path) -> None:
     assert ids_there == {field.name: field.field_id for field in opened(tmp_path).schema().fields}
     piece = json.loads(next(Path(tmp_path).glob("air/flights/_kohort/*/*/staged/*.json")).read_bytes())
     assert piece["files"][0]["record_count"] == 1
+
+
+def test_duckdb_sees_the_same_rows(tmp_path: Path) -> None:
+    """A reader that nobody here wrote, with its own reading of manifests, partitions and statistics."""
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB and its extension package read the table")
+    extensions = pytest.importorskip("duckdb_extensions", reason="duckdb-extensions with iceberg and avro")
+    sink = made(tmp_path, partition_by=["day(at)", "bucket(2, id)"])
+    rows = pa.concat_tables([table(1, 2, 3, name="ö"), table(4, name=None)])
+    sink.stage(key(1), rows)
+    sink.publish(1, [key(1)])
+    publish(sink, 2, 5)
+    sink.stage(key(3), table(666))
+    with duckdb.connect(config={"extension_directory": str(tmp_path / "extensions")}) as connection:
+        for name in ("avro", "iceberg"):
+            extensions.import_extension(name, con=connection)
+            connection.execute(f"LOAD {name}")
+        scan = f"iceberg_scan('{opened(tmp_path).metadata_location}')"
+        assert connection.execute(f"SELECT id, name FROM {scan} ORDER BY id").fetchall() == [
+            (1, "ö"), (2, "ö"), (3, "ö"), (4, None), (5, "x"),
+        ]  # fmt: skip
+        where = "\"at\" >= TIMESTAMPTZ '2026-11-03 00:00:00+00' AND id < 5"
+        assert connection.execute(f"SELECT id FROM {scan} WHERE {where}").fetchall() == [(2,)]

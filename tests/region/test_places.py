@@ -442,7 +442,7 @@ def _iceberg_does_not_look(patch: Patch) -> None:
 
 
 def _the_library_tries_again(patch: Patch) -> None:
-    """pyiceberg's own retry builds the snapshot anew on whatever the table is by then."""
+    """The library's own retry builds the snapshot anew on whatever the table is by then."""
 
     def commit(self: IcebergLog, table: Table, sequence: int, added: Any) -> bool:
         with table.transaction() as transaction:

@@ -115,7 +115,7 @@ class _Whole(io.BytesIO):
         super().__init__()
         self._files, self._path = files, path
 
-    def __exit__(self, kind: Any, *rest: object) -> None:
+    def __exit__(self, kind: object, *rest: object) -> None:
         if kind is not None:
             super().close()
         self.close()
@@ -331,7 +331,8 @@ def _parted(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool |
     columns: dict[str, Any] = {}
     for number, field in enumerate(spec.fields):
         source = schema.find_field(field.source_id)
-        columns[str(number)] = field.transform.pyarrow_transform(source.field_type)(rows.column(source.name))
+        column: Any = rows.column(source.name)  # the stubs know arrays alone
+        columns[str(number)] = field.transform.pyarrow_transform(source.field_type)(column)
     names = list(columns)
     columns["row"] = pa.array(range(rows.num_rows), pa.int64())
     found = []

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -100,7 +100,9 @@ class IcebergLog:
                 if not self._catalog.namespace_exists(namespace):
                     self._catalog.create_namespace(namespace)
             with contextlib.suppress(TableAlreadyExistsError):
-                return self._catalog.create_table(self._identifier, fields, partition_spec=spec, properties={_MERGE: "true"})
+                return self._catalog.create_table(
+                    self._identifier, fields, partition_spec=spec, properties={_MERGE: "true"}
+                )
         return self.load()
 
     # -- what a state of the table says of the region
@@ -119,7 +121,9 @@ class IcebergLog:
             claim = msgspec.json.decode(text, type=OwnerMarker)
             claim.rows()
         except (msgspec.DecodeError, CorruptDataError) as error:
-            raise CorruptDataError(f"The property {self._prefix}region of {self._place} can't be read: {error}") from error
+            raise CorruptDataError(
+                f"The property {self._prefix}region of {self._place} can't be read: {error}"
+            ) from error
         if claim.format != 1:
             raise InvalidInputError(f"{self._place} was written by a newer kohort, in format {claim.format}")
         return claim
@@ -172,6 +176,7 @@ class IcebergLog:
         transaction = table.transaction()
         with told(self._place):
             snapshots = transaction.update_snapshot(snapshot_properties={f"kohort.{name}": said[name] for name in said})
+            producer: Any  # of a private class each
             if removed:
                 producer = snapshots.overwrite()
             elif table.properties.get(_MERGE) == "true":
@@ -187,7 +192,7 @@ class IcebergLog:
             needs = (
                 *transaction._requirements,
                 AssertTableUUID(uuid=table.metadata.table_uuid),
-                AssertDefaultSpecId(default_spec_id=table.metadata.default_spec_id),
+                AssertDefaultSpecId.model_validate({"default-spec-id": table.metadata.default_spec_id}),
             )
             try:
                 self._catalog.commit_table(table, needs, transaction._updates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from pyiceberg.schema import Schema
@@ -32,12 +32,14 @@ from pyiceberg.types import (
 from kohort.errors import InvalidInputError
 
 _CALL: Final = re.compile(r"(\w+)\((?:\s*(\d+)\s*,)?\s*(.+?)\s*\)")
-_TIMES: Final[dict[str, type[Transform[Any, Any]]]] = {
+_TIMES: Final[dict[str, Callable[[], Transform[Any, Any]]]] = {
     "year": YearTransform, "month": MonthTransform, "day": DayTransform, "hour": HourTransform,
 }  # fmt: skip
 _SUFFIXES: Final = {"bucket": "bucket", "truncate": "trunc", **{name: name for name in _TIMES}}
 _VALUES: Final = (BooleanType, DateType, IntegerType, LongType, StringType, TimestampType, TimestamptzType)
-_KNOWN: Final = (BucketTransform, IdentityTransform, TruncateTransform, *_TIMES.values())
+_KNOWN: Final = (
+    BucketTransform, DayTransform, HourTransform, IdentityTransform, MonthTransform, TruncateTransform, YearTransform,
+)  # fmt: skip
 
 
 class PartitionBy(NamedTuple):

@@ -20,7 +20,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -44,16 +44,24 @@ try:
     from kohort.region.sinks import iceberg_partitions
     from kohort.region.sinks.iceberg_files import (
         StagedFile,
-        TableStore,
         file_stem,
         planned,
         read_rows,
         store_of,
         write_planned,
     )
-    from kohort.region.sinks.iceberg_log import IcebergLog, arrow_of, current_files, iceberg_schema_of, kept_schema, told
+    from kohort.region.sinks.iceberg_log import (
+        IcebergLog,
+        arrow_of,
+        current_files,
+        iceberg_schema_of,
+        kept_schema,
+        told,
+    )
 except ImportError as error:
-    raise InvalidInputError(f"IcebergTable needs the package pyiceberg: pip install 'kohort[lake]' ({error})") from error
+    raise InvalidInputError(
+        f"IcebergTable needs the package pyiceberg: pip install 'kohort[lake]' ({error})"
+    ) from error
 
 COMMITS_MAX: Final = 30
 """Limit on attempts to commit; others may commit between reading and writing."""
@@ -109,7 +117,9 @@ class IcebergTable(Bound):
         if isinstance(partition_by, str):
             raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
         if (warehouse is None) == (catalog is None):
-            raise InvalidInputError("An IcebergTable needs either warehouse=FOLDER or catalog={…}, pyiceberg's properties")
+            raise InvalidInputError(
+                "An IcebergTable needs either warehouse=FOLDER or catalog={…}, pyiceberg's properties"
+            )
         if len(parts := table.split(".")) < 2 or not all(parts):
             raise InvalidInputError(f"The table {table!r} needs a namespace: give 'namespace.name'")
         staged_files.check_pages(compression, None)
@@ -117,7 +127,9 @@ class IcebergTable(Bound):
         iceberg_partitions.parsed(self.partition_by)
         self.warehouse = "" if warehouse is None else _local(os.fspath(warehouse))
         if bad := sorted({*"#?%"}.intersection(self.warehouse)):
-            raise InvalidInputError(f"The warehouse {self.warehouse} holds {bad[0]!r}, which readers take for a URL's part")
+            raise InvalidInputError(
+                f"The warehouse {self.warehouse} holds {bad[0]!r}, which readers take for a URL's part"
+            )
         self._properties = self._embedded() if catalog is None else dict(catalog)
         if self._properties.get("warehouse", "").startswith(("/", "file:")):
             self._properties.setdefault("py-io-impl", "kohort.region.sinks.iceberg_files.DurableFileIO")
@@ -399,9 +411,9 @@ class IcebergTable(Bound):
         ours = [file for file in there if self._is_ours(file.file_path)]
         if there and sum(file.record_count for file in ours) != self._log.counted(lake):
             raise InvalidInputError(
-                f"The rows of region {self._region!r} can't be told from others in {self.place}: its files were written "
-                "anew or removed (compaction, DELETE, UPDATE). Delete all rows of the table by hand; the region goes on "
-                "by itself"
+                f"The rows of region {self._region!r} can't be told from others in {self.place}: its files were "
+                "written anew or removed (compaction, DELETE, UPDATE). Delete all rows of the table by hand; the region "
+                "goes on by itself"
             )
         return ours
 
