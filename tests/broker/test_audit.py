@@ -15,7 +15,7 @@ from kohort.broker import audit
 from kohort.broker.audit import CHANGES, FILE, AuditedChange, AuditLog
 from kohort.broker.authorization import PastCaller, Resource
 from kohort.broker.config.settings import broker_configs
-from kohort.broker.server.connection import Principal
+from kohort.broker.security.principals import Principal
 from kohort.client.admin.values import (
     Acl,
     AclFilter,

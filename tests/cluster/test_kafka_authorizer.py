@@ -14,7 +14,7 @@ import pytest
 
 from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.broker.authorization import PastCaller, Resource
-from kohort.broker.server.connection import Principal
+from kohort.broker.security.principals import Principal
 from kohort.client.admin.values import Acl, AclFilter, AclOperation, AclPattern, AclPermission, AclResource, NewTopic
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig, client_config

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource
-from kohort.broker.server.connection import Principal
+from kohort.broker.security.principals import Principal
 from kohort.broker.server.requests import Request
 from kohort.ids import AclOperation, AclPattern, AclPermission
 from kohort.wire.cluster_admin import AlterClientQuotasRequest, AlterClientQuotasResponse

@@ -26,15 +26,16 @@ from zlib import crc32
 
 from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Authorizer, Caller, PastCaller, Resource, Right, may_see
+from kohort.broker.dispatch import RequestThrottling
 from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
+from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
-from kohort.broker.server.connection import ClientSession, Connection, Parts
-from kohort.broker.server.dispatch import RequestThrottling
+from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
-from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.server_requests import OnAnswer, ServerRequests
 from kohort.broker.shards import GroupShards
+from kohort.broker.transport import Parts
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.config import GroupConfig

@@ -14,13 +14,13 @@ from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import idle_text
+from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.metrics import Snapshot
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.security.addresses import bracketed
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
-from kohort.broker.server.dispatch import Dispatcher, api_keys
 from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.serving import Serving, announce, log_to_stderr, serve_until_ended
 from kohort.errors import KafkaError

@@ -32,11 +32,11 @@ from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Resource, allowed
 from kohort.broker.config.settings import super_users
 from kohort.broker.config.users import Users
+from kohort.broker.dispatch import Dispatcher, Route, api_keys, handled, route_table
 from kohort.broker.metrics import Exporter, Snapshot
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
-from kohort.broker.server.dispatch import Dispatcher, Route, api_keys, handled, route_table
 from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.server.requests import Request
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
+from kohort.broker.api.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, allowed
-from kohort.broker.config.entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.config.live_settings import ALL, stores_of
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
 from kohort.broker.security.settings import reloadable
 from kohort.broker.security.store_changes import StoreChanges
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.ids import AclOperation
@@ -202,12 +202,12 @@ def _with_stores(
         alter: makes the change, and returns the response.
     """
     changes = StoreChanges(node.listeners)
-    before = node.live.stores
+    before: dict[str, dict[str, str]] = node.live.stores
     for resource in resources:
         if resource.resource_type == ConfigResourceType.BROKER and resource.resource_name != ALL:
             named = {found[0] for config in resource.configs if (found := reloadable(config.name))}
             try:
-                after = stores_of(wanted(resource))
+                after: dict[str, dict[str, str]] = stores_of(wanted(resource))
             except KafkaError:  # the change below is refused with it
                 continue
             changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}

@@ -10,10 +10,10 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from kohort.broker.api.config_entries import topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, NONE_REFUSED, Resource, may_see, refused_names
-from kohort.broker.config.entries import topic_entries
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError

@@ -7,8 +7,8 @@ import logging
 from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metadata, metadata_of, once
 from kohort.broker.audit import AuditedChange
 from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
 from kohort.errors import (

@@ -21,7 +21,7 @@ from kohort.broker.security.addresses import (
     advertised_of,
     protocol_of,
 )
-from kohort.broker.security.listener_socket import ListenerSocket
+from kohort.broker.security.listener_socket import ListenerSocket, listening_socket
 from kohort.broker.security.login import SaslServer
 from kohort.broker.security.mechanisms import BearerExchange, Credentials, PlainExchange, SaslExchange, ScramExchange
 from kohort.broker.security.pending import PendingLogins
@@ -38,7 +38,6 @@ from kohort.broker.security.settings import (
 )
 from kohort.broker.security.tls import ServerTls
 from kohort.broker.security.tokens import TokenVerifier
-from kohort.broker.server.listener import listening_socket
 from kohort.errors import InvalidInputError
 from kohort.settings.jaas import jaas_options
 

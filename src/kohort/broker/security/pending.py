@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from kohort.broker.security.principals import Principal
 from kohort.broker.security.tls import ServerTls, TlsTransport
-from kohort.broker.server.connection import Principal
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.broker")

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias, cast
 
 from kohort.broker.security.principals import PrincipalMapping, subject_name
 from kohort.broker.security.settings import SecurityConfig
-from kohort.broker.server.connection import MORE_FOLLOWS, LogSlice, unmapped
+from kohort.broker.transport import MORE_FOLLOWS, LogSlice, unmapped
 from kohort.errors import InvalidInputError
 from kohort.io.key_stores import KeyStore, load_identity, trusted
 from kohort.io.tls_records import RecordCounter, SilentRecords

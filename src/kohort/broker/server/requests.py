@@ -9,7 +9,8 @@ from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
 from kohort.broker.metrics import ApiMetrics, Histogram
-from kohort.broker.server.connection import Connection, Parts
+from kohort.broker.server.connection import Connection
+from kohort.broker.transport import Parts
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.framing import APIS, encode_response, encode_response_frame
 from kohort.wire.message import Message

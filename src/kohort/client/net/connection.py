@@ -37,12 +37,13 @@ from typing import Any, Generic, TypeVar
 
 from kohort.client.net.bootstrap_check import SILENT_MS, NodeHealth, ReachabilityLog, explained
 from kohort.client.net.buffers import FrameReader
-from kohort.client.net.log_throttle import fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.negotiation import Negotiator
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, TlsError, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
+from kohort.io.backoff import exponential_backoff
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
 from kohort.wire.message import Message, RequestMessage
@@ -463,7 +464,7 @@ class BrokerConnections:
 
     def backoff_ms(self, failures: int, base_ms: float, max_ms: float, growth: float = 2.0) -> float:
         """Return the wait after this many failures in a row: exponential, with 20 % jitter."""
-        return float(min(max_ms, base_ms * growth ** min(64, max(0, failures - 1))) * (0.8 + 0.4 * self.jitter()))
+        return exponential_backoff(failures, base_ms, max_ms, growth) * (0.8 + 0.4 * self.jitter())
 
     # Internals.
 
