@@ -324,7 +324,7 @@ class TlsTransport:
                     return count
                 count += found
                 try:
-                    self._silent.check()
+                    self._silent.check_bound()
                 except ConnectionAbortedError as error:
                     log.warning("closing the connection from %s:%d: %s", *self.peer, error)
                     raise
