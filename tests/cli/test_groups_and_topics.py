@@ -67,8 +67,10 @@ def test_group_is_listed_and_described(kohort: Kohort, topic: str, group: str) -
         "LOG-START",
         "LOG-END",
         "LAG",
+        "TIME-LAG",
         "LOST",
         "STATUS",
+        "CAUSE",
         "ERROR",
     ]
 
@@ -84,11 +86,12 @@ def test_offset_that_the_partition_does_not_hold_is_shown(kohort: Kohort, server
         lines = kohort("groups", command, group).out.splitlines()[-3:]
         assert [
             " ".join(line.split()).endswith(end)
-            for line, end in zip(lines, (" 1 before start -", " - past end -", " - - -"), strict=True)
+            for line, end in zip(lines, (" 1 ERR before start -", " - ERR past end -", " - OK - -"), strict=True)
         ] == [True] * 3
     (described,) = kohort("groups", "describe", group, "--json").json
-    rows = [(row["lag"], row["lost"], row["status"]) for row in described["partitions"]]
-    assert rows == [(2, 1, "before start"), (0, None, "past end"), (0, None, None)]
+    rows = [(row["lag"], row["lost"], row["status"], row["cause"]) for row in described["partitions"]]
+    assert rows == [(2, 1, "ERR", "before start"), (0, None, "ERR", "past end"), (0, None, "OK", None)]
+    assert described["status"] == "ERR"
 
 
 def test_what_is_refused_is_said_once(kohort: Kohort, topic: str) -> None:

@@ -3,10 +3,12 @@
 from kohort.lag.evaluation import CAUSES, GroupLag, LagReport, PartitionLag, Status, Trend, evaluate
 from kohort.lag.reading import LagReader
 from kohort.lag.snapshot import ClusterSnapshot, ReadFailure
+from kohort.lag.timeline import GroupChange, changes
 
 __all__ = [
     "CAUSES",
     "ClusterSnapshot",
+    "GroupChange",
     "GroupLag",
     "LagReader",
     "LagReport",
@@ -14,5 +16,6 @@ __all__ = [
     "ReadFailure",
     "Status",
     "Trend",
+    "changes",
     "evaluate",
 ]
