@@ -102,4 +102,3 @@ def test_numbers_of_statuses_in_alerts_are_theirs() -> None:
         "KafkaGroupStalled": str(int(Status.STALL)),
         "KafkaGroupFallsBehind": str(int(Status.WARN)),
     }
-
