@@ -33,13 +33,13 @@ from kohort.broker.api.discovery import api_versions
 from kohort.broker.api.sasl import sasl_authenticate, sasl_handshake
 from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Authorizer, Resource
+from kohort.broker.dispatch import NEGATIVE_FIRST, PUSH_FIRST, Dispatcher, RequestThrottling, Route, api_keys
 from kohort.broker.endpoints import Coordinated
+from kohort.broker.framing import Frame
 from kohort.broker.metrics import Metrics
 from kohort.broker.routes import ROUTES
 from kohort.broker.server.connection import ClientSession, Connection
-from kohort.broker.server.dispatch import NEGATIVE_FIRST, PUSH_FIRST, Dispatcher, RequestThrottling, Route, api_keys
 from kohort.broker.server.faults import Faults
-from kohort.broker.server.framing import Frame
 from kohort.broker.server.refusals import refusal
 from kohort.broker.server.requests import Request
 from kohort.cluster.host import CoordinatorHost

@@ -45,6 +45,10 @@ _KINDS: dict[str, type[Fact]] = {
 }
 
 
+_NO_KEY = ValueError, TypeError, RecursionError
+"""Errors of a key that no region wrote. A stranger's may be nested deeper than Python's decoder goes."""
+
+
 def key_of(fact: Fact) -> bytes:
     """Return the key under which a fact replaces earlier ones."""
     match fact:
@@ -117,7 +121,7 @@ def fact_of(key: bytes, value: bytes) -> Fact:
         fact: Fact = msgspec.convert(told, kind)
     except CorruptDataError:
         raise
-    except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, msgspec.MsgspecError) as error:
         raise CorruptDataError(f"no record of a region: {error!r}") from error
     if key_of(fact) != key:
         raise CorruptDataError(f"the key {key!r} belongs to another record than {key_of(fact)!r}")
@@ -149,7 +153,7 @@ def about_region(key: bytes) -> str | None:
     """Return the region in a key; None: the kind is unknown, or a claim."""
     try:
         kind, *about = msgspec.json.decode(key)
-    except (ValueError, TypeError, msgspec.DecodeError):
+    except _NO_KEY:
         return None
     return str(about[0]) if kind in _KINDS and kind != "claim" and about else None
 
@@ -158,7 +162,7 @@ def claimed_region(key: bytes) -> str | None:
     """Return the region in the key of a claim; None: the key is none of a claim."""
     try:
         kind, *about = msgspec.json.decode(key)
-    except (ValueError, TypeError, msgspec.DecodeError):
+    except _NO_KEY:
         return None
     return str(about[1]) if kind == "claim" and len(about) > 1 else None
 

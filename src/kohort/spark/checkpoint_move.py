@@ -25,8 +25,8 @@ from typing import Final, Literal, TypeAlias
 
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
-from kohort.spark.checkpoint_lines import LogFile, SourceLine
 from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.checkpoint_lines import LogFile, SourceLine
 from kohort.spark.source.kafka_offsets import (
     initial_bytes,
     is_kafka_offset,

@@ -17,7 +17,7 @@ from kohort.ids import TopicPartition
 from kohort.settings.config import from_properties, knob
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
-from kohort.spark.source.topic_pattern import topic_pattern
+from kohort.spark.topic_pattern import topic_pattern
 
 SPARKS_SOURCE = "Spark's Kafka source"
 STREAM_ONLY = ("maxBytesPerTrigger", "regionSeat")

@@ -5,7 +5,7 @@ Nothing is copied and nothing decoded. Large batches are walked without the GIL,
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 
 from kohort.wire._varint cimport varint, varlong
 
@@ -215,8 +215,10 @@ def find_record(data, Py_ssize_t start, header, int64_t timestamp, int64_t offse
     cdef Walk walk
     cdef Fields fields
     cdef int status
-    cdef int64_t base = header[0], delta = max(0, offset - base)
+    cdef int64_t base = header[0], delta = 0
     cdef bint appended = (<int>header[5] & LOG_APPEND_TIME) != 0
+    if offset > base:  # a damaged base offset may be further away than the type reaches
+        delta = <int64_t>min(<uint64_t>offset - <uint64_t>base, <uint64_t>INT64_MAX)
     fields.delta = 0
     fields.stamp = 0
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)

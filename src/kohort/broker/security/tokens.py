@@ -117,7 +117,7 @@ class IssuerKeys:
 
         try:
             self._keys = KeySet.import_key_set(msgspec.json.decode(fetch_key_set(self._url)))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, msgspec.DecodeError, JoseError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, JoseError) as error:
             log.warning("sasl.oauthbearer.jwks.endpoint.url: %s: keys could not be read: %s", self._url, error)
             self._failures += 1
             wait_ms = exponential_backoff(self._failures, self._config.jwks_retry_ms, self._config.jwks_retry_max_ms)

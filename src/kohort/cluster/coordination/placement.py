@@ -189,7 +189,7 @@ def from_bytes(data: bytes) -> dict[str, Any]:
     """
     try:
         fields = msgspec.json.decode(data)
-    except (ValueError, msgspec.DecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"no JSON: {bytes(data[:100])!r}") from error
     if not isinstance(fields, dict):
         raise CorruptDataError(f"no JSON object: {bytes(data[:100])!r}")

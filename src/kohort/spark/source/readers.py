@@ -39,7 +39,7 @@ from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read,
 from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
-from kohort.spark.tasks.read import ReadTask, TaskRange, cut
+from kohort.spark.source.read_tasks import ReadTask, TaskRange, cut
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
@@ -414,7 +414,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
         """
-        from kohort.spark.read_twice import refuse_read_twice
+        from kohort.spark.source.read_twice import refuse_read_twice
         from kohort.spark.source.single_reader_lock import SoleReader
 
         group = self._options.group_id

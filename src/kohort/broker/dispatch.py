@@ -15,10 +15,10 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kohort.broker.audit import CHANGES, AuditLog
 from kohort.broker.authorization import NEEDS, Authorizer, Need, request_refusal
+from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.metrics import Metrics
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
-from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.refusals import refusal
 from kohort.broker.server.requests import Request, RequestMeter
 from kohort.errors import ErrorCode, KafkaError
@@ -44,6 +44,9 @@ class RequestThrottling(Protocol):
 
     def begin(self, request: Request[Message], size: int) -> RequestMeter:
         """Begin to measure a request of `size` bytes."""
+
+    def count_time(self, connection: Connection, seconds: float) -> None:
+        """Record the time that a push frame took, and stop reading from its connection if that exceeds a quota."""
 
 
 class DispatchHost(Protocol):
@@ -186,7 +189,10 @@ class Dispatcher(Generic[D]):
 
         """
         if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
+            began = perf_counter()
             self._pushing(self._host, connection, frame)
+            if (throttling := self._host.throttling) is not None and throttling.active:
+                throttling.count_time(connection, perf_counter() - began)
             return
         faults = self._faults
         if faults.active:

@@ -18,7 +18,7 @@ from typing import Any
 from kohort.errors import InvalidInputError
 from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.source.single_reader_lock import Load, ReaderLock
-from kohort.spark.source.topic_pattern import topic_pattern
+from kohort.spark.topic_pattern import topic_pattern
 
 RELATION = "StreamingRelationV2"
 """The leaf of Spark's plan that stands for one `load()` of a stream."""
