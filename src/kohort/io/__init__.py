@@ -1,1 +1,1 @@
-"""Shared input and output: authenticated frames, process identity, Java children, retries, throttled log lines, metrics."""
+"""Shared input and output: authenticated frames, process identity, Java children, retries, log throttles, metrics."""
