@@ -45,6 +45,9 @@ class RequestThrottling(Protocol):
     def begin(self, request: Request[Message], size: int) -> RequestMeter:
         """Begin to measure a request of `size` bytes."""
 
+    def count_time(self, connection: Connection, seconds: float) -> None:
+        """Record the time that a push frame took, and stop reading from its connection if that exceeds a quota."""
+
 
 class DispatchHost(Protocol):
     """The properties that every host has.
@@ -186,7 +189,10 @@ class Dispatcher(Generic[D]):
 
         """
         if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
+            began = perf_counter()
             self._pushing(self._host, connection, frame)
+            if (throttling := self._host.throttling) is not None and throttling.active:
+                throttling.count_time(connection, perf_counter() - began)
             return
         faults = self._faults
         if faults.active:

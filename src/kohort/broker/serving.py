@@ -21,7 +21,7 @@ from kohort.broker.metrics import Snapshot
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.listener import Server
-from kohort.broker.server.log import LogThrottle
+from kohort.io.log_throttle import LogThrottle
 from kohort.settings.config import parse_listen
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ since the last batch.
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: Spark has imported it already, and a task starts sooner
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

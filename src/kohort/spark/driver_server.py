@@ -11,7 +11,7 @@ offset over the channel to the source that planned the batch.
 from __future__ import annotations
 
 import contextlib
-import json
+import json  # not msgspec: text of other programs, with NaN and integers of any size
 import logging
 import os
 import threading

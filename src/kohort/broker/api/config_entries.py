@@ -1,7 +1,7 @@
 """Settings as DescribeConfigs shows them: of topics, this broker and groups, each with the source of its value.
 
-Kafka settings without a meaning here (controllers, replicas and so on) are not listed, nor those of TLS and logins,
-some of which are secrets.
+Kafka settings without a meaning here (controllers, replicas and so on) are not listed. Of TLS and logins only those are
+that a request has changed, and secrets without their value.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
 from kohort.broker.security.addresses import bracketed
+from kohort.broker.security.settings import SECRET, reloadable
 from kohort.groups.config import GroupConfig
 from kohort.log import FLUSH_NEVER_MS, LogConfig
 from kohort.settings.config import Setting, format_value, settings
@@ -40,6 +41,7 @@ class Type(IntEnum):
     LONG = 5
     DOUBLE = 6
     LIST = 7
+    PASSWORD = 9
 
 
 LONGS = frozenset(
@@ -81,6 +83,7 @@ class Entry:
     why: str = ""
     read_only: bool = True
     synonyms: tuple[Synonym, ...] = ()
+    is_sensitive: bool = False
 
 
 def type_of(name: str, setting: Setting) -> Type:
@@ -119,7 +122,20 @@ def broker_entries(node: Node) -> list[Entry]:
             first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
             why, fixed = setting.knob.why, name not in alterable()
             entries.append(Entry(name, first.value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
-    return [*entries, *_facts(node)]
+    return [*entries, *_facts(node), *_stores(node)]
+
+
+def _stores(node: Node) -> list[Entry]:
+    """Return the settings of key and trust stores that requests have changed, without secrets."""
+    entries = []
+    for name, text in node.live.altered(str(node.id)).items():
+        if of_listener := reloadable(name):
+            is_secret = of_listener[1] in SECRET
+            value = None if is_secret else text
+            why, synonyms = "of one listener", (Synonym(name, value, Source.DYNAMIC_BROKER),)
+            kind = Type.PASSWORD if is_secret else Type.STRING
+            entries.append(Entry(name, value, Source.DYNAMIC_BROKER, kind, why, False, synonyms, is_secret))
+    return entries
 
 
 def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:

@@ -112,7 +112,6 @@ class SaslServer:
         name: the listener's.
         configs: the settings by mechanism.
         logins: the clients that are not known yet.
-        on_login: called with the outcome of each login: principal or claimed name, host, mechanism, success.
     """
 
     def __init__(
@@ -127,7 +126,6 @@ class SaslServer:
         self.configs = configs
         self.exchanges = exchanges
         self.logins = logins
-        self.on_login: Callable[[Principal | str, str, str, bool], None] | None = None
 
     def begin(self, connection: LoginConnection, dispatch: Dispatch, pending: PendingLogin) -> SaslLogin:
         """Let a new connection log in."""
@@ -376,8 +374,9 @@ class SaslLogin:
         asyncio.get_running_loop().call_later(delay_ms / 1000, end_connection)
 
     def _report(self, who: Principal | str, *, succeeded: bool) -> None:
-        if self._server.on_login is not None:
-            self._server.on_login(who, self._connection.client.host, self._mechanism, succeeded)
+        on_login = self._server.logins.on_login
+        if on_login is not None:
+            on_login(who, self._connection.client.host, self._mechanism, succeeded)
 
     def _log_refusal(self, claimed: str, why: str) -> None:
         name, host = self._connection.name, self._connection.client.host

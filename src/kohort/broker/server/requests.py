@@ -153,6 +153,13 @@ class RequestMeter(Protocol):
     def fetch_bytes_max(self, asked: int) -> int:
         """Return the most bytes of one fetch."""
 
+    def change_partitions(self, count: int, *, knows_error: bool) -> None:
+        """Record that partitions will be created or deleted.
+
+        Raises:
+            RetriableError: the client has used up its quota.
+        """
+
     def handled(self) -> None:
         """Stop the measurement of a request whose response comes later."""
 

@@ -7,7 +7,7 @@ Lines of other sources and the metadata pass through unchanged, byte for byte.
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
