@@ -132,7 +132,7 @@ class ProgramClient:
 
 
 class LibrdkafkaClient:
-    """The same orders, carried out by librdkafka in this process."""
+    """A client that carries the orders out by librdkafka, in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings: dict[str, Any] = {**settings, "message.timeout.ms": 20_000}
@@ -192,7 +192,7 @@ class LibrdkafkaClient:
 
 
 class KohortClient:
-    """The same orders, carried out by our own clients."""
+    """A client that carries the orders out by kohort's own clients."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings: dict[str, Any] = dict(settings)
