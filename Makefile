@@ -25,7 +25,7 @@ QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/la
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check lint types layers sizes docs picture bench bench-against fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps lint types layers sizes docs picture bench bench-against fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -84,6 +84,9 @@ sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
 	@$(BIN)/python -m tools.prose
+
+check-deps: setup ## licences of the pinned packages, and their known vulnerabilities by pip-audit (asks the package index)
+	@$(BIN)/python -m tools.dependencies
 
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
@@ -165,6 +168,7 @@ lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for n
 	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --group build \
 		--constraint requirements/dev.txt -o requirements/demo.txt
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
+	@echo pip-audit | $(LOCK) $(LOCK_ARGS) - -o requirements/audit.txt
 
 clean: ## remove the environment and what was built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Users' names from client certificates: the subject's distinguished name, and rules that shorten it.
+"""Principals of clients, and users' names from certificates: the distinguished name, and rules that shorten it.
 
 Source: RFC 2253 in the form of Java's `X500Principal.getName`, which Apache Kafka's users are named by; KIP-371.
 """
@@ -10,6 +10,24 @@ from functools import partial
 from typing import NamedTuple
 
 from kohort.errors import InvalidInputError
+
+
+class Principal(NamedTuple):
+    """The authenticated identity of a client."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        """The form of rules and logs, such as `User:alice`."""
+        return f"{self.kind}:{self.name}"
+
+
+ANYONE = Principal("User", "ANONYMOUS")
+"""The principal of a client that did not authenticate."""
+
+
+# -- Names from certificates
 
 _KEYWORDS = {
     bytes.fromhex("550403"): "CN", bytes.fromhex("550406"): "C", bytes.fromhex("550407"): "L",
