@@ -302,13 +302,8 @@ class IcebergTable(Bound):
         self._refuse_others(key)
         lake = self._load()
         rows = self.check_rows(table)
-        before = self._piece(lake, key.text())
-        self._write(lake, key, rows, before)
-        if before is not None:
-            store = store_of(lake.io, self.place)
-            written = self._piece(lake, key.text())
-            for path in written.others if written is not None else ():
-                store.remove(path)
+        written = self._write(lake, key, rows, self._piece(lake, key.text()))
+        self._remove_unused(written.others)
 
     def _write(self, lake: Table, key: StagedKey, rows: pa.Table, before: _Piece | None) -> _Piece:
         """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
