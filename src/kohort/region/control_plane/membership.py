@@ -297,11 +297,12 @@ def _drop_expected_that_ended(plane: Plane) -> None:
 
 def offer_publish(plane: Plane) -> None:
     """Order the publication of the last sequence, for each sink by a connected member that writes to it."""
+    ends = tuple(position for _, position in sorted(plane.positions.items()))
     for place, keys in plane.owed.items():
         publisher = plane.publisher(place)
         if publisher is not None:
             number = plane.number_in(place)
-            plane.say(publisher, Publish(plane.term, number, keys, plane.saved_floor, plane.empties, place))
+            plane.say(publisher, Publish(plane.term, number, keys, plane.saved_floor, plane.empties, place, ends))
 
 
 def moved(plane: Plane, event: Heard) -> None:

@@ -304,7 +304,8 @@ def went_back(member: Member, event: events.WentBack) -> None:
 
 
 def publish(member: Member, order: messages.Publish) -> None:
-    member.do(events.PublishKeys(order.sequence, order.keys, order.floor, order.empties, order.place))
+    place, positions = order.place, order.positions
+    member.do(events.PublishKeys(order.sequence, order.keys, order.floor, order.empties, place, positions))
 
 
 def publish_ended(member: Member, event: events.PublishEnded) -> None:
