@@ -391,11 +391,12 @@ class Plane:
 
     def offer_publish(self) -> None:
         """Order the publication of the last sequence, for each sink by a connected member that writes to it."""
+        ends = tuple(position for _, position in sorted(self.positions.items()))
         for place, keys in self.owed.items():
             publisher = self.publisher(place)
             if publisher is not None:
                 number = self.number_in(place)
-                self.say(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place))
+                self.say(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place, ends))
 
     # -- queries
 

@@ -297,7 +297,8 @@ class MemberMachine(Member):
     # -- the application
 
     def on_publish(self, order: messages.Publish) -> None:
-        self.do(events.PublishKeys(order.sequence, order.keys, order.floor, order.empties, order.place))
+        place, positions = order.place, order.positions
+        self.do(events.PublishKeys(order.sequence, order.keys, order.floor, order.empties, place, positions))
 
     def on_publish_ended(self, event: events.PublishEnded) -> None:
         failed = messages.PublishFailed(event.sequence, event.cause, event.place)
