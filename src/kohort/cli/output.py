@@ -5,7 +5,7 @@ A field has the same name in all three.
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec, which leaves characters that do not print as they are
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal

@@ -7,7 +7,6 @@ the lag.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from kohort.client.admin.admin import Admin
@@ -103,9 +103,11 @@ def run(options: DemoOptions) -> int:
             outcome = play.conclude()
         finally:
             play.close()
-        (folder / "outcome.json").write_text(json.dumps(outcome, indent=2) + "\n")
+        (folder / "outcome.json").write_text(
+            msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode() + "\n"
+        )
         if options.json:
-            sys.stdout.write(json.dumps(outcome) + "\n")
+            sys.stdout.write(msgspec.json.encode(outcome).decode() + "\n")
         else:
             play.console.print()
             show(outcome, play.console)

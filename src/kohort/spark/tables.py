@@ -7,7 +7,7 @@ answers at that moment, group by group: two groups are not looked up at the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +22,8 @@ from kohort.ids import TopicPartition
 from kohort.lag import LagReader
 from kohort.settings.config import did_you_mean, from_properties, knob
 from kohort.spark.java_settings import checked_config, client_settings_of
-from kohort.spark.option_names import STRICT, refuse_ignored, sort_options
-from kohort.spark.options import passed_on
+from kohort.spark.option_names import refuse_ignored, sort_options
+from kohort.spark.options import ClientOptions, passed_on
 from kohort.spark.source.catalog import reach_soon
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
@@ -48,7 +48,7 @@ _MANY = "array<struct<topic: string, partition: int>>"
 
 
 @dataclass(frozen=True, slots=True)
-class TableOptions:
+class TableOptions(ClientOptions):
     """The options of a table."""
 
     table: str = knob(
@@ -59,16 +59,6 @@ class TableOptions:
     )
     group_id: tuple[str, ...] | None = knob("group.id", None, why="only these groups")
     subscribe: tuple[str, ...] | None = knob("subscribe", None, why="only these topics")
-    strict_options: bool = knob(
-        STRICT, False, why="whether an option that has no effect is an error instead of a warning"
-    )
-    kafka: dict[str, str] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list, compare=False)
-    """Options that have no effect, each with the reason."""
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.kafka["bootstrap.servers"]
 
     def settings(self) -> dict[str, Any]:
         """Return the `kafka.*` options as client settings, without the bootstrap servers."""
