@@ -85,14 +85,14 @@ def _samples(
             errors = {"": error}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         if before is not None and reader.report is not None and reader.report is not before:
-            changed = _changed(before, reader.report, now)
+            changed = _changes_between(before, reader.report, now)
         yield {"time": now, "groups": described, "changes": changed, "errors": errors}
         if time.monotonic() >= end:
             return
         time.sleep(max(0.0, min(started + interval_s, end) - time.monotonic()))
 
 
-def _changed(before: LagReport, report: LagReport, now: str) -> list[dict[str, str]]:
+def _changes_between(before: LagReport, report: LagReport, now: str) -> list[dict[str, str]]:
     """Return the changes of groups between two reads; not of groups that could not be read."""
     from kohort.lag import changes
 
