@@ -181,7 +181,7 @@ def test_time_lag_falls_while_a_burst_is_read() -> None:
     assert ages[-1] == 0
 
 
-def test_time_lag_of_a_stopped_group_goes_on() -> None:
+def test_time_lag_of_a_stopped_group_continues() -> None:
     """kafka-lag-exporter #36: no data points any more after the last member had left."""
     reads = [At(13, 20, oldest_ms=EPOCH_MS), *[At(13, 20, group=EMPTY, oldest_ms=EPOCH_MS)] * 5]
     group = group_of(reads)
@@ -288,7 +288,7 @@ def test_recreated_topic_begins_anew() -> None:
     assert (part.lag, part.status, part.consumed_per_s) == (15, LagStatus.OK, None)
 
 
-def test_rates_tell_the_time_to_catch_up() -> None:
+def test_rates_give_the_time_to_catch_up() -> None:
     part = last([At(0, 1_000), At(200, 1_100)])
     assert (part.consumed_per_s, part.produced_per_s, part.catch_up_s) == (20.0, 10.0, 90.0)
     assert last([At(0, 1_000), At(100, 1_100)]).catch_up_s is None

@@ -179,7 +179,7 @@ def test_page_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--servers", "nonsense"), "no HOST:PORT"),
     ],
 )
-def test_wrong_use_is_told(
+def test_wrong_use_is_reported(
     args: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.properties"

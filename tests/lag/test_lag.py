@@ -115,7 +115,7 @@ def test_scenario_17_lag_of_a_quiet_topic_stays_what_it_is(
     assert only(group_lag(reader, read)).lag == 1
 
 
-def test_scenario_17_lag_of_a_deleted_topic_is_not_told_and_hides_no_other(
+def test_scenario_17_lag_of_a_deleted_topic_is_unknown_and_hides_no_other(
     servers: str, admin: Admin, reader: LagReader, filled: TopicPartition
 ) -> None:
     """The topic's offsets go with it. A partition with an owner shows the reason, the others their lag."""
@@ -148,7 +148,7 @@ def test_scenario_17_a_topic_that_goes_while_lag_is_read_hides_no_other(
     assert gone.error is not None and "UNKNOWN_TOPIC_OR_PARTITION" in gone.error
 
 
-def test_scenario_17_lag_of_an_abandoned_topic_is_told_apart(
+def test_scenario_17_lag_of_an_abandoned_topic_is_named_so(
     servers: str, admin: Admin, reader: LagReader, filled: TopicPartition
 ) -> None:
     """The group reads another topic by now.

@@ -55,7 +55,7 @@ def test_oldest_record_is_the_first_that_a_consumer_gets(
     assert oldest_record(records, offset, aborted)[0] == found
 
 
-def test_offset_after_the_batches_is_where_the_search_goes_on() -> None:
+def test_offset_after_the_batches_is_where_the_search_continues() -> None:
     assert oldest_record(ABORTED, 0, [(7, 0)]) == (None, 3)
     assert oldest_record(PLAIN[:-1], 3) == (None, 3)
     assert oldest_record(b"", 9) == (None, 9)

@@ -53,7 +53,7 @@ def group(*members: MemberDescription, state: str = "Stable", parts: tuple[Parti
         ),
     ],
 )
-def test_changes_are_told_from_cause_to_consequence(
+def test_changes_are_listed_from_cause_to_consequence(
     before: GroupLag | None, now: GroupLag | None, said: list[str]
 ) -> None:
     assert [f"{change.kind}: {change.text}" for change in changes(before, now)] == said
