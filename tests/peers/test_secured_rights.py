@@ -157,7 +157,7 @@ def test_each_right_allows_its_action_and_no_other(client: SecuredClientHere, ri
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_wrong_password_is_told_and_lets_nobody_in(name: str, place: GuardedPlace, rights: Rights) -> None:
+def test_wrong_password_is_named_and_creates_nothing(name: str, place: GuardedPlace, rights: Rights) -> None:
     """Every client's first request fails, within the time that it allows itself."""
     try:
         client = secured_client(name, place.login("bob", "guess"))
