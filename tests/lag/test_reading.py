@@ -1,4 +1,4 @@
-"""What a read costs, and what is left of it when a part of the cluster does not answer."""
+"""The cost of a read, and the rest of it when a part of the cluster does not answer."""
 
 from __future__ import annotations
 
