@@ -176,7 +176,9 @@ def test_a_foreign_writer_in_between_is_no_obstacle(tmp_path: Path, monkeypatch:
     assert ids(tmp_path) == [1, 9] and len(tried) == 3, "ours, the stranger's, ours again"
     lake = opened(tmp_path)
     used = {snapshot.manifest_list.rpartition("/")[2] for snapshot in lake.snapshots()}
-    used |= {one.manifest_path.rpartition("/")[2] for shot in lake.snapshots() for one in shot.manifests(lake.io)}
+    used |= {
+        manifest.manifest_path.rpartition("/")[2] for shot in lake.snapshots() for manifest in shot.manifests(lake.io)
+    }
     assert {name for name in os.listdir(tmp_path / "air/flights/metadata") if name.endswith(".avro")} == used
 
 
@@ -276,7 +278,7 @@ def test_columns_that_others_add_or_rename_are_no_obstacle(tmp_path: Path) -> No
 
 
 def test_a_table_that_was_there_before(tmp_path: Path) -> None:
-    """Its columns count; who wrote there before stays, also when the region's rows are taken out."""
+    """Its columns count. Earlier rows stay, also when the region's rows are taken out."""
     catalog = load_catalog(
         "default", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}"
     )
@@ -344,7 +346,7 @@ def test_a_sweep_takes_unfinished_files_and_none_that_the_table_has(
 
 
 def test_a_table_that_is_made_anew_knows_nothing_of_the_former(tmp_path: Path) -> None:
-    """Its marks would say that the sequence is there, and the rows would be lost without a word."""
+    """The former marks would say that the sequence is there, and rows would be lost silently."""
     sink = made(tmp_path)
     publish(sink, 1, 1)
     sink._catalog().drop_table("air.flights")

@@ -1,14 +1,14 @@
 """The snapshots of an Iceberg table as a region writes them: each sequence is in the table once.
 
-Each commit of a region adds a snapshot, also if it adds no file, and the catalog accepts it only if the branch `main`
-is where it was when the table was read. A successful writer has therefore read that the sequence was missing, and
+Each commit of a region adds a snapshot, also if it adds no file. The catalog accepts it only if the branch `main` is
+where it was when the table was read. A successful writer has therefore read that the sequence was missing, and
 nobody wrote in between. A commit whose answer was lost, or that arrives late, is settled by the same rule: whoever
 tries again reads the table first.
 
 pyiceberg's own retry (`commit.retry.num-retries`) rebuilds the snapshot on the newest table without that look: two
 publishers of one sequence would both succeed. `IcebergLog.commit` therefore asks the catalog itself, once.
 
-The sequence is in the snapshot's summary, for people, and in a property of the table, which the same commit sets:
+The snapshot's summary has the sequence, for people. So has a property of the table, which the same commit sets:
 snapshots expire, properties do not.
 """
 
@@ -74,7 +74,7 @@ class IcebergLog:
             RetriableError: the catalog does not answer now.
         """
         try:
-            with told(self._place):
+            with catalog_errors(self._place):
                 return self._catalog.load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError) as error:
             raise InvalidInputError(f"{self._place} is no Iceberg table: {error}") from error
@@ -82,7 +82,7 @@ class IcebergLog:
     def find(self) -> Table | None:
         """Load the newest state of the table; None: it does not exist."""
         try:
-            with told(self._place):
+            with catalog_errors(self._place):
                 return self._catalog.load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
@@ -100,7 +100,7 @@ class IcebergLog:
             for number, (column, name, transform) in enumerate(partition_by)
         ))  # fmt: skip
         namespace = self._identifier.rpartition(".")[0]
-        with told(self._place):
+        with catalog_errors(self._place):
             with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
                 if not self._catalog.namespace_exists(namespace):
                     self._catalog.create_namespace(namespace)
@@ -156,6 +156,17 @@ class IcebergLog:
     def _number(self, table: Table, name: str) -> int:
         return int(table.properties.get(self._prefix + name, "0"))
 
+    def used_files(self, table: Table, sequence: int = 0) -> set[str]:
+        """Return the locations of the newest snapshot's data files, and of those that a sequence has added."""
+        found = {file.file_path for file in current_files(table)}
+        for snapshot in table.snapshots() if sequence else ():
+            said = {} if snapshot.summary is None else snapshot.summary.additional_properties
+            if said.get("kohort.region-id") == str(self._id) and said.get("kohort.sequence") == str(sequence):
+                for manifest in snapshot.manifests(table.io):
+                    if manifest.added_snapshot_id == snapshot.snapshot_id:
+                        found |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
+        return found
+
     # -- commits
 
     def commit(self, table: Table, sequence: int, added: Sequence[DataFile], offsets: str) -> bool:
@@ -187,7 +198,7 @@ class IcebergLog:
     ) -> bool:
         said = {"region": self._region, "region-id": str(self._id), **summary}
         transaction = table.transaction()
-        with told(self._place):
+        with catalog_errors(self._place):
             snapshots = transaction.update_snapshot(snapshot_properties={f"kohort.{name}": said[name] for name in said})
             producer: Any  # of a private class each
             if removed:
@@ -225,8 +236,12 @@ class IcebergLog:
             return
         if self.last(now) > self.last(table):
             return  # it may be this one, and expired since
-        own = [one for one in refused.manifests(table.io) if one.added_snapshot_id == refused.snapshot_id]
-        for path in (*(manifest.manifest_path for manifest in own), refused.manifest_list):
+        own = [
+            manifest.manifest_path
+            for manifest in refused.manifests(table.io)
+            if manifest.added_snapshot_id == refused.snapshot_id
+        ]
+        for path in (*own, refused.manifest_list):
             with contextlib.suppress(OSError):
                 table.io.delete(path)
 
@@ -252,7 +267,7 @@ def current_files(table: Table) -> list[DataFile]:
 
 
 @contextlib.contextmanager
-def told(place: str) -> Iterator[None]:
+def catalog_errors(place: str) -> Iterator[None]:
     """Translate the errors of catalogs; those of files are `OSError` already."""
     try:
         yield

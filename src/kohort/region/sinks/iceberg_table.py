@@ -5,7 +5,7 @@
     table/_kohort/TABLE-ID/REGION-ID/published-17           sequence 17 is done (a few of the newest are kept)
 
 No file is moved or copied when it is published: the commit names it. Until then no reader sees it. `KEY.json` names
-the files before they are written, so that a sweep finds those of a member that died, without a list of the table's
+the files before they are written. A sweep thus finds those of a member that died, without a list of the table's
 files. The table's properties say which region writes there, under which name, and which sequence is the last one;
 `iceberg_log` has the details. Other regions and other writers may write into the same table.
 
@@ -54,11 +54,11 @@ try:
     from kohort.region.sinks.iceberg_log import (
         IcebergLog,
         arrow_of,
+        catalog_errors,
         current_files,
         iceberg_schema_of,
         kept_schema,
         offsets_text,
-        told,
     )
 except ImportError as error:
     raise InvalidInputError(
@@ -74,7 +74,7 @@ _PROBE: Final = "_probe"
 _DATA: Final = re.compile(r"kohort-e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parquet")
 
 
-class _Piece(msgspec.Struct, frozen=True):
+class _IcebergPiece(msgspec.Struct, frozen=True):
     """The content of `KEY.json`.
 
     Attributes:
@@ -93,8 +93,8 @@ class IcebergTable(Bound):
     """An Iceberg table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
     Rows are appended. The table is created if missing, and its namespace. With `warehouse` the catalog is a SQLite
-    file in that folder, `catalog.db`, which all members see; any pyiceberg catalog of the name `default` with
-    `uri="sqlite:///FOLDER/catalog.db"` opens it. With `catalog`, it is whichever catalog these properties of pyiceberg
+    file in that folder, `catalog.db`, which all members see. A pyiceberg catalog of the name `default` opens it by
+    `uri="sqlite:///FOLDER/catalog.db"`. With `catalog`, it is whichever catalog these properties of pyiceberg
     name, and the files are where that catalog puts them.
 
     Attributes:
@@ -163,7 +163,7 @@ class IcebergTable(Bound):
         if self._open is None or self._open[0] != os.getpid():
             for again in reversed(range(_CATALOGS_MAX)):
                 try:
-                    with told(self.place):
+                    with catalog_errors(self.place):
                         self._open = (os.getpid(), self._opened())
                     break
                 except RetriableError:
@@ -308,7 +308,7 @@ class IcebergTable(Bound):
         written = self._write(lake, key, rows, self._piece(lake, key.text()))
         self._remove_unused(written.others)
 
-    def _write(self, lake: Table, key: StagedKey, rows: pa.Table, before: _Piece | None) -> _Piece:
+    def _write(self, lake: Table, key: StagedKey, rows: pa.Table, before: _IcebergPiece | None) -> _IcebergPiece:
         """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
         store, folder, name = store_of(lake.io, self.place), self._staging(lake), key.text() + _PIECE
         plan = planned(lake, rows, file_stem(key.epoch, key.region_id))
@@ -319,9 +319,9 @@ class IcebergTable(Bound):
                 named = (*others, *(file.path for file in plan))
                 whole = before is not None and before.whole
                 old = spec_id if before is None else before.spec_id
-                store.put(folder, name, msgspec.json.encode(_Piece(files, old, whole, named)))
+                store.put(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
             written = tuple(write_planned(lake, file, self.compression, self.place) for file in plan)
-            piece = _Piece(written, spec_id, True, (*others, *(file.path for file in files)))
+            piece = _IcebergPiece(written, spec_id, True, (*others, *(file.path for file in files)))
             store.put(folder, name, msgspec.json.encode(piece))
         except BaseException:
             with contextlib.suppress(OSError):
@@ -334,10 +334,10 @@ class IcebergTable(Bound):
             raise
         return piece
 
-    def _piece(self, lake: Table, name: str) -> _Piece | None:
+    def _piece(self, lake: Table, name: str) -> _IcebergPiece | None:
         path = f"{self._staging(lake)}/{name}{_PIECE}"
         try:
-            return msgspec.json.decode(store_of(lake.io, self.place).read(path), type=_Piece)
+            return msgspec.json.decode(store_of(lake.io, self.place).read(path), type=_IcebergPiece)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
@@ -354,20 +354,20 @@ class IcebergTable(Bound):
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         lake = self._load()
-        named = in_order(keys)
+        named, committed = in_order(keys), False
         if self._marked(lake) < sequence:
             pieces = {key: self._piece(lake, key.text()) for key in named}
             lost = [key.text() for key, piece in pieces.items() if piece is None or not piece.whole]
             staged = {key: piece for key, piece in pieces.items() if piece is not None and piece.files}
             if lost or staged:
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
-                self._bring(sequence, staged, gone, offsets_text(positions))
+                committed = self._bring(sequence, staged, gone, offsets_text(positions))
             self._mark(lake, sequence)
         for key in named:
-            self._forget(lake, key.text())
+            self._forget(lake, key.text(), 0 if committed else sequence)
 
-    def _bring(self, sequence: int, staged: dict[StagedKey, _Piece], lost: str, offsets: str) -> None:
-        """Commit the sequence, unless another process has."""
+    def _bring(self, sequence: int, staged: dict[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
+        """Commit the sequence, unless another process has; return whether this one did."""
 
         def commit(lake: Table) -> bool:
             if lost:
@@ -379,19 +379,21 @@ class IcebergTable(Bound):
                 added += [file.entry(piece.spec_id) for file in piece.files]
             return self._log.commit(lake, sequence, added, offsets)
 
-        self._until_there(lambda lake: self._log.has(lake, sequence), commit)
+        return self._until_there(lambda lake: self._log.has(lake, sequence), commit)
 
-    def _divided_anew(self, lake: Table, key: StagedKey, piece: _Piece) -> _Piece:
+    def _divided_anew(self, lake: Table, key: StagedKey, piece: _IcebergPiece) -> _IcebergPiece:
         """Write rows again, for a table that was given other partitions since they were staged."""
         rows = read_rows(store_of(lake.io, self.place), piece.files, self._claim().rows())
         return self._write(lake, key, rows, piece)
 
-    def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> None:
-        """Retry until a commit of the sequence is in the table, whichever process made it."""
+    def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> bool:
+        """Retry until a commit of the sequence is in the table; return whether this process made it."""
         for _ in range(COMMITS_MAX):
             lake = self._load()
-            if is_there(lake) or commit(lake):
-                return
+            if is_there(lake):
+                return False
+            if commit(lake):
+                return True
         raise self._too_late()
 
     def empty(self, sequence: int, floor: int) -> None:
@@ -480,21 +482,30 @@ class IcebergTable(Bound):
         paths = () if piece is None else (*(file.path for file in piece.files), *piece.others)
         self._remove_unused(paths)
 
-    def _remove_unused(self, paths: Sequence[str]) -> None:
-        """Remove files, but none that the table has."""
+    def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
+        """Remove files, but none that the table has, or had in the snapshot of a sequence."""
         if paths:
             lake = self._load()
-            used, store = {file.file_path for file in current_files(lake)}, store_of(lake.io, self.place)
+            used, store = self._log.used_files(lake, sequence), store_of(lake.io, self.place)
             for path in paths:
                 if path not in used:
                     store.remove(path)
 
-    def _forget(self, lake: Table, name: str) -> None:
-        """Remove what says that a piece is staged: its files are the table's by now."""
+    def _forget(self, lake: Table, name: str, sequence: int) -> None:
+        """Remove what says that a piece is staged: its files are the table's by now.
+
+        If another process has brought the sequence there, it may have done so by emptying the table. The piece's files
+        are then nobody's.
+
+        Args:
+            lake: the table.
+            name: the piece.
+            sequence: the sequence that another process has brought there; 0: this one has.
+        """
         piece = self._piece(lake, name)
         if piece is not None:
-            if piece.others:
-                self._remove_unused((*(file.path for file in piece.files), *piece.others))
+            if sequence or piece.others:
+                self._remove_unused((*(file.path for file in piece.files), *piece.others), sequence)
             store_of(lake.io, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
 
 
