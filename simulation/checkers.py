@@ -30,11 +30,11 @@ from simulation.expiry_checker import ExpiryChecker
 from simulation.fencing_checker import FencingChecker, deleted_groups
 from simulation.journal_checker import JournalChecker
 from simulation.journal_model import JournalModel
-from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import QUIET, Checker, Holder, Waiting, is_one
 from simulation.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
 from simulation.refusal_checker import RefusalChecker
+from simulation.release_checker import LetGoChecker
 from simulation.share_checkers import ClassicEvennessChecker, EvennessChecker
 from simulation.soft_state_checker import SoftStateChecker
 from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker

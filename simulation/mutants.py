@@ -44,10 +44,10 @@ from simulation.epoch_mutants import EPOCH_MUTANTS
 from simulation.eviction_mutants import EVICTION_MUTANTS
 from simulation.expiry_checker import ExpiryChecker
 from simulation.fencing_checker import FencingChecker
-from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker
 from simulation.refusal_checker import RefusalChecker
+from simulation.release_checker import LetGoChecker
 from simulation.share_checkers import EvennessChecker
 
 
@@ -232,7 +232,7 @@ class WakesTheAway(GroupMachine):
         group_routing.consumer_heartbeat(context, event)
         if presence is not None and presence.long_poll_timer is not None and held is not None:
             presence.long_poll = held
-            context.run(presence.long_poll_timer, held.hold_ms)
+            context.run(presence.long_poll_timer, held.delay_ms)
 
 
 def away(machine: GroupMachine) -> list[MemberAssigned]:
@@ -288,7 +288,7 @@ class AnswersBeforeDurable(Shard):
         def hasty(event: Any, now: Now) -> Effects:
             outcome = step(event, now)
             for token, value in outcome.replies:
-                self._answer(token, value)
+                self._answer_request(token, value)
             outcome.replies = []
             return outcome
 
@@ -310,12 +310,12 @@ class LetsReadsPass(Shard):
 class KeepsDivergedMachine(Shard):
     """A coordinator that goes on with its machine when what that did could not be written."""
 
-    def _failed(self, why: str, fault: Exception | None = None) -> None:
+    def _discard_machine(self, why: str, fault: Exception | None = None) -> None:
         if self.phase is not Phase.SERVING or fault is not None:
-            super()._failed(why, fault)
+            super()._discard_machine(why, fault)
             return
         for token in [*self._waiting]:
-            self._answer(token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            self._answer_request(token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._appends = Appends(self._journal, self._term, self._driver, self._release, self._lost)
         self._journal._owner = self._appends  # type: ignore[attr-defined]
 

@@ -115,7 +115,7 @@ def _section(section: Section) -> str:
 
 
 def _row(setting: Setting) -> str:
-    knob = setting.knob
+    knob = setting.declaration
     names = [*knob.aliases, *OF_BROKER.get(knob.name, ())]
     also = f" (also {', '.join(f'`{name}`' for name in names)})" if names else ""
     cells = (f"`{knob.name}`{also}", _default(setting.default), knob.unit, _takes(setting), knob.why)
@@ -133,7 +133,7 @@ def _default(value: Any) -> str:
 
 
 def _takes(setting: Setting) -> str:
-    knob = setting.knob
+    knob = setting.declaration
     if knob.choices:
         return ", ".join(f"`{choice}`" if choice else "empty" for choice in knob.choices)
     if knob.low is not None and knob.high is not None:

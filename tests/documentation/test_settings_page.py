@@ -36,9 +36,9 @@ def test_settings_page_has_every_declared_setting() -> None:
     page = setting_docs.page()
     for section in setting_docs.SECTIONS:
         for setting in settings(section.config).values():
-            assert f"| `{setting.knob.name}`" in page, setting.knob.name
+            assert f"| `{setting.declaration.name}`" in page, setting.declaration.name
 
 
 def test_every_setting_says_what_it_is_for() -> None:
     for section in setting_docs.SECTIONS:
-        assert [name for name, setting in settings(section.config).items() if not setting.knob.why] == []
+        assert [name for name, setting in settings(section.config).items() if not setting.declaration.why] == []

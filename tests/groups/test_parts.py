@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kohort.consumer_protocol import read_topics
 from kohort.groups.timers import Deadline, Deadlines, Timer
 from simulation import invariants
-from tests.groups.trial import Trial, subscription
+from tests.groups.harness import Trial, subscription
 
 
 def test_timers_come_due_in_order_and_can_be_moved_and_cancelled() -> None:

@@ -9,7 +9,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, DescribeGroups
 from kohort.groups.records import GroupSaved
 from kohort.ids import TopicPartition
-from tests.groups.trial import Trial, protocols
+from tests.groups.harness import Trial, protocols
 
 
 def state(trial: Trial) -> str:

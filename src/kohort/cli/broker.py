@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
 from kohort.cli.common import assignments, properties_of
-from kohort.cli.output import note
+from kohort.cli.output import print_note
 
 if TYPE_CHECKING:  # the broker is imported by the command that needs it
     from kohort.broker.run import Beside
@@ -110,7 +110,7 @@ def broker(
 
     of_file, chosen = properties_of(config) if config else {}, assignments(set_)
     if listen is not None and _ADVERTISED in of_file and _ADVERTISED not in chosen:
-        note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")
+        print_note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")
         del of_file[_ADVERTISED]
     if listen is not None:
         of_file.pop("listeners", None)

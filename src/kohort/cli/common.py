@@ -61,8 +61,8 @@ class Common:
         known = _known_to_any_client(given) if given else given
         from kohort.settings.config import settings
 
-        names = {setting.knob.name for setting in settings(accepted).values()}
-        names |= {alias for setting in settings(accepted).values() for alias in setting.knob.aliases}
+        names = {setting.declaration.name for setting in settings(accepted).values()}
+        names |= {alias for setting in settings(accepted).values() for alias in setting.declaration.aliases}
         chosen = {name: value for name, value in known.items() if name in names}
         servers = servers or os.environ.get("KOHORT_BOOTSTRAP_SERVER") or DEFAULT_BOOTSTRAP_SERVER
         return servers, chosen
@@ -121,7 +121,7 @@ def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
 
     names = set()
     for setting in [*settings(ConsumerConfig).values(), *settings(ProducerConfig).values()]:
-        names |= {setting.knob.name, *setting.knob.aliases}
+        names |= {setting.declaration.name, *setting.declaration.aliases}
     for key in given:
         if key not in names:
             raise UsageError(str(unknown_key(key, names)))

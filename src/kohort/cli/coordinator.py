@@ -54,7 +54,7 @@ class ZooKeeperOptions:
     zookeeper_config: Path | None = None
     """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
 
-    def address(self) -> ZooKeeperAddress | None:
+    def zookeeper_address(self) -> ZooKeeperAddress | None:
         """Return where ZooKeeper is and how to log in there; None: coordinators do not use it.
 
         Raises:
@@ -116,7 +116,7 @@ def coordinator(
             client_config(ConnectionConfig, servers, given),
             listen,
             configured(properties),
-            zookeeper.address(),
+            zookeeper.zookeeper_address(),
             id_,
             security.trust_everyone,
         )
@@ -156,7 +156,7 @@ def status(*, common: Common = _COMMON) -> int:
 
 
 def _shard_row(shard: ShardStatus) -> dict[str, Any]:
-    figures = shard.figures
+    figures = shard.metrics
     return {
         "shard": shard.index,
         "coordinator": shard.coordinator,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import check_names, groups_with_nearest
-from kohort.cli.output import note
+from kohort.cli.output import print_note
 from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
@@ -29,10 +29,10 @@ def type_name(text: str) -> str:
     return next((name for name in TYPES if name.lower() == text.lower()), text)
 
 
-def tell(errors: Mapping[Any, KafkaError]) -> int:
+def print_refusals(errors: Mapping[Any, KafkaError]) -> int:
     """Print each error as a line on standard error, and return the exit code."""
     for error in errors.values():
-        note(f"kohort: {error}")
+        print_note(f"kohort: {error}")
     return FAILED if errors else DONE
 
 

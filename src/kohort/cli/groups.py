@@ -19,10 +19,10 @@ from kohort.cli.group_rows import (
     chosen_groups,
     described_groups,
     member_row,
-    tell,
+    print_refusals,
     type_name,
 )
-from kohort.cli.output import note, printable, show, show_json, show_json_line, table_of
+from kohort.cli.output import print_note, printable, show, show_json, show_json_line, table_of
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
@@ -59,7 +59,7 @@ def watch(
         try:
             if common.json:
                 return _as_lines(samples)
-            return _live(samples) if sys.stdout.isatty() else _one_after_the_other(samples)
+            return _show_live(samples) if sys.stdout.isatty() else _one_after_the_other(samples)
         except KeyboardInterrupt:
             return DONE
 
@@ -101,21 +101,21 @@ def _as_lines(samples: Iterator[dict[str, Any]]) -> int:
     code = DONE
     for sample in samples:
         show_json_line({**sample, "errors": {name: str(error) for name, error in sample["errors"].items()}})
-        code = tell(sample["errors"])
+        code = print_refusals(sample["errors"])
     return code
 
 
 def _one_after_the_other(samples: Iterator[dict[str, Any]]) -> int:
     code = DONE
     for sample in samples:
-        note(sample["time"])
+        print_note(sample["time"])
         show(_rows(sample), _COLUMNS, as_json=False, empty="no offsets")
         sys.stdout.flush()
-        code = tell(sample["errors"])
+        code = print_refusals(sample["errors"])
     return code
 
 
-def _live(samples: Iterator[dict[str, Any]]) -> int:
+def _show_live(samples: Iterator[dict[str, Any]]) -> int:
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -223,7 +223,7 @@ def describe(*groups: str, all_groups: bool = False, common: Common = _COMMON) -
             )
             print(printable(line))
             show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")
-    return tell(errors)
+    return print_refusals(errors)
 
 
 @app.command
@@ -241,7 +241,7 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
     show(rows, columns, as_json=common.json, empty="no members")
-    return tell(errors)
+    return print_refusals(errors)
 
 
 @app.command
@@ -257,4 +257,4 @@ def lag(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int
         described, errors = described_groups(admin, chosen_groups(admin, groups, all_groups))
     rows = [row for group in described for row in group["partitions"]]
     show(rows, OF_LAG, as_json=common.json, empty="no offsets")
-    return tell(errors)
+    return print_refusals(errors)

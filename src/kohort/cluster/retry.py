@@ -13,11 +13,11 @@ T = TypeVar("T")
 log = logging.getLogger("kohort.cluster")
 
 AGAIN_S = 1.0
-TOLD_EVERY = 30
+LOGGED_EVERY = 30
 """Log the first failed attempt, then every 30th."""
 
 
-async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+async def retry_forever(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """Await `attempt` until it succeeds, with a pause of 1 s after each temporary failure.
 
     Raises:
@@ -28,7 +28,7 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         try:
             return await attempt()
         except (RetriableError, OSError) as error:
-            if failures % TOLD_EVERY == 0:
+            if failures % LOGGED_EVERY == 0:
                 log.warning("%s: %s; retrying", what, error)
             failures += 1
             await asyncio.sleep(AGAIN_S)

@@ -43,7 +43,7 @@ class Journal(Protocol):
         """The size from which an append should take in no further step; None if sizes need not be counted."""
 
     @property
-    def proof_ms(self) -> int | None:
+    def ownership_proof_ms(self) -> int | None:
         """The greatest age, in ms, of the ownership proof on which an owner's replies rely.
 
         None: an owner learns immediately that another term begins. Otherwise it learns so only from its next append.

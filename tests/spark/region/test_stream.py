@@ -14,7 +14,7 @@ from tests.spark.conftest import Sink, Stage
 from tests.spark.region.desk import EPOCH, Desk, check_chains
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.region.sessions import SEATS
+from kohort.spark.region.sessions import SOURCE_SESSIONS
 from kohort.spark.source.batch_offset import BatchOffset
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
@@ -34,9 +34,9 @@ def desk(stage: Stage) -> Iterator[Desk]:
 @pytest.fixture
 def seat(desk: Desk) -> Iterator[str]:
     seat = uuid.uuid4().hex
-    SEATS.add(seat, desk)
+    SOURCE_SESSIONS.add(seat, desk)
     yield seat
-    SEATS.remove(seat)
+    SOURCE_SESSIONS.remove(seat)
 
 
 def planned(checkpoint: Path) -> list[BatchOffset]:

@@ -26,7 +26,7 @@ class RetryWait:
         self.failures = 0
         self.again_s = self._said_s = 0.0
 
-    def failed(self, error: BaseException) -> str:
+    def record_failure(self, error: BaseException) -> str:
         """Record a failure; return its cause as text."""
         now_s, cause = time.monotonic(), f"{type(error).__name__}: {error}"
         if not self.failures or now_s >= self._said_s + SAY_S:

@@ -62,7 +62,7 @@ def welcome(member: Member, order: messages.Welcome) -> None:
         complete(member, order.sequence, 0, counts=order.counts)
         if member.cut is not None and member.cut != order.cut:
             member.contributed, member.ends = 0, {}
-            member.go_on()
+            member.resume_reading()
     say_again(member)
 
 
@@ -106,12 +106,12 @@ def assigned(member: Member, event: events.Assigned) -> None:
 
 
 def revoked_unread(member: Member, event: events.Revoked) -> None:
-    member.let_go(event.parts)
+    member.release_partitions(event.parts)
 
 
 def revoked(member: Member, event: events.Revoked) -> None:
     if not any(part in member.begins for part in event.parts):
-        member.let_go(event.parts)
+        member.release_partitions(event.parts)
     elif member.how.holds_back:
         member.held |= dict.fromkeys(event.parts)
         member.say(messages.Holding())
@@ -123,7 +123,7 @@ def lost(member: Member, event: events.Lost) -> None:
     if any(part in member.begins for part in event.parts):
         pend(member, "partitions were lost", event.parts)
     else:
-        member.let_go(event.parts)
+        member.release_partitions(event.parts)
 
 
 def pend(member: Member, cause: str, parts: tuple[Part, ...]) -> None:
@@ -132,7 +132,7 @@ def pend(member: Member, cause: str, parts: tuple[Part, ...]) -> None:
     member.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
     member.cut, member.contributed, member.ends = None, 0, {}
     member.be(PENDING)
-    member.let_go([*parts, *member.held])
+    member.release_partitions([*parts, *member.held])
 
 
 def fetched(member: Member, event: events.RecordsFetched) -> None:
@@ -245,7 +245,7 @@ def identify(member: Member, order: messages.Identify) -> None:
 
 def completed(member: Member, order: messages.Completed) -> None:
     if complete(member, order.sequence, order.retired, counts=order.counts) and member.cut is not None:
-        member.go_on()
+        member.resume_reading()
 
 
 def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bool:
@@ -260,7 +260,7 @@ def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bo
             if part in member.begins:
                 member.begins[part] = end.offset
         if freed := tuple(part for part in member.held if part in member.covered or not member.how.reads_on):
-            member.let_go(freed)
+            member.release_partitions(freed)
     member.contributed, member.ends = 0, {}
     return True
 
@@ -280,7 +280,7 @@ def reset(member: Member, order: messages.Reset) -> None:
     member.begins.clear()
     member.do(events.StopPolling(clear=True))
     if member.held:
-        member.let_go(tuple(member.held))
+        member.release_partitions(tuple(member.held))
     member.be(PENDING)
     member.do(events.GoBack(order.epoch, order.sequence, order.state))
 
@@ -293,7 +293,7 @@ def went_back(member: Member, event: events.WentBack) -> None:
     member.say(messages.WasReset(event.epoch))
     if member.closing:
         member.say(messages.Leave())
-        if not _is_told_to_end(member):
+        if not _is_ordered_to_end(member):
             member.do(events.End())
         return
     member.do(events.GoOn(), events.Poll(slowly=True))
@@ -344,11 +344,11 @@ def closing(member: Member, event: events.Closing) -> None:
         member.drop(gone)
         member.say(messages.Moved(member.identity, gone))
     member.say(messages.Leave())
-    if not _is_told_to_end(member):
+    if not _is_ordered_to_end(member):
         member.do(events.StopPolling(clear=True), events.End())
 
 
-def _is_told_to_end(member: Member) -> bool:
+def _is_ordered_to_end(member: Member) -> bool:
     """Return whether the member waits for `Stop`.
 
     It may be the only one that can publish to its sinks, or empty them.
@@ -364,7 +364,7 @@ _ALL = tuple(RegionMemberState)
 _READY = (SUBSCRIBED, RECORDS_FETCHED, RESET_COMPLETE)
 
 
-def _row(why: str, do: Callable[..., None], *to: RegionMemberState) -> MemberRow:
+def _entry(why: str, do: Callable[..., None], *to: RegionMemberState) -> MemberRow:
     return Row(why, do, to)
 
 
@@ -381,105 +381,105 @@ _READS_ON = "a member that does not stop for a checkpoint reads: its state after
 _PENDING = "a reset follows"
 
 TABLE: dict[type, Rows] = {
-    events.Connected: _everywhere(_row("the member registers, with its partitions", connected)),
+    events.Connected: _everywhere(_entry("the member registers, with its partitions", connected)),
     messages.Welcome: _everywhere(
-        _row("the member begins, or continues", welcome),
-        DRAINED=_row("drained for an abandoned checkpoint, it continues; otherwise it stays drained", welcome, *_READY),
-        CHECKPOINTED=_row("the sequence is complete, or its contribution was discarded: it continues",
+        _entry("the member begins, or continues", welcome),
+        DRAINED=_entry("drained for an abandoned checkpoint, it continues; else it stays drained", welcome, *_READY),
+        CHECKPOINTED=_entry("the sequence is complete, or its contribution was discarded: it continues",
                           welcome, *_READY),
     ),
-    messages.Members: _everywhere(_row("recorded", members)),
-    messages.Refused: _everywhere(_row("the member ends", end)),
-    messages.Stop: _everywhere(_row("the member ends, with a remedy", end)),
+    messages.Members: _everywhere(_entry("recorded", members)),
+    messages.Refused: _everywhere(_entry("the member ends", end)),
+    messages.Stop: _everywhere(_entry("the member ends, with a remedy", end)),
     events.Assigned: _everywhere(
-        _row("the member requests start offsets of new partitions", assigned),
-        CR_RESET_PENDING=_row("recorded; nothing is sought before the reset", assigned),
+        _entry("the member requests start offsets of new partitions", assigned),
+        CR_RESET_PENDING=_entry("recorded; nothing is sought before the reset", assigned),
     ),
     events.Revoked: {
-        SUBSCRIBED: _row("released: the member has just subscribed, and has fetched nothing", revoked_unread),
-        RECORDS_FETCHED: _row("queue cleared, polling stopped, region reset; or held until a sequence is complete",
+        SUBSCRIBED: _entry("released: the member has just subscribed, and has fetched nothing", revoked_unread),
+        RECORDS_FETCHED: _entry("queue cleared, polling stopped, region reset; or held until a sequence is complete",
                               revoked, PENDING),
-        DRAINED: _row("the region resets; or held until the sequence is complete", revoked, PENDING),
-        CHECKPOINTED: _row("the region resets; or held until the sequence is complete", revoked, PENDING),
-        PENDING: _row("released", revoked_unread),
-        RESET_COMPLETE: _row("released: the member has just reset, and has fetched nothing", revoked_unread),
+        DRAINED: _entry("the region resets; or held until the sequence is complete", revoked, PENDING),
+        CHECKPOINTED: _entry("the region resets; or held until the sequence is complete", revoked, PENDING),
+        PENDING: _entry("released", revoked_unread),
+        RESET_COMPLETE: _entry("released: the member has just reset, and has fetched nothing", revoked_unread),
     },
     events.Lost: {
-        SUBSCRIBED: _row("released: nothing was fetched", revoked_unread),
-        RECORDS_FETCHED: _row("the region resets", lost, PENDING),
-        DRAINED: _row("the region resets", lost, PENDING),
-        CHECKPOINTED: _row("the region resets", lost, PENDING),
-        PENDING: _row("released", revoked_unread),
-        RESET_COMPLETE: _row("released: nothing was fetched", revoked_unread),
+        SUBSCRIBED: _entry("released: nothing was fetched", revoked_unread),
+        RECORDS_FETCHED: _entry("the region resets", lost, PENDING),
+        DRAINED: _entry("the region resets", lost, PENDING),
+        CHECKPOINTED: _entry("the region resets", lost, PENDING),
+        PENDING: _entry("released", revoked_unread),
+        RESET_COMPLETE: _entry("released: nothing was fetched", revoked_unread),
     },
     events.RecordsFetched: {
-        SUBSCRIBED: _row("the member reads", fetched, RECORDS_FETCHED),
+        SUBSCRIBED: _entry("the member reads", fetched, RECORDS_FETCHED),
         RECORDS_FETCHED: _ignored("it reads already"),
-        DRAINED: _row(_READS_ON, fetched_in_cut),
-        CHECKPOINTED: _row(_READS_ON, fetched_in_cut),
+        DRAINED: _entry(_READS_ON, fetched_in_cut),
+        CHECKPOINTED: _entry(_READS_ON, fetched_in_cut),
         PENDING: _ignored("records fetched before the reset are discarded"),
-        RESET_COMPLETE: _row("the member reads at full speed", fetched, RECORDS_FETCHED),
+        RESET_COMPLETE: _entry("the member reads at full speed", fetched, RECORDS_FETCHED),
     },
     messages.Starts: _everywhere(
-        _row("the member reads the partitions from these offsets", starts),
+        _entry("the member reads the partitions from these offsets", starts),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it requests them again"),
     ),
     events.LookedUp: _everywhere(
-        _row("the member reports the offsets", looked_up),
+        _entry("the member reports the offsets", looked_up),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, and it requests them again"),
     ),
     messages.Drain: _everywhere(
-        _row("the member stops polling, finishes the current table and commits", drain),
-        DRAINED=_row("the member is drained", drain_again),
-        CHECKPOINTED=_row("its contribution is discarded; the member is drained", drain_again, DRAINED),
+        _entry("the member stops polling, finishes the current table and commits", drain),
+        DRAINED=_entry("the member is drained", drain_again),
+        CHECKPOINTED=_entry("its contribution is discarded; the member is drained", drain_again, DRAINED),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     events.Quiet: _everywhere(
-        _row("the member is drained", quiet, DRAINED),
+        _entry("the member is drained", quiet, DRAINED),
         DRAINED=_ignored("it is drained already"),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     events.NotQuiet: _everywhere(
-        _row("the checkpoint fails", not_quiet),
+        _entry("the checkpoint fails", not_quiet),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     messages.Checkpoint: _everywhere(
         _ignored(_NOT_ASKED),
-        DRAINED=_row("submitted rows are staged, the application saves its state", checkpoint),
-        CHECKPOINTED=_row("the member sends its contribution again", contribute_again),
+        DRAINED=_entry("submitted rows are staged, the application saves its state", checkpoint),
+        CHECKPOINTED=_entry("the member sends its contribution again", contribute_again),
     ),
     events.StateSaved: _everywhere(
-        _ignored(_NOT_ASKED), DRAINED=_row("the member contributes", state_saved, CHECKPOINTED)
+        _ignored(_NOT_ASKED), DRAINED=_entry("the member contributes", state_saved, CHECKPOINTED)
     ),
     messages.Identify: _everywhere(
-        _ignored(_NOT_ASKED), CHECKPOINTED=_row("the member reports its generation", identify)
+        _ignored(_NOT_ASKED), CHECKPOINTED=_entry("the member reports its generation", identify)
     ),
     messages.Completed: _everywhere(
-        _row("recorded", completed),
-        DRAINED=_row("the sequence is complete without this member", completed, *_READY),
-        CHECKPOINTED=_row("the next contribution begins where this one ended; the member continues",
+        _entry("recorded", completed),
+        DRAINED=_entry("the sequence is complete without this member", completed, *_READY),
+        CHECKPOINTED=_entry("the next contribution begins where this one ended; the member continues",
                           completed, *_READY),
     ),
-    messages.Publish: _everywhere(_row("the member publishes", publish)),
-    events.PublishEnded: _everywhere(_row("the member reports it", publish_ended)),
+    messages.Publish: _everywhere(_entry("the member publishes", publish)),
+    events.PublishEnded: _everywhere(_entry("the member reports it", publish_ended)),
     messages.Reset: _everywhere(
-        _row("everything is discarded, the application resets", reset, PENDING),
-        CR_RESET_PENDING=_row("everything is discarded, the application resets", reset),
+        _entry("everything is discarded, the application resets", reset, PENDING),
+        CR_RESET_PENDING=_entry("everything is discarded, the application resets", reset),
     ),
     events.WentBack: _everywhere(
         _ignored("the answer is to an earlier reset"),
-        CR_RESET_PENDING=_row("the member polls slowly, and requests start offsets", went_back, RESET_COMPLETE),
+        CR_RESET_PENDING=_entry("the member polls slowly, and requests start offsets", went_back, RESET_COMPLETE),
     ),
-    events.SinkWaits: _everywhere(_row("the member reports it: the checkpoint waits", sink_waits)),
+    events.SinkWaits: _everywhere(_entry("the member reports it: the checkpoint waits", sink_waits)),
     events.CheckpointWanted: _everywhere(
-        _row("the member requests a checkpoint", checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
+        _entry("the member requests a checkpoint", checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
     ),
-    events.ResetWanted: _everywhere(_row("the member requests a reset", reset_wanted)),
-    events.Failed: _everywhere(_row("the region stops", failed)),
+    events.ResetWanted: _everywhere(_entry("the member requests a reset", reset_wanted)),
+    events.Failed: _everywhere(_entry("the region stops", failed)),
     events.Closing: _everywhere(
-        _row("the member requests to leave; with the next sequence, or at once if it holds nothing", closing)
+        _entry("the member requests to leave; with the next sequence, or at once if it holds nothing", closing)
     ),
 }  # fmt: skip
 """Transition table: event type, then state."""

@@ -15,7 +15,7 @@ from tests.spark.queries import Place, declared, own_signals, place
 from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import InvalidInputError
-from kohort.spark.driver_channel import Switchboard
+from kohort.spark.driver_channel import ChannelServer
 from kohort.spark.source.single_reader_lock import Load, ReaderLock
 from kohort.spark.source.source import KohortDataSource
 
@@ -44,8 +44,8 @@ def begin(made: bytes) -> Any:
 
 @pytest.fixture
 def application() -> Any:
-    board = Switchboard()
-    yield KohortDataSource.reaching(board.contact)
+    board = ChannelServer()
+    yield KohortDataSource.reaching(board.address)
     board.close()
 
 

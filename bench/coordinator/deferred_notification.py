@@ -1,6 +1,6 @@
 """A comparison in virtual time of ways to notify a classic eager group of a change, by its members' working time.
 
-`python -m bench.coordinator.gathering` prints a table; docs/notification.md holds one and the decision that followed.
+`python -m bench.coordinator.deferred_notification` prints a table; docs/notification.md holds one, and the decision.
 The policies are:
 
 - off: as in Apache Kafka, a member learns of the change from the response to its next heartbeat;

@@ -1,6 +1,6 @@
 """Ten members of a region read at an even rate; then all are asked for a checkpoint, or go back.
 
-`python -m bench.runners.region_standstill HOW SERVERS TOPIC`; HOW is `checkpoint` or `reset`. Prints how long the
+`python -m bench.runners.region_downtime HOW SERVERS TOPIC`; HOW is `checkpoint` or `reset`. Prints how long the
 slowest member stood still, and when the rate was back at 90 %.
 """
 
@@ -51,7 +51,7 @@ def measure(how: str, servers: str, topic: str) -> dict[str, float]:
     name = f"bench-{uuid.uuid4().hex[:12]}"
     with Region(name, servers, checkpoint_every=None) as region:
         members = [Member(region, f"m{number}", topic) for number in range(MEMBERS)]
-        while not all(len(member.got) > 10 and member.consumer.figures.partitions for member in members):
+        while not all(len(member.got) > 10 and member.consumer.metrics.partitions for member in members):
             time.sleep(0.1)
         region.checkpoint()
         while not all(member.consumer.sequence > 0 for member in members):
