@@ -10,7 +10,7 @@ from functools import partial
 
 from rich.console import Console
 
-from bench.cluster import costs, latency, loading, scale, takeover
+from bench.cluster import costs, downtime, latency, loading, scale, takeover
 from bench.cluster.site import KAFKAS, Site, site, site_of_three
 from bench.coordinator.comparisons import Scenario, commit_rate, play
 from bench.coordinator.places import Coordinator, shorter

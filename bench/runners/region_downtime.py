@@ -41,7 +41,7 @@ def _rows(members: list[Member], since_s: float, until_s: float) -> int:
     return sum(rows for member in members for at_s, rows in member.got if since_s <= at_s < until_s)
 
 
-def _standstill(member: Member, since_s: float, until_s: float) -> float:
+def _downtime(member: Member, since_s: float, until_s: float) -> float:
     times = [at_s for at_s, _ in member.got if since_s - 1 <= at_s < until_s] + [until_s]
     return max(later - at_s for at_s, later in itertools.pairwise(times))
 
@@ -62,7 +62,7 @@ def measure(how: str, servers: str, topic: str) -> dict[str, float]:
         region.checkpoint() if how == "checkpoint" else region.reset()
         time.sleep(AFTER_S)
         ended_s = asked_s + AFTER_S - 0.5
-        stood_s = max(_standstill(member, asked_s, ended_s) for member in members)
+        stood_s = max(_downtime(member, asked_s, ended_s) for member in members)
         steps = [asked_s + step * STEP_S for step in range(int((AFTER_S - WINDOW_S) / STEP_S))]
         slow = [_rows(members, at_s, at_s + WINDOW_S) < BACK * usual * WINDOW_S for at_s in steps]
         stood = slow.index(True) if True in slow else 0

@@ -64,7 +64,7 @@ class Shards:
         changed = tuple(node for name, node in self.shown.items() if before.get(name) != node)
         answer(ShowPushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
 
-    def tell(self, group: str, event: OwnersMissing) -> None:
+    def queue_event(self, group: str, event: OwnersMissing) -> None:
         self.told.append(event)
 
     def show(self, offset: int, owner: str = "a-0", *, group: str = "g", **more: bool) -> None:

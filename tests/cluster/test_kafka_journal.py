@@ -171,7 +171,7 @@ def test_a_foreign_batch_stops_the_owner_and_is_not_served(
                 producer.send(opened.settings.topic, foreign[1], key=foreign[0], partition=0).result()
         with pytest.raises(JournalUnavailable, match="somebody else writes.*WRITE"):
             await holder.append(committed(2))
-        with pytest.raises(JournalRefused, match=r"no coordinator wrote .*journal\.foreign\.records=skip"):
+        with pytest.raises(JournalRefused, match=r"no coordinator wrote .*journal\.unfenced\.records=skip"):
             await holder.load()
         skips = await opened.holder(settings=replace(opened.settings, unfenced_records=SKIP))
         assert groups_of(await skips.load()) == [1, 2]

@@ -20,7 +20,7 @@ def declared() -> set[type]:
     found: set[type] = set()
     for module in pkgutil.walk_packages([str(HOME)], "kohort."):
         file = HOME.parent / (module.name.replace(".", "/") + ".py")
-        if file.exists() and "= knob(" in file.read_text(encoding="utf-8"):
+        if file.exists() and "= declare_setting(" in file.read_text(encoding="utf-8"):
             for value in vars(importlib.import_module(module.name)).values():
                 if isinstance(value, type) and dataclasses.is_dataclass(value) and settings(value):
                     found.add(value)

@@ -19,7 +19,7 @@ class Contested:
         self.now = now
         self.tried: list[float] = []
 
-    def address(self) -> ControlPlaneAddress | None:
+    def newest_address(self) -> ControlPlaneAddress | None:
         return None
 
     def token(self, term: int) -> bytes:

@@ -439,7 +439,7 @@ class KafkaTopics:
             self._soon.clear()
 
     def poll_soon(self) -> None:
-        """Make `watch` poll now, because something is known to have changed."""
+        """Make `poll_topics` poll now, because something is known to have changed."""
         self._soon.set()
 
     def look_for(self, question: LookForTopics) -> None:

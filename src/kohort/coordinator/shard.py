@@ -6,7 +6,7 @@ journal in one append. Only when the append is durable are the replies sent, in 
 | phase | meaning | reply to requests | next phase |
 |---|---|---|---|
 | LOADING | the journal's replay, and its appends | COORDINATOR_LOAD_IN_PROGRESS | SERVING, FAILED, FENCED, DAMAGED |
-| SERVING | the machine steps events | the machine's reply | FAILED (`let_go`: CLOSED), FENCED, CLOSED, LOADING |
+| SERVING | the machine steps events | its reply | FAILED (`expects_takeover`: CLOSED), FENCED, CLOSED, LOADING |
 | FAILED | after a failure: no machine, one reload is scheduled | COORDINATOR_LOAD_IN_PROGRESS | LOADING |
 | FENCED | another coordinator has taken over | NOT_COORDINATOR | none |
 | DAMAGED | the journal cannot be read | UNKNOWN_SERVER_ERROR, which clients report and do not retry | none |
@@ -50,9 +50,9 @@ from kohort.journal.protocol import Journal
 #
 # The effects of steps are released in order as soon as they are durable.
 #
-# Some journals tell their owner late that another one has begun a term (`Journal.proof_ms`). With such a journal
-# nothing is answered without an ownership proof. A deposed owner could otherwise keep members alive whose sessions its
-# successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its age counts from
+# Some journals tell their owner late that another one has begun a term (`Journal.ownership_proof_ms`). With such a
+# journal nothing is answered without an ownership proof. A deposed owner could otherwise keep members alive whose
+# sessions its successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its age counts from
 # when it was sent. A reply leaves while the newest proof is young enough; the reply to a read needs a proof that was
 # sent after the read came. If there is nothing else to write, an empty append is sent. It serves all replies that came
 # before it.
@@ -466,8 +466,8 @@ class Shard:
                     self._driver.soon(partial(self._replay, appends, machine, batches))
                     return
             time_now, driver = self._driver.now(), self._driver
-            settings, proof_ms = driver.own_settings(self.index), self._journal.ownership_proof_ms or 0
-            loaded = machine.on_loaded(time_now, driver.topic_image(), settings, proof_ms)
+            settings, ownership_proof_ms = driver.own_settings(self.index), self._journal.ownership_proof_ms or 0
+            loaded = machine.on_loaded(time_now, driver.topic_image(), settings, ownership_proof_ms)
             steps: list[Step] = [(None, loaded)]
             if unseen := driver.unseen_topics(self.index):
                 event = TopicsDeleted(tuple(unseen))

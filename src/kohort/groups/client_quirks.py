@@ -18,7 +18,7 @@ class DelayTolerance(NamedTuple):
     Attributes:
         delay_ms: the longest delay; 0: none.
         short_interval: the client may be told a short interval while it is settled, since its responses are delayed
-            anyway. Otherwise the delay is at most `SHARE_OF_TOLD` of the interval it was told last.
+            anyway. Otherwise the delay is at most `INTERVAL_SHARE` of the interval it was sent last.
     """
 
     delay_ms: int = 0

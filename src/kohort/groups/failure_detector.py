@@ -3,11 +3,11 @@
 Members of every protocol derive from `MonitoredMember`, and groups from `MonitoredGroup`. Protocols differ only in the
 `DetectorSettings`, the session timeout, and the interval to assume if none is known.
 
-- **Interval** (`interval_ms`). Known if the member was told one in a reply or with its lease. Otherwise its heartbeats
+- **Interval** (`interval_ms`). Known if the member got one in a reply or with its lease. Otherwise its heartbeats
   show it (`beat`), or the group's usual interval applies (`usual_interval_ms`).
 - **Due** (`due_ms`). One interval after the last heartbeat, or with `any_sign` after the last sign of any kind.
-- **Silent** (`silent_from_ms`). So late that it is suspected to be dead, or without a connection. A member that waits
-  for a response is never silent. The protocol decides what follows (`classic.deferred_notification`,
+- **Suspected** (`suspected_from_ms`). So late that it may be dead, or without a connection. A member that waits
+  for a response is never suspected. The protocol decides what follows (`classic.deferred_notification`,
   `consumer.suspicion`). No protocol evicts a member for silence alone; the session timeout does that.
 """
 
@@ -23,9 +23,9 @@ from kohort.groups.timers import Deadline, Timer
 
 # -- Sessions that began before this owner's term
 #
-# A coordinator that was overtaken may go on answering until its ownership proof is too old (`Journal.proof_ms`). A
-# member counts its session from its own requests. A member that the earlier owner heard in that time therefore owns its
-# partitions for a whole session after it. The check runs when a session ends, not at each sign of life, because
+# A coordinator that was overtaken may answer until its proof of ownership is too old (`Journal.ownership_proof_ms`).
+# A member counts its session from its own requests. If the earlier owner heard a member in that time, the member owns
+# its partitions for a whole session after it. The check runs when a session ends, not at each sign of life, because
 # sessions seldom end.
 #
 # -- Eviction of members whose connection ended without a leave

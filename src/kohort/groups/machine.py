@@ -2,7 +2,7 @@
 
     machine = GroupMachine(config)
     for record in journal: machine.apply(record)
-    outcome = machine.on_loaded(now, image, settings, proof_ms)
+    outcome = machine.on_loaded(now, image, settings, ownership_proof_ms)
     outcome = machine.step(event, now)
 
 `step` applies its records before it returns them. The caller appends them to the journal and only then sends the

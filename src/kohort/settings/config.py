@@ -1,12 +1,12 @@
 """Configuration: every setting with Kafka's property name, its unit, its limits and its purpose.
 
-A configuration is one frozen dataclass whose fields are made by `knob`. `from_properties` turns user input (strings
-from a file, values from Python) into an instance. It refuses invalid input: for an unknown key it names the nearest
-known one, for a value out of range the range.
+A configuration is one frozen dataclass whose fields are made by `declare_setting`. `from_properties` turns user input
+(strings from a file, values from Python) into an instance. It refuses invalid input: for an unknown key it names the
+nearest known one, for a value out of range the range.
 
     @dataclass(frozen=True, slots=True)
     class FetchConfig:
-        fetch_max_bytes: int = knob("fetch.max.bytes", 52_428_800, low=0, unit="bytes", why="bounds one answer")
+        fetch_max_bytes: int = declare_setting("fetch.max.bytes", 52_428_800, low=0, unit="bytes", why="limits it")
 
     from_properties(FetchConfig, {"fetch.max.bytes": "1000"})
 
@@ -70,7 +70,7 @@ def declare_setting(name: str, default: Any, **facts: Any) -> Any:
     Args:
         name: Kafka's property name.
         default: the value when the user gives none.
-        **facts: the other attributes of `Knob`: unit, why, low, high, choices, aliases, elsewhere, check.
+        **facts: the other attributes of `SettingDeclaration`: unit, why, low, high, choices, aliases, elsewhere, check.
     """
     return dataclasses.field(default=default, metadata={_DECLARATION: SettingDeclaration(name, **facts)})
 

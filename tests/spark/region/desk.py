@@ -81,7 +81,7 @@ class Desk:
             self.holds = holds
             self._changed.notify_all()
 
-    def held(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
         self._heed()
         with self._changed:
             self.waits.append(wait_ms)
@@ -156,7 +156,7 @@ class Region:
         handlers = {"done": lambda message: None}
         line = ChannelClient(self.board.address, handlers)
         line.drives(identity)
-        query = SourceQuery(options, identity, partial(_region_place, line=line, seat=self.seat))
+        query = SourceQuery(options, identity, partial(_region_place, line=line, session=self.seat))
         self.made.append((query, line))
         line.start()
         return query
@@ -195,8 +195,8 @@ class Region:
         assert self.place.committed() == {}
 
 
-def _region_place(options: object, catalog: object, line: ChannelClient, seat: str) -> RegionOffsets:
-    return RegionOffsets(options, catalog, line, seat)  # type: ignore[arg-type]
+def _region_place(options: object, catalog: object, line: ChannelClient, session: str) -> RegionOffsets:
+    return RegionOffsets(options, catalog, line, session)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ FAULTS: list[tuple[str, Callable[..., Any]]] = [
     ("begin", lambda self, held, batch: True),
     ("finish", lambda self, batch, timeout_ms=None: None),
     ("finish", commits),
-    ("hold", no_handings),
-    ("hold", no_epoch),
+    ("wait_assigned", no_handings),
+    ("wait_assigned", no_epoch),
 ]
 """The method that each stands in for, and what it does."""

@@ -57,7 +57,7 @@ class Runner:
         self.line = ChannelClient(self.days.board.address, {})
         self.line.drives(self.name)
         options = parse_options(self.days.place.options(regionSeat=seat, maxOffsetsPerTrigger=7))
-        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, seat=seat))
+        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, session=seat))
         self.line.start()
 
     planned: BatchOffset | None

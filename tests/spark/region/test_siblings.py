@@ -218,7 +218,7 @@ def test_when_a_query_is_closed_no_source_begins_a_batch_between(both: Both, mon
         both.query.turn(0)
         began.append(both.query.run.ask("begin", 1, version=held.version, batch=2))
 
-    monkeypatch.setattr(lead, "leave", leave)
+    monkeypatch.setattr(lead, "leave_region", leave)
     closing = _Started(beside=False)
     closing.members = [lead, second]
     closing.leave()
@@ -314,7 +314,7 @@ MUTANTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, dict[st
         {},
     ),
     "the batch of a run that was stopped runs for ever": (
-        lambda: mock.patch.object(SourceAssignments, "stop"),
+        lambda: mock.patch.object(SourceAssignments, "end_batch"),
         "test_a_batch_of_a_run_that_was_stopped_is_waited_for_no_more",
         {},
     ),

@@ -193,7 +193,7 @@ _HELD = SourceAssignments.wait_partitions
 def test_a_seat_that_leaves_an_idle_source_waiting_is_seen(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Handed | None], test: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(SourceAssignments, "held", fault)
+    monkeypatch.setattr(SourceAssignments, "wait_partitions", fault)
     monkeypatch.setitem(globals(), "PATIENCE_S", 0.5)
     with pytest.raises(AssertionError, match="the source waits on"):
         test()

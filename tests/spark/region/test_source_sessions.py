@@ -104,9 +104,9 @@ def test_an_answer_that_comes_too_late_is_nobodys(answering: Callable[..., Chann
 
 PAUSED = """
 import sys
-from kohort.spark.driver_channel import Contact, Line
+from kohort.spark.driver_channel import ChannelAddress, ChannelClient
 
-line = Line(Contact(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
+line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
 line.drives("q1")
 line.start()
 print(line.ask({"kind": "ask"}, 10)["first"], flush=True)

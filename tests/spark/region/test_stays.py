@@ -43,7 +43,7 @@ class Answers:
 
 def query_at(line: ApplicationChannel) -> SourceQuery:
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "group.id": "g"}
-    place = partial(RegionOffsets, line=line, seat="s")
+    place = partial(RegionOffsets, line=line, session="s")
     return SourceQuery(parse_options(raw, streaming=True), "i", place)
 
 
@@ -67,13 +67,13 @@ def test_a_run_that_is_stopped_is_refused_while_it_stays() -> None:
 SOURCE = """
 import sys
 from kohort.errors import KafkaError
-from kohort.spark.driver_channel import Contact, Line
+from kohort.spark.driver_channel import ChannelAddress, ChannelClient
 from kohort.spark.source.readers import Ending
 from tests.spark.region.test_stays import START, query_at
 
 ending = Ending()
 ending.install()
-line = Line(Contact(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
+line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
 line.drives("i")
 line.start()
 query = query_at(line)

@@ -98,7 +98,7 @@ class Frames:
         self.kept = b"".join([*pieces, self.kept])
 
     def take_kept(self) -> memoryview:
-        """Return the kept bytes for another `cut`."""
+        """Return the kept bytes for another `split_frames`."""
         kept, self.kept = self.kept, b""
         return memoryview(kept)
 

@@ -99,7 +99,7 @@ class AsyncClient:
             self._loop.call_soon(self._step)
 
     def notify(self) -> None:
-        """Wake the callers of `wait`."""
+        """Wake the callers of `wait_until`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

@@ -147,7 +147,7 @@ class ThreadClient:
                 self.wake()
 
     def notify(self) -> None:
-        """Wake the callers of `wait`, for state that changed without a step of the core."""
+        """Wake the callers of `wait_until`, for state that changed without a step of the core."""
         with self._changed:
             self._changed.notify_all()
 

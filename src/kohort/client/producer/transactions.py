@@ -251,7 +251,7 @@ class TransactionManager:
         self.state = TxnState.READY
 
     def drop_unsent(self) -> list[Batch]:
-        """Fail all waiting batches for an abort, and retry none in flight; return the batches to `tell`."""
+        """Fail all waiting batches for an abort, and retry none in flight; return the batches to `run_callbacks`."""
         reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
         self._sender.aborting = reason
         dropped = self._accumulator.drop_all(reason)

@@ -43,7 +43,7 @@ class JournalSettings:
         topic: the journal's topic; the transactional ids of its shards begin with its name.
         partitions: the partition count of a created topic, which is the number of shards.
         replication_factor: the replication factor of a created topic, lowered to the number of brokers.
-        unfenced_records: whether to refuse or skip records that no coordinator wrote (`FOREIGN_RECORDS`).
+        unfenced_records: whether to refuse or skip records that no coordinator wrote (`UNFENCED_RECORDS`).
         answer_ms: a request without a response is sent again after this time.
     """
 

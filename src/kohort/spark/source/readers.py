@@ -406,7 +406,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         group = self._options.group_id
         if group is not None:
-            with contextlib.suppress(OSError):  # files can't be locked here; SoleReader logs a warning
+            with contextlib.suppress(OSError):  # files can't be locked here; SingleReader logs a warning
                 refuse_read_twice(self._load, self._options)
             self._load_lock = self._load_lock or SingleReader()
             self._load_lock.claim(self._load, group, ids_differ=self._address is not None)
