@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 GroupId: TypeAlias = str
@@ -38,6 +39,10 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+topic_partition = partial(tuple.__new__, TopicPartition)
+"""Make a `TopicPartition` of a pair, three times as fast as its constructor does."""
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

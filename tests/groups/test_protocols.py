@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from simulation.checkers import invariants
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
@@ -54,7 +55,6 @@ from kohort.groups.table import Reaction, Table, reaction
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicPartition
-from simulation import invariants
 from tests.groups.harness import CLIENT, Trial, protocols
 
 SESSION_MS = 10_000

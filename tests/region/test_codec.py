@@ -77,7 +77,18 @@ def test_a_field_of_a_later_release_is_passed_over() -> None:
     assert decode_said(body) == told.AskReset("why")
 
 
-@pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode(("Nothing", {})), encode(told.Alive())[:-1]])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode(("Nothing", {})),
+        encode(told.Alive())[:-1],
+        b"\x92\xa5Aliv\xff\x80",
+        b"\x92\xa8AskReset\x81\xa5later" + b"\x91" * 5_000,
+    ],
+    ids=["nothing", "no type", "another message", "cut", "a name that is no text", "nested"],
+)
 def test_what_is_no_message_is_said_so(body: bytes) -> None:
     with pytest.raises(UnknownMessageError):
         decode_said(body)

@@ -10,8 +10,9 @@ import pytest
 
 from kohort.region import messages as told
 from kohort.region.control_plane import events as happens
+from kohort.region.control_plane.events import Why
 from kohort.region.control_plane.machine import TABLE, RegionMachine
-from kohort.region.control_plane.state import Known, RegionConfig, Why, seen
+from kohort.region.control_plane.state import Known, RegionConfig, seen
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Began, Contribution, Epoch, Fact, Initial, Manifest, Position, Shown, Span, Stopped

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import deltalake
 import pytest
+from pyiceberg.catalog import load_catalog
 
-from kohort.region import DeltaTable, Region, Sink, SqlTable
+from kohort.region import DeltaTable, IcebergTable, Region, Sink, SqlTable
 from tests.region.conftest import Worker, fill, make_topic
 from tests.support.waiting import until
 
@@ -29,6 +30,21 @@ def _delta(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     return sink, read
 
 
+def _iceberg(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
+    sink = IcebergTable("air.flights", warehouse=folder / "lake")
+
+    def read() -> list[bytes]:
+        uri, place = f"sqlite:///{folder}/lake/catalog.db", f"file://{folder}/lake"
+        if not (folder / "lake" / "catalog.db").exists():
+            return []
+        catalog = load_catalog("default", type="sql", uri=uri, warehouse=place)
+        if not catalog.namespace_exists("air") or not catalog.table_exists("air.flights"):
+            return []
+        return list(catalog.load_table("air.flights").scan().to_arrow().column("value").to_pylist())
+
+    return sink, read
+
+
 def _sqlite(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     def read() -> list[bytes]:
         with contextlib.closing(sqlite3.connect(folder / "out.db")) as database:
@@ -38,7 +54,7 @@ def _sqlite(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     return SqlTable(f"sqlite:///{folder}/out.db", "flights"), read
 
 
-@pytest.mark.parametrize("kind", [_delta, _sqlite], ids=["delta", "sqlite"])
+@pytest.mark.parametrize("kind", [_delta, _iceberg, _sqlite], ids=["delta", "iceberg", "sqlite"])
 def test_every_record_once(
     kind: Callable[[Path], tuple[Sink, Callable[[], list[bytes]]]], own_servers: str, name: str, tmp_path: Path
 ) -> None:

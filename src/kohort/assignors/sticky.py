@@ -17,13 +17,12 @@ import struct
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 
 from kohort.assignors.claims import PartitionOwners, beside, keep_order, settle_claims
 from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo, subscribers
-from kohort.ids import MemberId, TopicPartition, by_topic
+from kohort.ids import MemberId, TopicPartition, by_topic, topic_partition
 
 # -- Even and sticky division when members are subscribed to different topics
 #
@@ -364,7 +363,7 @@ def divide_evenly(
         if len(claims) > size:
             claims = keep_order(claims, members[member], topics)
             ownership.release(claims[size:])
-        result[member] = claims[:size]
+        result[member] = list(claims[:size])
     left = [partition for topic in sorted(topics) for partition in ownership.unowned(topic)]
     if left and any(subscription.rack for subscription in members.values()):
         left = _deal_by_rack(left, members, topics, result, (share, larger_left))
@@ -466,7 +465,7 @@ def _divide_unevenly(
         if member not in losers:
             result[member] += claims
             continue
-        for topic, group in groupby(claims, itemgetter(0)):
+        for topic, group in groupby(sorted(claims), itemgetter(0)):
             share = counts[topic_numbers[topic]].get(member_numbers[member], 0)
             partitions = keep_order(list(group), members[member], topics)
             result[member] += partitions[:share]
@@ -584,8 +583,6 @@ class CooperativeSticky(Stateless):
 
 
 _INT16, _INT32 = struct.Struct(">h").unpack_from, struct.Struct(">i").unpack_from
-_partition = partial(tuple.__new__, TopicPartition)
-"""Make a `TopicPartition` of a pair, three times as fast as its constructor does."""
 
 
 def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> bytes:
@@ -625,10 +622,10 @@ def decode_previous(
                 return None
             topic = names.get(raw) or names.setdefault(raw, raw.decode())
             if size == 1:
-                partitions.append(_partition((topic, _INT32(user_data, at + 4)[0])))
+                partitions.append(topic_partition((topic, _INT32(user_data, at + 4)[0])))
             else:
                 numbers = struct.unpack_from(f">{size}i", user_data, at + 4)
-                partitions += map(_partition, zip(repeat(topic), numbers, strict=False))
+                partitions += map(topic_partition, zip(repeat(topic), numbers, strict=False))
             at += 4 + 4 * size
         generation = _INT32(user_data, at)[0] if at + 4 <= len(user_data) else -1
     except (struct.error, UnicodeDecodeError):

@@ -44,6 +44,7 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
 from kohort.groups.sizes import record_bytes
+from kohort.io.backoff import exponential_backoff
 from kohort.journal.protocol import Journal
 
 # -- Appends and ownership proofs
@@ -52,10 +53,10 @@ from kohort.journal.protocol import Journal
 #
 # Some journals tell their owner late that another one has begun a term (`Journal.ownership_proof_ms`). With such a
 # journal nothing is answered without an ownership proof. A deposed owner could otherwise keep members alive whose
-# sessions its successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its age counts from
-# when it was sent. A reply leaves while the newest proof is young enough; the reply to a read needs a proof that was
-# sent after the read came. If there is nothing else to write, an empty append is sent. It serves all replies that came
-# before it.
+# sessions its successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its
+# age counts from when it was sent. A reply leaves while the newest proof is young enough; the reply to a read needs a
+# proof that was sent after the read came. If there is nothing else to write, an empty append is sent. It serves all
+# replies that came before it.
 
 Step: TypeAlias = tuple[Event | None, Effects]
 """An event and its effects; the event is None for the effects of loading."""
@@ -646,8 +647,8 @@ class Shard:
             return
         if self._appends is not None and self._appends.wrote:
             self._failures = 0
-        delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
         self._failures += 1
+        delay_ms = int(exponential_backoff(self._failures, RELOAD_DELAY_MS, RELOAD_DELAY_MAX_MS))
         self._driver.log_error(f"shard {self.index}: {why}; reloading in {delay_ms / 1000:.1f} s", fault)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.load)

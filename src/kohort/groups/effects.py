@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import PushPosition, Topic
+from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved, OffsetCommitted, PushMemberSaved, Record, TopicPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
@@ -111,7 +112,7 @@ class DividePartitions:
     ticket: int
     assignor: str
     members: Mapping[str, PushMemberSaved]
-    current: Mapping[str, tuple[TopicPartitions, ...]]
+    current: Mapping[str, Pairs]
     topics: Mapping[str, Topic]
 
 
@@ -404,7 +405,7 @@ class ComputeAssignment:
     assignor: str
     members: Mapping[str, MemberSaved]
     subscribed: Mapping[str, tuple[str, ...]]
-    current: Mapping[str, tuple[TopicPartitions, ...]]
+    current: Mapping[str, Pairs]
     topics: Mapping[str, Topic]
     excluded: Mapping[str, tuple[TopicPartitions, ...]]
 

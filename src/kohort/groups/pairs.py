@@ -15,14 +15,29 @@ Pairs = frozenset[Pair]
 NOTHING: Pairs = frozenset()
 
 
+def pair_order(pair: Pair) -> tuple[int, int]:
+    """Return a key that sorts pairs as they sort themselves, without a comparison in Python for each two."""
+    return pair[0].int, pair[1]
+
+
 def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> Pairs:
     """Return partitions as a set of pairs."""
-    return frozenset((entry.topic_id, number) for entry in partitions for number in entry.partitions)
+    return frozenset([(entry.topic_id, number) for entry in partitions for number in entry.partitions])
 
 
 def pack(pairs: Iterable[Pair]) -> tuple[TopicPartitions, ...]:
-    """Return a set of pairs in the form of records and replies: by topic id, ascending."""
-    topics: dict[TopicId, list[int]] = {}
-    for topic_id, number in sorted(pairs):
-        topics.setdefault(topic_id, []).append(number)
-    return tuple(TopicPartitions(topic_id, tuple(numbers)) for topic_id, numbers in topics.items())
+    """Return a set of pairs in the form of records and replies: by topic id, ascending.
+
+    Topics are found and sorted by the id's number. `uuid.UUID` compares and hashes in Python, which made 80 % of the
+    time: 6 ms for a member of 1,600 topics, and the loop's thread packs the targets of a whole group.
+    """
+    ids: dict[int, TopicId] = {}
+    numbers: dict[int, list[int]] = {}
+    for topic_id, number in pairs:
+        key = topic_id.int
+        row = numbers.get(key)
+        if row is None:
+            ids[key], numbers[key] = topic_id, [number]
+        else:
+            row.append(number)
+    return tuple([TopicPartitions(ids[key], tuple(sorted(numbers[key]))) for key in sorted(ids)])

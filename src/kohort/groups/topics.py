@@ -42,4 +42,6 @@ def metadata_hash(image: TopicImage, names: Iterable[str]) -> int:
 
 def topic_info(topic: Topic, left: Sequence[int]) -> TopicInfo:
     """Describe some partitions of a topic for the assignors, numbered from 0."""
+    if not topic.racks:
+        return TopicInfo(len(left))
     return TopicInfo(len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks)))

@@ -1,5 +1,21 @@
-"""Consumer lag: how far a group's committed offsets are behind."""
+"""Consumer lag: how far groups are behind, since when, and why."""
 
-from kohort.lag.partition_lag import BEFORE_START, PAST_END, PartitionLag, group_lag
+from kohort.lag.evaluation import CAUSES, GroupLag, LagReport, PartitionLag, Status, Trend, evaluate
+from kohort.lag.reading import LagReader
+from kohort.lag.snapshot import ClusterSnapshot, ReadFailure
+from kohort.lag.timeline import GroupChange, changes
 
-__all__ = ["BEFORE_START", "PAST_END", "PartitionLag", "group_lag"]
+__all__ = [
+    "CAUSES",
+    "ClusterSnapshot",
+    "GroupChange",
+    "GroupLag",
+    "LagReader",
+    "LagReport",
+    "PartitionLag",
+    "ReadFailure",
+    "Status",
+    "Trend",
+    "changes",
+    "evaluate",
+]

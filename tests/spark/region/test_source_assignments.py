@@ -12,8 +12,8 @@ from tests.support.waiting import until
 
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
-from kohort.spark.region.sessions import Handed, Idle, LostRecords
 from kohort.spark.region.source_assignments import SourceAssignments
+from kohort.spark.source_sessions import Handed, Idle, LostRecords
 
 TOPIC = UUID(int=7)
 RUN = 1

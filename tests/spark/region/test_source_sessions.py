@@ -18,7 +18,7 @@ from tests.spark.region.desk import Desk
 from tests.support.waiting import until
 
 from kohort.spark.driver_channel import ChannelClient, ChannelServer, Message
-from kohort.spark.region.sessions import (
+from kohort.spark.source_sessions import (
     IDLE_MS,
     WAIT_MS_MAX,
     Handed,
@@ -242,7 +242,7 @@ def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -
 
 def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closing: Callable[[Any], Any]) -> None:
     from kohort.spark.driver_server import Application
-    from kohort.spark.region.sessions import SOURCE_SESSIONS
+    from kohort.spark.source_sessions import SOURCE_SESSIONS
 
     line = closing(ChannelClient(Application().channel_address, {}))
     line.drives("q1")

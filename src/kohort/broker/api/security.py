@@ -10,8 +10,8 @@ from collections import Counter
 from typing import TypeAlias
 
 from kohort.broker.config.users import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.security import (

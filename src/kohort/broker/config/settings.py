@@ -204,6 +204,16 @@ class BrokerConfig:
         unit="seconds",
         why="length of such a window, and the longest throttle time of a request percentage",
     )
+    mutation_windows: int = declare_setting(
+        "controller.quota.window.num",
+        11,
+        low=1,
+        unit="windows",
+        why="so many windows of controller_mutation_rate may come at once",
+    )
+    mutation_window_s: int = declare_setting(
+        "controller.quota.window.size.seconds", 1, low=1, unit="seconds", why="length of such a window"
+    )
 
     offsets_partitions: int = declare_setting(
         "offsets.topic.num.partitions",

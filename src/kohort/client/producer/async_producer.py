@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
-from kohort.client.producer.accumulator import WouldBlock
+from kohort.client.producer.accumulator import NO_HEADERS, WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import OnDelivery, ProducerCore, ProducerProperties, column_names, producer_config
 from kohort.client.producer.settings import ProducerConfig
@@ -56,6 +56,7 @@ class AsyncProducer(ProducerProperties):
             client.wake()
 
         self._core = ProducerCore(client.cluster, self.config, wake, _NeverWait)
+        self._append_open = self._core.accumulator.append_open
 
     # Records.
 
@@ -67,10 +68,14 @@ class AsyncProducer(ProducerProperties):
         key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: HeadersLike = (),
+        headers: HeadersLike = NO_HEADERS,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Send one record, with the arguments of `Producer.send`. `on_delivery` is called on the loop."""
+        if headers is NO_HEADERS and partition is timestamp_ms is on_delivery is None:
+            delivery = self._append_open(topic, value, key)
+            if delivery is not None:
+                return delivery
         try:
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
         except WouldBlock as reason:

@@ -84,7 +84,6 @@ class ProducerCore:
         )
         self.started = False
         self._partitions: dict[str, list[int]] = {}
-        self._places: dict[str, list[TopicPartition]] = {}
         self._led: dict[str, list[int]] = {}
         self._topics: set[str] = set()
         self._largest = config.max_request_size
@@ -145,7 +144,7 @@ class ProducerCore:
         on_delivery: OnDelivery | None,
     ) -> Delivery:
         try:
-            places = self._places.get(topic)
+            places = self.accumulator.places.get(topic)
         except TypeError:  # can't be hashed
             SEND.take("topic", topic)
             raise
@@ -413,7 +412,7 @@ class ProducerCore:
             if info is not None and info.partitions:
                 self._led[topic] = sorted(number for number, part in info.partitions.items() if part.leader >= 0)
                 numbers = sorted(info.partitions)
-                self._places[topic] = [TopicPartition(topic, number) for number in numbers]
+                self.accumulator.places[topic] = [TopicPartition(topic, number) for number in numbers]
                 self._partitions[topic] = numbers
         self.sender.kick()
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from kohort.client.net.facades import blocking
 from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ClientClosed, ThreadClient
-from kohort.client.producer.accumulator import WouldBlock
+from kohort.client.producer.accumulator import NO_HEADERS, WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import OnDelivery, ProducerCore, ProducerProperties, column_names, producer_config
 from kohort.client.producer.settings import ProducerConfig
@@ -84,6 +84,7 @@ class Producer(ProducerProperties):
                 client.wake()
 
         self._core = ProducerCore(client.cluster, self.config, wake)
+        self._append_open = self._core.accumulator.append_open
         client.guard(self, _abandon, self._core)
 
     # Records.
@@ -96,7 +97,7 @@ class Producer(ProducerProperties):
         key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: HeadersLike = (),
+        headers: HeadersLike = NO_HEADERS,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Send one record.
@@ -117,6 +118,10 @@ class Producer(ProducerProperties):
             TimedOutError: Memory stayed full, or the topic unknown, for `max_block_ms`.
             InvalidInputError: No such partition, or key or value are no bytes.
         """
+        if headers is NO_HEADERS and partition is timestamp_ms is on_delivery is None:
+            delivery = self._append_open(topic, value, key)
+            if delivery is not None:
+                return delivery
         try:
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
         except WouldBlock as reason:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kohort.assignors import MemberSubscription, server_assignor
 from kohort.groups.effects import DividePartitions, Level
 from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
-from kohort.groups.pairs import Pair, Pairs, pack, unpack
+from kohort.groups.pairs import Pair, Pairs, pack, pair_order
 from kohort.groups.push.requests import PushRequests, interval_ms
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
@@ -56,8 +56,7 @@ def divide_partitions(
             for topic, streams in streams_of(member, matched).items()
             if topic in work.topics  # others have no partitions yet
         }
-        owned = unpack(work.current[member_id])
-        for taker, subscription in split(member_id, reads, owned, by_id).items():
+        for taker, subscription in split(member_id, reads, work.current[member_id], by_id).items():
             takers[taker] = subscription
             member_of[taker] = member_id
     read = {topic for subscription in takers.values() for topic in subscription.topics}
@@ -92,7 +91,7 @@ def split(
     """Return a member's streams as separate takers, with its partitions spread over them."""
     held: dict[int, list[TopicPartition]] = {}
     dealt: dict[str, int] = {}
-    for topic_id, number in sorted(owned):
+    for topic_id, number in sorted(owned, key=pair_order):
         topic = by_id.get(topic_id)
         if topic is not None and topic.name in reads and number < topic.partitions:
             stream = dealt.get(topic.name, 0)
@@ -148,7 +147,7 @@ class PushRebalance(PushRequests):
                 ticket=self.dividing,
                 assignor=step.config.push_assignor,
                 members=dict(self.members),
-                current={member_id: pack(self.owned_by(member_id)) for member_id in self.members},
+                current={member_id: self.owned_by(member_id) for member_id in self.members},
                 topics=step.image.topics,
             )
         )

@@ -33,10 +33,10 @@ from kohort.spark.region.folders import derive, epoch_folder, forget
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_state import SavedQuery, refuse_other
 from kohort.spark.region.query_thread import QueryThread
-from kohort.spark.region.sessions import SOURCE_SESSIONS
 from kohort.spark.region.source_assignments import RunSession
 from kohort.spark.region.staging import QueryOutput, StagedBatches, StagingTask, stage_batch
 from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source_sessions import SOURCE_SESSIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

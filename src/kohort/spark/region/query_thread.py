@@ -32,8 +32,8 @@ from kohort.region.messages import Cut
 from kohort.region.parts import Part
 from kohort.region.records import Position
 from kohort.region.staged import Staged
-from kohort.spark.region.sessions import LostRecords
 from kohort.spark.region.source_assignments import SourceAssignments
+from kohort.spark.source_sessions import LostRecords
 
 log = logging.getLogger("kohort.spark")
 
