@@ -69,7 +69,7 @@ def secured_brokers() -> Iterator[list[Listeners]]:
         config = folder / "client.properties"
         lines = ("security.protocol=SSL", "ssl.truststore.type=PEM", f"ssl.truststore.location={folder / 'ca.pem'}")
         config.write_text("\n".join(lines) + "\n")
-        settings = {
+        settings: dict[str, str | float] = {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(folder / "broker.pem"),
             "listener.security.protocol.map": "PLAIN:PLAINTEXT,TLS:SSL",
@@ -82,7 +82,8 @@ def secured_brokers() -> Iterator[list[Listeners]]:
         plain = Place("kohort, plain", ours.listeners["PLAIN"], folder / "data")
         found = [Listeners(plain, replace(plain, name="kohort, TLS", servers=ours.listeners["TLS"]))]
         with suppress(MavenUnavailable):
-            kafka = running.enter_context(SecuredKafka(folder, KAFKA_SETTINGS, options=SERVER_OPTIONS))
+            kafka = SecuredKafka(folder, KAFKA_SETTINGS, options=SERVER_OPTIONS)
+            running.enter_context(kafka)
             plain = Place("Apache Kafka, plain", kafka.bootstrap_servers, kafka.log_dir, JVM_WARM_S)
             found.append(
                 Listeners(plain, replace(plain, name="Apache Kafka, TLS", servers=f"127.0.0.1:{kafka.ports['TLS']}"))

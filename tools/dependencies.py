@@ -37,6 +37,7 @@ EXCEPTIONS = {
     ),
     "psycopg": ("LGPL-3.0-only", "the extra postgres alone; a package of its own and unchanged, as crc32c"),
     "psycopg-binary": ("LGPL-3.0-only", "see psycopg"),
+    "certifi": ("MPL-2.0", "Mozilla's list of authorities, unchanged; the extra lake alone"),
     "hypothesis": ("MPL-2.0", "for tests alone; not installed with the package"),
     "pathspec": ("MPL-2.0", "mypy needs it, for development alone; not installed with the package"),
 }

@@ -8,12 +8,9 @@ from typing import Any
 
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
-from kohort.groups import machine
-from kohort.groups import offsets as offsets
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.rebalance import ClassicRebalance
 from kohort.groups.consumer.group import ConsumerGroup, named
-from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedConsumerGroup,
     DescribedGroup,
@@ -27,7 +24,8 @@ from kohort.groups.events import (
     DeleteGroups,
 )
 from kohort.groups.group import Group
-from kohort.groups.machine import GroupMachine
+from kohort.groups.machine import Administration, GroupMachine
+from kohort.groups.offsets import CommittedOffsets
 from simulation.checkers.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.share_checkers import ClassicEvennessChecker
@@ -37,14 +35,14 @@ from simulation.mutants.swapped import Swapped, swapped
 class DeletesOffsetsThatAreRead(Swapped):
     """A coordinator that deletes offsets of topics that members of consumer groups read."""
 
-    module, name = offsets, "delete_one"
+    module, name = CommittedOffsets, "delete_one"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a check that finds no reader."""
 
-        def delete(context: Context, group: Group, partition: Any) -> ErrorCode:
-            offsets.tombstone(context, group.group_id, (partition.topic, partition.partition))
+        def delete(offsets: CommittedOffsets, group: Group, partition: Any) -> ErrorCode:
+            offsets.tombstone(group.group_id, (partition.topic, partition.partition))
             return ErrorCode.NONE
 
         return delete
@@ -77,15 +75,15 @@ class DeletesGroupsWithMembers(Swapped):
 class LeavesTracesOfGroups(Swapped):
     """A coordinator that deletes a group and leaves what its members had."""
 
-    module, name = machine, "delete_one"
+    module, name = Administration, "delete_one"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A deletion without the offsets."""
 
-        def delete(context: Context, group_id: str) -> ErrorCode:
-            with swapped(offsets, "all_partitions", lambda group: []):
-                error: ErrorCode = real(context, group_id)
+        def delete(administration: Administration, group_id: str) -> ErrorCode:
+            with swapped(Group, "all_partitions", lambda group: []):
+                error: ErrorCode = real(administration, group_id)
             return error
 
         return delete
@@ -94,14 +92,15 @@ class LeavesTracesOfGroups(Swapped):
 class DescribesWhatIsChosen(Swapped):
     """A coordinator that tells of a classic group the protocol and metadata of a round that is not over."""
 
-    module, name = machine, "describe_one"
+    module, name = Administration, "describe_one"
 
     @staticmethod
     def swap(real: Callable[..., DescribedGroup]) -> Callable[..., DescribedGroup]:
         """Return a description that treats every group as stable."""
 
-        def describe(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
-            group, described = context.find(group_id), real(context, group_id, knows_missing)
+        def describe(administration: Administration, group_id: str, knows_missing: bool) -> DescribedGroup:
+            group = administration.context.find(group_id)
+            described = real(administration, group_id, knows_missing)
             classic = None if group is None else group.under(ClassicGroup)
             chosen = None if classic is None else classic.protocol
             return replace(described, protocol=chosen or "") if described.members else described
@@ -112,14 +111,15 @@ class DescribesWhatIsChosen(Swapped):
 class HidesWhatIsGivenUp(Swapped):
     """A coordinator that leaves out of a description what a member has still to give up."""
 
-    module, name = machine, "describe_consumer_group"
+    module, name = Administration, "describe_consumer_group"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Members as if they had given it up."""
 
-        def describe(context: Context, group_id: str) -> DescribedConsumerGroup:
-            described: DescribedConsumerGroup = real(context, group_id)
+        def describe(administration: Administration, group_id: str) -> DescribedConsumerGroup:
+            context = administration.context
+            described: DescribedConsumerGroup = real(administration, group_id)
             group = context.find(group_id)
             consumer = None if group is None else group.under(ConsumerGroup)
             if consumer is None:
@@ -137,14 +137,14 @@ class HidesWhatIsGivenUp(Swapped):
 class ListsAllAsStable(Swapped):
     """A coordinator that lists every consumer group as stable."""
 
-    module, name = machine, "list_one"
+    module, name = Administration, "list_one"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A line with that state."""
 
-        def line(context: Context, group: Group) -> ListedGroup:
-            listed: ListedGroup = real(context, group)
+        def line(administration: Administration, group: Group) -> ListedGroup:
+            listed: ListedGroup = real(administration, group)
             return listed if group.under(ConsumerGroup) is None else replace(listed, state=GroupState.STABLE)
 
         return line

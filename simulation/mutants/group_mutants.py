@@ -11,7 +11,6 @@ from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.context import Context
 from kohort.groups.effects import Effects, JoinGroupReply, Now, OffsetCommitReply, SyncGroupReply
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
@@ -23,7 +22,6 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
-from kohort.groups.migration import group_routing
 from kohort.groups.records import EpochBumped, GenerationStarted, MemberAssigned, OffsetCommitted, TargetEpochSet
 from kohort.groups.timers import Deadline, Deadlines, Timer
 from simulation.checkers.away_checker import AwayChecker
@@ -90,8 +88,8 @@ class TakesAnyCommit(GroupMachine):
         super().__init__(config)
         self._handlers[OffsetCommit] = self._take
 
-    @staticmethod
-    def _take(context: Context, event: OffsetCommit) -> None:
+    def _take(self, event: OffsetCommit) -> None:
+        context = self.context
         for offset in event.offsets:
             context.emit(
                 OffsetCommitted(
@@ -218,10 +216,11 @@ class WakesTheAway(GroupMachine):
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
+        self._route = self._handlers[ConsumerGroupHeartbeat]
         self._handlers[ConsumerGroupHeartbeat] = self._heartbeat
 
-    @staticmethod
-    def _heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
+    def _heartbeat(self, event: ConsumerGroupHeartbeat) -> None:
+        context = self.context
         group = context.find(event.group_id)
         consumer = None if group is None else group.under(ConsumerGroup)
         leaves = consumer is not None and event.member_epoch == LEFT_FOR_A_WHILE
@@ -229,7 +228,7 @@ class WakesTheAway(GroupMachine):
         held = None if presence is None else presence.long_poll
         if presence is not None:
             presence.long_poll = None
-        group_routing.consumer_heartbeat(context, event)
+        self._route(event)
         if presence is not None and presence.long_poll_timer is not None and held is not None:
             presence.long_poll = held
             context.run(presence.long_poll_timer, held.delay_ms)
@@ -345,9 +344,9 @@ class ExpiresFromCommits(GroupMachine):
 class KeepsPositions(GroupMachine):
     """A coordinator that never looks for positions whose time is over."""
 
-    def _tick(self) -> None:
+    def _on_tick(self, event: Tick) -> None:
         self.context.expiry.cancel()
-        super()._tick()
+        super()._on_tick(event)
 
 
 MUTANTS: dict[type[GroupMachine | Shard | DiskMutant], type[Checker]] = {

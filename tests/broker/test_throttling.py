@@ -229,14 +229,14 @@ def test_bucket_of_changes_has_kafkas_numbers() -> None:
     """The numbers are those of Kafka's `TokenBucket`, as its `StrictControllerMutationQuotaTest` has them."""
     bucket = MutationBucket(burst_s=10)
     assert bucket.debt_ms(10, 0) == 0
-    bucket.take(90, 10, 0)
-    bucket.take(90, 10, 0)
+    bucket.take_out(90, 10, 0)
+    bucket.take_out(90, 10, 0)
     assert bucket.debt_ms(10, 0) == 8_000, "-80 of 100, and 10 come back each second"
     assert bucket.debt_ms(10, 5_000) == 3_000
     assert bucket.debt_ms(10, 8_000) == 0
-    bucket.take(100, 10, 60_000)
+    bucket.take_out(100, 10, 60_000)
     assert bucket.debt_ms(10, 60_000) == 0, "it holds no more than its burst"
-    bucket.take(1, 10, 60_000)
+    bucket.take_out(1, 10, 60_000)
     assert bucket.debt_ms(10, 60_000) == 100
 
 

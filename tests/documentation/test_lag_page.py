@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kohort.lag import CAUSES, Status
+from kohort.lag import CAUSES, LagStatus
 from kohort.lag.exporter import COUNTERS, METRICS
 from kohort.lag.snapshot import REASONS
 from tests.documentation.spec_page import ROOT
@@ -35,7 +35,7 @@ def expressions() -> dict[str, str]:
 
 
 def wrong(expression: str) -> list[str]:
-    """What an expression names that no scrape has: metrics, and labels of the metric that they select."""
+    """Names in an expression that no scrape has: metrics, and labels of the metric that they select."""
     found = []
     labels: set[str] = set()
     for metric, selector in _SELECTED.findall(expression):
@@ -89,7 +89,7 @@ def test_page_has_every_cause_status_and_reason() -> None:
     text = PAGE.read_text()
     rows = dict(re.findall(r"^\| `([\w ]+)` \| (.+) \|$", text, re.MULTILINE))
     assert {cause: rows.get(cause) for cause in CAUSES} == dict(CAUSES)
-    assert {status.name for status in Status} <= rows.keys()
+    assert {status.name for status in LagStatus} <= rows.keys()
     assert [reason for reason in REASONS if f"`{reason}`" not in text] == []
 
 
@@ -97,8 +97,8 @@ def test_numbers_of_statuses_in_alerts_are_theirs() -> None:
     """An expression that compares a status compares it with a number."""
     compared = re.findall(r"- alert: (\w+)\n\s+expr: .*_status\)? == (\d)", ALERTS.read_text())
     assert dict(compared) == {
-        "KafkaGroupCannotContinue": str(int(Status.ERR)),
-        "KafkaGroupStopped": str(int(Status.STOP)),
-        "KafkaGroupStalled": str(int(Status.STALL)),
-        "KafkaGroupFallsBehind": str(int(Status.WARN)),
+        "KafkaGroupCannotContinue": str(int(LagStatus.ERR)),
+        "KafkaGroupStopped": str(int(LagStatus.STOP)),
+        "KafkaGroupStalled": str(int(LagStatus.STALL)),
+        "KafkaGroupFallsBehind": str(int(LagStatus.WARN)),
     }

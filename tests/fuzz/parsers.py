@@ -1,7 +1,7 @@
 """Decoders and logins in this process: each check takes any bytes, and says what became of them.
 
-A check raises `Finding` when a promise is broken: another error than the documented one, a login without the secret, a
-compiled form that disagrees with its plain twin, a batch that is accepted and can't be read.
+A check raises `Finding` when a promise is broken. Examples are an undocumented error, a login without the secret, and a
+compiled form that disagrees with its plain twin. Another is a batch that is accepted and can't be read.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def check_plain(data: bytes) -> str:
 def check_scram(data: bytes) -> str:
     """Only a proof by the password, over the messages as they were sent, lets alice in.
 
-    The input is the first message, a line break, and the last one, in which `@nonce@` and `@proof@` stand for what an
-    honest client fills in.
+    The input is the first message, a line break, and the last message. There `@nonce@` and `@proof@` stand for what an
+    honest client fills in. The digit before the first message chooses the mechanism.
     """
     mechanism, name = ("SCRAM-SHA-512", "sha512") if data[:1] == b"5" else ("SCRAM-SHA-256", "sha256")
     first, _, last = data[1:].partition(b"\n")
@@ -544,7 +544,7 @@ def check_request(data: bytes) -> str:
 
 
 def _words(error: Any) -> str:
-    """What an error says, without the values in it."""
+    """Return the text of an error without the values in it."""
     return re.sub(r"[^A-Za-z ]+", "#", re.sub(r"'.*'|\".*\"|^fuzz-0: ", "", str(error)))[:70]
 
 

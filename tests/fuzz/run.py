@@ -50,6 +50,7 @@ class FuzzReport:
         inputs: how often each target, and each kind of stranger, was tried.
         outcomes: what became of inputs, by target; new ones are worth keeping.
         findings: each with the command that repeats it.
+        resident_kib: the broker's memory during the run, at equal distances.
     """
 
     inputs: Counter[str] = field(default_factory=Counter)
@@ -58,15 +59,18 @@ class FuzzReport:
     slowest: tuple[float, str] = (0.0, "")
     seconds: float = 0.0
     taken: Taken = NOTHING
+    resident_kib: list[int] = field(default_factory=list)
     honest: int = 0
 
     def text(self) -> str:
         """A few lines."""
         counts = ", ".join(f"{name} {number}" for name, number in sorted(self.inputs.items()))
-        taken = self.taken
+        taken, during = self.taken, self.resident_kib
+        grown = ", ".join(f"{kib >> 10}" for kib in during[:: max(1, len(during) // 10)])
         return (
             f"{counts}\n{sum(map(len, self.outcomes.values()))} outcomes in {self.seconds:.0f} s; the slowest input "
-            f"took {1000 * self.slowest[0]:.0f} ms ({self.slowest[1]}); the broker has {taken.resident_kib >> 10} MiB, "
+            f"took {1000 * self.slowest[0]:.0f} ms ({self.slowest[1]}); the broker has {taken.resident_kib >> 10} MiB "
+            f"(before {grown}), "
             f"{taken.descriptors} descriptors and {taken.threads} threads at the end; {self.honest} honest records; "
             f"{len(self.findings)} findings"
         )
@@ -183,6 +187,7 @@ class FuzzRun:
     def _look(self, broker: StrangersBroker, resident_kib: int) -> None:
         """Hold both processes to their bounds."""
         taken, own = broker.watched.taken(), _resident_kib()
+        self.report.resident_kib.append(taken.resident_kib)
         if taken.resident_kib > RESIDENT_KIB_MAX:
             self._found(f"the broker takes {taken.resident_kib} KiB")
         if own > resident_kib + GROWTH_KIB_MAX:

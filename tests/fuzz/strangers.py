@@ -1,7 +1,7 @@
-"""What is sent to a secured broker by clients that have no right to anything, and the broker that takes it.
+"""Connections of clients that have no right to anything, and the secured broker that takes them.
 
-Nobody here knows a password that counts, so no login may succeed, no request may be answered before one, and the user
-mallory, who can log in and has no rights, may change nothing.
+Nobody here knows a password that counts: no login may succeed, and no request may be answered before one. The user
+mallory can log in and has no rights: nothing may change.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from simulation.checkers import invariants
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedGroup,
     DescribedMember,
@@ -235,8 +234,8 @@ class ToyMachine(GroupMachine):
         super().__init__(config, (*PROTOCOLS, ToyGroup))
         self._handlers[SignIn] = self.sign_in
 
-    @staticmethod
-    def sign_in(context: Context, event: SignIn) -> None:
+    def sign_in(self, event: SignIn) -> None:
+        context = self.context
         if context.find(event.group_id) is None:
             context.emit(ToyRecord(event.group_id))  # type: ignore[arg-type]
         context.ledger.membership(event.group_id, ToyGroup)

@@ -12,7 +12,7 @@ from kohort.client.admin.values import GroupDescription, MemberDescription
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
-from kohort.lag import GroupLag, LagReport, PartitionLag, Status, evaluate
+from kohort.lag import GroupLag, LagReport, LagStatus, PartitionLag, evaluate
 from kohort.lag.evaluation import ABANDONED, BEFORE_START, CAUSES, WINDOW_MS
 from kohort.lag.snapshot import NO_RECORD, UNDATED, ClusterSnapshot, GroupReading, PartitionBounds
 
@@ -65,21 +65,21 @@ def last(reads: Iterable[At]) -> PartitionLag:
 @pytest.mark.parametrize(
     ("read", "lag", "status", "cause", "lost"),
     [
-        (At(20, 20), 0, Status.OK, None, None),
-        (At(13, 20), 7, Status.OK, None, None),
-        (At(None, 20), None, Status.OK, "no offset", None),
-        (At(21, 20), 0, Status.ERR, "past end", None),
-        (At(3, 20, start=10), 10, Status.ERR, "before start", 7),
-        (At(3, 20, start=20), 0, Status.ERR, "before start", 17),
-        (At(20, 20, start=20), 0, Status.OK, None, None),
-        (At(13, 20, group=EMPTY), 7, Status.STOP, "no members", None),
-        (At(20, 20, group=EMPTY), 0, Status.OK, None, None),
-        (At(13, 20, stable=13), 7, Status.OK, "open transaction", None),
-        (At(12, 20, stable=13), 8, Status.OK, None, None),
+        (At(20, 20), 0, LagStatus.OK, None, None),
+        (At(13, 20), 7, LagStatus.OK, None, None),
+        (At(None, 20), None, LagStatus.OK, "no offset", None),
+        (At(21, 20), 0, LagStatus.ERR, "past end", None),
+        (At(3, 20, start=10), 10, LagStatus.ERR, "before start", 7),
+        (At(3, 20, start=20), 0, LagStatus.ERR, "before start", 17),
+        (At(20, 20, start=20), 0, LagStatus.OK, None, None),
+        (At(13, 20, group=EMPTY), 7, LagStatus.STOP, "no members", None),
+        (At(20, 20, group=EMPTY), 0, LagStatus.OK, None, None),
+        (At(13, 20, stable=13), 7, LagStatus.OK, "open transaction", None),
+        (At(12, 20, stable=13), 8, LagStatus.OK, None, None),
     ],
 )
 def test_one_read_says_where_a_group_is(
-    read: At, lag: int | None, status: Status, cause: str | None, lost: int | None
+    read: At, lag: int | None, status: LagStatus, cause: str | None, lost: int | None
 ) -> None:
     part = last([read])
     assert (part.lag, part.status, part.cause, part.lost) == (lag, status, cause, lost)
@@ -116,7 +116,7 @@ def test_topic_that_is_gone_is_an_error_with_its_reason() -> None:
     bounds: dict[TopicPartition, PartitionBounds | KafkaError] = {ORDERS: gone, other: PartitionBounds(0, 5, 5)}
     group = evaluate(ClusterSnapshot(EPOCH_MS, {"payments": reading}, {}, bounds)).groups["payments"]
     assert [(part.lag, part.cause) for part in group.partitions] == [(None, "topic gone"), (3, "no members")]
-    assert group.status is Status.ERR
+    assert group.status is LagStatus.ERR
     assert "no such topic" in (group.partitions[0].error or "")
 
 
@@ -149,7 +149,7 @@ def test_topic_is_abandoned_if_members_subscribe_to_others(
 
 def test_abandoned_topic_never_raises_a_groups_status() -> None:
     left = replace(STABLE, members=(replace(MEMBER, assignment=(), subscription=("returns",)),))
-    assert group_of([At(5, 20 + number, group=left) for number in range(30)]).status is Status.OK
+    assert group_of([At(5, 20 + number, group=left) for number in range(30)]).status is LagStatus.OK
 
 
 def test_topic_of_a_group_without_members_is_not_abandoned() -> None:
@@ -181,21 +181,21 @@ def test_time_lag_falls_while_a_burst_is_read() -> None:
     assert ages[-1] == 0
 
 
-def test_time_lag_of_a_stopped_group_goes_on() -> None:
+def test_time_lag_of_a_stopped_group_continues() -> None:
     """kafka-lag-exporter #36: no data points any more after the last member had left."""
     reads = [At(13, 20, oldest_ms=EPOCH_MS), *[At(13, 20, group=EMPTY, oldest_ms=EPOCH_MS)] * 5]
     group = group_of(reads)
     assert (group.sum_lag, group.max_time_lag_ms) == (7, 5 * READ_MS)
-    assert (group.activity, group.status) == ("stopped", Status.STOP)
+    assert (group.activity, group.status) == ("stopped", LagStatus.STOP)
 
 
 def test_markers_of_transactions_are_no_time_lag_and_no_stall() -> None:
     """KEDA #5675, kafka_exporter #145: a lag of 1 for ever, since a marker has an offset and is no record."""
     reads = [At(19, 20, oldest_ms=NO_RECORD)] * 30
     part = last(reads)
-    assert (part.lag, part.time_lag_ms, part.status, part.cause) == (1, 0, Status.OK, None)
+    assert (part.lag, part.time_lag_ms, part.status, part.cause) == (1, 0, LagStatus.OK, None)
     assert group_of(reads).activity == "idle"
-    assert last([At(19, 20, group=EMPTY, oldest_ms=NO_RECORD)]).status is Status.OK
+    assert last([At(19, 20, group=EMPTY, oldest_ms=NO_RECORD)]).status is LagStatus.OK
 
 
 def test_record_without_a_timestamp_has_no_known_age() -> None:
@@ -226,21 +226,21 @@ def falling(committed: int, end: int, reads: int) -> list[At]:
 @pytest.mark.parametrize(
     ("reads", "status", "cause"),
     [
-        ([At(13, 20)] * 6, Status.OK, None),
-        ([At(13, 20)] * 7, Status.STALL, "no progress"),
-        ([At(13, 20 + number) for number in range(7)], Status.STALL, "no progress"),
-        ([*[At(13, 20)] * 7, At(14, 20)], Status.OK, None),
-        ([At(20, 20)] * 20, Status.OK, None),
-        (falling(50, 100, 25), Status.WARN, "falling behind"),
-        (falling(100, 100, 25), Status.OK, None),
-        ([At(13, 20, stable=13)] * 7, Status.WARN, "open transaction"),
-        ([At(13, 20, stable=13)] * 6, Status.OK, "open transaction"),
-        ([At(13, 20, group=STANDALONE)], Status.OK, None),
-        ([At(13, 20, group=STANDALONE)] * 7, Status.STOP, "no members"),
-        ([At(13 + number, 40, group=EMPTY) for number in range(7)], Status.OK, None),
+        ([At(13, 20)] * 6, LagStatus.OK, None),
+        ([At(13, 20)] * 7, LagStatus.STALL, "no progress"),
+        ([At(13, 20 + number) for number in range(7)], LagStatus.STALL, "no progress"),
+        ([*[At(13, 20)] * 7, At(14, 20)], LagStatus.OK, None),
+        ([At(20, 20)] * 20, LagStatus.OK, None),
+        (falling(50, 100, 25), LagStatus.WARN, "falling behind"),
+        (falling(100, 100, 25), LagStatus.OK, None),
+        ([At(13, 20, stable=13)] * 7, LagStatus.WARN, "open transaction"),
+        ([At(13, 20, stable=13)] * 6, LagStatus.OK, "open transaction"),
+        ([At(13, 20, group=STANDALONE)], LagStatus.OK, None),
+        ([At(13, 20, group=STANDALONE)] * 7, LagStatus.STOP, "no members"),
+        ([At(13 + number, 40, group=EMPTY) for number in range(7)], LagStatus.OK, None),
     ],
 )
-def test_status_over_reads(reads: list[At], status: Status, cause: str | None) -> None:
+def test_status_over_reads(reads: list[At], status: LagStatus, cause: str | None) -> None:
     part = last(reads)
     assert (part.status, part.cause) == (status, cause)
 
@@ -248,47 +248,47 @@ def test_status_over_reads(reads: list[At], status: Status, cause: str | None) -
 def test_zero_lag_in_the_window_hides_no_stop() -> None:
     """Burrow #290, #745: OK for 20 minutes after the consumer stopped, as a lag of zero was still in the window."""
     stopped = [At(20, 20), At(20, 25, group=EMPTY)]
-    assert last(stopped).status is Status.STOP
+    assert last(stopped).status is LagStatus.STOP
     stalled = [*[At(20, 20)] * 50, *[At(20, 25)] * 7]
-    assert last(stalled).status is Status.STALL
+    assert last(stalled).status is LagStatus.STALL
 
 
 def test_topic_with_little_traffic_is_no_stop() -> None:
     """Burrow #38, #128, #303: STOP for consumers of slow topics that had read everything hours ago."""
-    assert {report.groups["payments"].status for report in reports([At(7, 7)] * 720)} == {Status.OK}
+    assert {report.groups["payments"].status for report in reports([At(7, 7)] * 720)} == {LagStatus.OK}
 
 
 def test_saw_tooth_lag_that_grows_is_a_warning() -> None:
     """Burrow #155, #453, #738: OK with 200,000 records behind, as lag fell in one interval of the window."""
     reads = [At(400 * number + (300 if number % 3 == 0 else 0), 1_000 * number) for number in range(1, 25)]
-    assert last(reads).status is Status.WARN
+    assert last(reads).status is LagStatus.WARN
 
 
 def test_small_varying_lag_is_no_warning() -> None:
     """A consumer that commits every 5 s is measured at every height of its saw tooth; it is never a window behind."""
     reads = [At(1_000 * number - 17 * number, 1_000 * number) for number in range(1, 40)]
-    assert {report.groups["payments"].status for report in reports(reads)} == {Status.OK}
+    assert {report.groups["payments"].status for report in reports(reads)} == {LagStatus.OK}
 
 
 def test_group_that_commits_rarely_is_no_stall_after_its_first_pauses() -> None:
     """A batch job commits every two minutes. Its first pause may be a finding; later ones are usual."""
     reads = [At(100 * (number // 12), 10 * number + 10) for number in range(60)]
     later = [report.groups["payments"].status for report in reports(reads)[24:]]
-    assert Status.STALL not in later
+    assert LagStatus.STALL not in later
 
 
 def test_long_stop_does_not_delay_the_next_finding_for_ever() -> None:
     reads = [*[At(13, 20)] * 8_640, *[At(15, 20)] * 61]
-    assert last(reads).status is Status.STALL
+    assert last(reads).status is LagStatus.STALL
 
 
 def test_recreated_topic_begins_anew() -> None:
     """kafka-lag-exporter #197: the end of the deleted topic stayed, and with it a lag that was none."""
     part = last([*[At(90, 100)] * 10, At(5, 20)])
-    assert (part.lag, part.status, part.consumed_per_s) == (15, Status.OK, None)
+    assert (part.lag, part.status, part.consumed_per_s) == (15, LagStatus.OK, None)
 
 
-def test_rates_tell_the_time_to_catch_up() -> None:
+def test_rates_give_the_time_to_catch_up() -> None:
     part = last([At(0, 1_000), At(200, 1_100)])
     assert (part.consumed_per_s, part.produced_per_s, part.catch_up_s) == (20.0, 10.0, 90.0)
     assert last([At(0, 1_000), At(100, 1_100)]).catch_up_s is None
@@ -308,4 +308,4 @@ def test_share_group_is_shown_as_what_it_is() -> None:
     share = GroupDescription("jobs", "Share", "Stable", "share", "", (), 1)
     snapshot = ClusterSnapshot(EPOCH_MS, {"jobs": GroupReading(share, members_known=False)})
     group = evaluate(snapshot).groups["jobs"]
-    assert (group.description.type, group.status, group.activity) == ("Share", Status.OK, "unknown")
+    assert (group.description.type, group.status, group.activity) == ("Share", LagStatus.OK, "unknown")

@@ -179,7 +179,7 @@ def test_page_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--servers", "nonsense"), "no HOST:PORT"),
     ],
 )
-def test_wrong_use_is_told(
+def test_wrong_use_is_reported(
     args: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.properties"
@@ -193,3 +193,10 @@ def test_address_in_use_is_a_failure(broker: Broker, capsys: pytest.CaptureFixtu
     taken = broker.bootstrap_servers
     assert run(["exporter", "--listen", taken, "--servers", NOBODY]) == 1
     assert f"can't serve metrics on {taken}" in capsys.readouterr().err
+
+
+def test_sigterm_ends_it_while_a_cluster_is_away(start: Start) -> None:
+    process = start("exporter", "--listen", "127.0.0.1:0", "--servers", NOBODY)
+    assert process.stdout is not None and process.stdout.readline().startswith("ready ")
+    process.terminate()
+    assert process.wait(60) == 0

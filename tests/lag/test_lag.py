@@ -14,7 +14,7 @@ from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import ErrorCode, error_for
-from kohort.lag import LagReader, PartitionLag, Status
+from kohort.lag import LagReader, LagStatus, PartitionLag
 from kohort.lag.reading import LagReading
 
 
@@ -115,7 +115,7 @@ def test_scenario_17_lag_of_a_quiet_topic_stays_what_it_is(
     assert only(group_lag(reader, read)).lag == 1
 
 
-def test_scenario_17_lag_of_a_deleted_topic_is_not_told_and_hides_no_other(
+def test_scenario_17_lag_of_a_deleted_topic_is_unknown_and_hides_no_other(
     servers: str, admin: Admin, reader: LagReader, filled: TopicPartition
 ) -> None:
     """The topic's offsets go with it. A partition with an owner shows the reason, the others their lag."""
@@ -144,11 +144,11 @@ def test_scenario_17_a_topic_that_goes_while_lag_is_read_hides_no_other(
     kept, gone = group_lag(reader, group)
     assert (kept.partition, kept.lag, kept.error) == (filled, 7, None)
     assert (gone.partition, gone.committed, gone.lag) == (doomed, 0, None)
-    assert (gone.status, gone.cause) == (Status.ERR, "topic gone")
+    assert (gone.status, gone.cause) == (LagStatus.ERR, "topic gone")
     assert gone.error is not None and "UNKNOWN_TOPIC_OR_PARTITION" in gone.error
 
 
-def test_scenario_17_lag_of_an_abandoned_topic_is_told_apart(
+def test_scenario_17_lag_of_an_abandoned_topic_is_named_so(
     servers: str, admin: Admin, reader: LagReader, filled: TopicPartition
 ) -> None:
     """The group reads another topic by now.
@@ -307,7 +307,7 @@ def test_open_transaction_is_named_and_markers_are_no_records(
         commit(admin, group, {place: 1})
         until(lambda: admin.list_offsets({place: "latest"}).all()[place].offset == 2, "the marker is there", 30)
         done = only(group_lag(reader, group))
-        assert (done.lag, done.time_lag_ms, done.cause, done.status) == (1, 0, None, Status.OK)
+        assert (done.lag, done.time_lag_ms, done.cause, done.status) == (1, 0, None, LagStatus.OK)
         producer.begin_transaction()
         producer.send(topic, b"b", partition=0)
         producer.flush()

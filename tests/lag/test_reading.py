@@ -1,4 +1,4 @@
-"""What a read costs, and what is left of it when a part of the cluster does not answer."""
+"""The cost of a read, and the rest of it when a part of the cluster does not answer."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_moved_coordinator_and_leader_are_asked_again(broker: Broker, reader: La
         assert not report.errors and report.groups["g-0"].sum_lag == 1, api
 
 
-def test_cluster_that_is_away_is_an_error_and_comes_back(broker: Broker, reader: LagReader) -> None:
+def test_cluster_that_is_away_is_an_error_and_is_read_again(broker: Broker, reader: LagReader) -> None:
     behind(broker, "t", 1, 1)
     assert reader.read().groups["g-0"].sum_lag == 1
     broker.kill()

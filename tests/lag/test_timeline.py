@@ -1,4 +1,4 @@
-"""What changed in a group between two reads."""
+"""Changes of a group between two reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from kohort.client.admin.values import GroupDescription, MemberDescription
 from kohort.ids import TopicPartition
-from kohort.lag import GroupLag, PartitionLag, Status, changes
+from kohort.lag import GroupLag, LagStatus, PartitionLag, changes
 from kohort.lag.timeline import NAMED_MAX
 
 PARTS = [TopicPartition("t", number) for number in range(8)]
@@ -48,12 +48,12 @@ def group(*members: MemberDescription, state: str = "Stable", parts: tuple[Parti
         ),
         (
             group(),
-            group(parts=(PartitionLag(PARTS[0], status=Status.STOP, cause="no members"),)),
+            group(parts=(PartitionLag(PARTS[0], status=LagStatus.STOP, cause="no members"),)),
             ["status: OK to STOP: no members"],
         ),
     ],
 )
-def test_changes_are_told_from_cause_to_consequence(
+def test_changes_are_listed_from_cause_to_consequence(
     before: GroupLag | None, now: GroupLag | None, said: list[str]
 ) -> None:
     assert [f"{change.kind}: {change.text}" for change in changes(before, now)] == said

@@ -30,7 +30,7 @@ from kohort.region.control_plane.recovery import Recovery
 from kohort.region.control_plane.starts import StartOffsets
 from kohort.region.control_plane.state import Plane, RegisteredMember
 from kohort.region.fact_table import FactTable
-from kohort.region.member import machine, state
+from kohort.region.member import state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
@@ -104,7 +104,7 @@ def _keeps_what_was_read(machine: Any, order: Reset) -> None:
     machine.begins.update(begins)
 
 
-_RESET = machine.reset
+_RESET = MemberMachine.on_reset
 
 
 def _begins_where_it_began(machine: Any, order: Completed) -> None:
@@ -113,7 +113,7 @@ def _begins_where_it_began(machine: Any, order: Completed) -> None:
     machine.begins.update({part: begin for part, begin in begins.items() if part in machine.begins})
 
 
-_COMPLETED = machine.completed
+_COMPLETED = MemberMachine.on_completed
 
 
 def _hears_all_terms(machine: MemberMachine, event: Any) -> Any:
@@ -193,7 +193,7 @@ def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int, *, cou
     return _COMPLETE(machine, sequence, retired, counts=counts)
 
 
-_COMPLETE = machine.complete
+_COMPLETE = MemberMachine.complete
 
 
 def _knows_all_but_silence(producer: Any) -> None:
@@ -361,20 +361,20 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "who is late is waited for": _instead(Checkpoints, "look_for_late", lambda machine: None),
     "who does not come back is waited for": _instead(Membership, "look_for_lost", lambda machine: None),
     "the region runs before all are back": _instead(Recovery, "end_if_all_are_back", _runs_without_all),
-    "a reset leaves a member where it was": _in_table(MEMBER, "reset", _keeps_what_was_read),
-    "a contribution begins where the last began": _in_table(MEMBER, "completed", _begins_where_it_began),
+    "a reset leaves a member where it was": _in_table(MEMBER, "on_reset", _keeps_what_was_read),
+    "a contribution begins where the last began": _in_table(MEMBER, "on_completed", _begins_where_it_began),
     "the end of the batch that runs is contributed": _instead(BatchMember, "ends", _ends_of_what_runs),
     "keys of a batch that is not contributed are given": _instead(
         BatchMember, "finished_keys", lambda member: (*(staged for _, staged in member.keys), *member.run_keys)
     ),
     "partitions are let go in the middle of a batch": _instead(BatchMember, "revoked", Member.revoked),
     "what is held is let go with a sequence that does not cover it": _instead(
-        machine, "complete", _lets_go_whatever_was_read
+        MemberMachine, "complete", _lets_go_whatever_was_read
     ),
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
-    "a member is drained while it reads": _in_table(MEMBER, "drain", _drains_without_waiting),
+    "a member is drained while it reads": _in_table(MEMBER, "on_drain", _drains_without_waiting),
     "partitions that were read are let go": _instead(
-        machine, "pend", lambda one, cause, parts: one.release_partitions(parts)
+        MemberMachine, "pend", lambda one, cause, parts: one.release_partitions(parts)
     ),
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
@@ -433,7 +433,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution counts though the control plane says that it does not": _instead(
-        machine, "complete", _counts_whatever_it_contributed
+        MemberMachine, "complete", _counts_whatever_it_contributed
     ),
     "dead letters are taken in again when the sink was away": _instead(Stager, "add", _adds_letters_first),
     "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),

@@ -18,9 +18,10 @@ from pyiceberg.types import LongType
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region import IcebergTable, Keep, Sink
-from kohort.region.sinks import iceberg_table
+from kohort.region.records import Position
+from kohort.region.sinks import iceberg_table, publish_rows
 from kohort.region.sinks.by_name import sink_of
-from kohort.region.sinks.iceberg_log import IcebergLog, kept_schema
+from kohort.region.sinks.iceberg_log import IcebergLog, kept_schema, offsets_text
 from kohort.region.staged import StagedKey
 from tests.region.places import IcebergPlace
 from tests.region.places import table as place_rows
@@ -87,6 +88,21 @@ def test_a_snapshot_says_which_sequence_it_is(tmp_path: Path) -> None:
     assert snapshot is not None and snapshot.summary is not None
     said = snapshot.summary.additional_properties
     assert (said["kohort.region"], said["kohort.region-id"], said["kohort.sequence"]) == ("flights", str(REGION), "7")
+    assert "kohort.offsets" not in said
+
+
+def test_a_snapshot_says_where_its_sequence_ends(tmp_path: Path) -> None:
+    sink = made(tmp_path)
+    topic = UUID(int=7)
+    ends = [Position(group, "flights", topic, part, 10 * part) for group in ("etl", "more") for part in (0, 1)]
+    sink.stage(key(1), table(1))
+    publish_rows(sink, 1, [key(1)], ends)
+    snapshot = opened(tmp_path).current_snapshot()
+    assert snapshot is not None and snapshot.summary is not None
+    assert json.loads(snapshot.summary.additional_properties["kohort.offsets"]) == {
+        "etl": {"flights": {"0": 0, "1": 10}}, "more": {"flights": {"0": 0, "1": 10}},
+    }  # fmt: skip
+    assert offsets_text(Position("etl", "flights", topic, part, 10**12) for part in range(2000)) == ""
 
 
 def test_the_sequence_survives_the_expiry_of_its_snapshot(tmp_path: Path) -> None:

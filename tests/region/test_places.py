@@ -444,7 +444,7 @@ def _iceberg_does_not_look(patch: Patch) -> None:
 def _the_library_tries_again(patch: Patch) -> None:
     """The library's own retry builds the snapshot anew on whatever the table is by then."""
 
-    def commit(self: IcebergLog, table: Table, sequence: int, added: Any) -> bool:
+    def commit(self: IcebergLog, table: Table, sequence: int, added: Any, offsets: str) -> bool:
         with table.transaction() as transaction:
             with transaction.update_snapshot().fast_append() as producer:
                 for file in added:
@@ -458,9 +458,9 @@ def _the_library_tries_again(patch: Patch) -> None:
 def _iceberg_marks_first(patch: Patch) -> None:
     whole = IcebergTable._bring
 
-    def bring(self: IcebergTable, sequence: int, staged: Any, lost: str) -> None:
+    def bring(self: IcebergTable, sequence: int, *given: Any) -> None:
         self._mark(self._load(), sequence)
-        whole(self, sequence, staged, lost)
+        whole(self, sequence, *given)
 
     patch.setattr(IcebergTable, "_bring", bring)
 

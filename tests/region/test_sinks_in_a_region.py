@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -72,3 +73,21 @@ def test_every_record_once(
         workers[1].close()
         workers[1].thread.join(60)
     assert Counter(int(value) for value in read()) == Counter(range(ROWS))
+
+
+def test_a_snapshot_has_the_offsets_of_its_sequence(own_servers: str, name: str, tmp_path: Path) -> None:
+    """They are those that the group has, too."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    sink, read = _iceberg(tmp_path)
+    with Region(name, own_servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "worker-1", sink, name)
+        until(lambda: len(read()) == 100, "all is published")
+        worker.close()
+        worker.thread.join(60)
+    place = f"file://{tmp_path}/lake"
+    catalog = load_catalog("default", type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db", warehouse=place)
+    snapshot = catalog.load_table("air.flights").current_snapshot()
+    assert snapshot is not None and snapshot.summary is not None
+    groups = json.loads(snapshot.summary.additional_properties["kohort.offsets"])
+    assert [sum(parts.values()) for topics in groups.values() for parts in topics.values()] == [100]

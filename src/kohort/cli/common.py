@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from kohort.cli.app import UsageError
+from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.output import print_note
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.settings.config import did_you_mean, parse_assignments, read_properties
 
@@ -221,3 +222,10 @@ def _with_nearest(
         else error
         for name, error in errors.items()
     }
+
+
+def print_errors(errors: Mapping[Any, KafkaError]) -> int:
+    """Print each error as a line on standard error, and return the exit code."""
+    for error in errors.values():
+        print_note(f"kohort: {error}")
+    return FAILED if errors else DONE

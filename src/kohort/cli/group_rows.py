@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.app import UsageError
 from kohort.cli.common import check_names, groups_with_nearest_of
-from kohort.cli.output import print_note
 from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
@@ -30,13 +29,6 @@ TYPES = ("Classic", "Consumer", "Share", "Streams")
 def type_name(text: str) -> str:
     """Return a group's type as Kafka's tools write it; ListGroups has it in lower case."""
     return next((name for name in TYPES if name.lower() == text.lower()), text)
-
-
-def print_refusals(errors: Mapping[Any, KafkaError]) -> int:
-    """Print each error as a line on standard error, and return the exit code."""
-    for error in errors.values():
-        print_note(f"kohort: {error}")
-    return FAILED if errors else DONE
 
 
 def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from kohort.cli import group_changes
 from kohort.cli.app import DONE, FAILED, UsageError, family
-from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest
+from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest, print_errors
 from kohort.cli.group_rows import (
     OF_LAG,
     OF_PARTITION,
@@ -23,7 +23,6 @@ from kohort.cli.group_rows import (
     chosen_groups,
     described_groups,
     member_row,
-    print_refusals,
     type_name,
 )
 from kohort.cli.output import print_note, printable, show, show_json, show_json_line, table_of
@@ -86,14 +85,14 @@ def _samples(
             errors = {"": error}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         if before is not None and reader.report is not None and reader.report is not before:
-            changed = _changed(before, reader.report, now)
+            changed = _changes_between(before, reader.report, now)
         yield {"time": now, "groups": described, "changes": changed, "errors": errors}
         if time.monotonic() >= end:
             return
         time.sleep(max(0.0, min(started + interval_s, end) - time.monotonic()))
 
 
-def _changed(before: LagReport, report: LagReport, now: str) -> list[dict[str, str]]:
+def _changes_between(before: LagReport, report: LagReport, now: str) -> list[dict[str, str]]:
     """Return the changes of groups between two reads; not of groups that could not be read."""
     from kohort.lag import changes
 
@@ -114,7 +113,7 @@ def _as_lines(samples: Iterator[dict[str, Any]]) -> int:
     code = DONE
     for sample in samples:
         show_json_line({**sample, "errors": {name: str(error) for name, error in sample["errors"].items()}})
-        code = print_refusals(sample["errors"])
+        code = print_errors(sample["errors"])
     return code
 
 
@@ -126,7 +125,7 @@ def _one_after_the_other(samples: Iterator[dict[str, Any]]) -> int:
             print_note(_change_line(change))
         show(_rows(sample), OF_WATCHED, as_json=False, empty="no offsets")
         sys.stdout.flush()
-        code = print_refusals(sample["errors"])
+        code = print_errors(sample["errors"])
     return code
 
 
@@ -246,7 +245,7 @@ def describe(*groups: str, all_groups: bool = False, common: Common = _COMMON) -
             )
             print(printable(line))
             show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")
-    return print_refusals(errors)
+    return print_errors(errors)
 
 
 @app.command
@@ -264,7 +263,7 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
     show(rows, columns, as_json=common.json, empty="no members")
-    return print_refusals(errors)
+    return print_errors(errors)
 
 
 @app.command
@@ -285,4 +284,4 @@ def lag(
         described, errors = described_groups(reader, groups or None)
     rows = [row for group in described for row in group["partitions"]]
     show(rows, OF_LAG, as_json=common.json, empty="no offsets")
-    return print_refusals(errors)
+    return print_errors(errors)

@@ -264,7 +264,7 @@ class RunningCoordinator:
             self._users = CoordinatorUsers(config.security)
             logins = sasl_servers(options.listen, config.security, self._users, self.serving.server.logins)
             listener.sasl = logins.get(listener.name)
-            self._record(config)
+            self._open_audit_log(config)
         except BaseException:
             listener.sock.close()
             raise
@@ -272,7 +272,7 @@ class RunningCoordinator:
         self._peers: Peers | None = None
         self.failed = False
 
-    def _record(self, config: Configured) -> None:
+    def _open_audit_log(self, config: Configured) -> None:
         """Write an audit log, if there is a place for one.
 
         Raises:

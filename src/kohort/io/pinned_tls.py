@@ -152,7 +152,7 @@ class ListenerPipe(TlsPipe):
         """
         for piece, records in self._records.pieces(data):
             self._silent.begun(records)
-            self._silent.check()
+            self._silent.check_bound()
             super().take(piece)
 
     def decrypted_pieces(self, data: bytes) -> Iterator[bytes]:
@@ -165,7 +165,7 @@ class ListenerPipe(TlsPipe):
         for piece, records in self._records.pieces(data):
             self._silent.begun(records)
             yield self.decrypted(piece)
-            self._silent.check()
+            self._silent.check_bound()
 
     def _carried(self, size: int) -> None:
         self._silent.carried(size)

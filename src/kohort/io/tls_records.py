@@ -65,7 +65,7 @@ class SilentRecords:
         """Take back one record, which carried so many bytes of data, and what these allow."""
         self._count = max(0.0, self._count - 1 - size / SILENT_RECORDS_EVERY_BYTES)
 
-    def check(self) -> None:
+    def check_bound(self) -> None:
         """Check the number, after everything that was given to OpenSSL is decrypted.
 
         Raises:

@@ -1,7 +1,8 @@
 """Consumer lag: how far groups are behind, since when, and why."""
 
-from kohort.lag.evaluation import CAUSES, GroupLag, LagReport, PartitionLag, Status, Trend, evaluate
+from kohort.lag.evaluation import CAUSES, GroupLag, LagReport, LagStatus, PartitionLag, Trend, evaluate
 from kohort.lag.reading import LagReader
+from kohort.lag.record_times import oldest_record
 from kohort.lag.snapshot import ClusterSnapshot, ReadFailure
 from kohort.lag.timeline import GroupChange, changes
 
@@ -12,10 +13,11 @@ __all__ = [
     "GroupLag",
     "LagReader",
     "LagReport",
+    "LagStatus",
     "PartitionLag",
     "ReadFailure",
-    "Status",
     "Trend",
     "changes",
     "evaluate",
+    "oldest_record",
 ]

@@ -1,7 +1,7 @@
 """Lag and status of partitions and groups, computed from a snapshot and from the report of the snapshot before it.
 
-Everything here is pure: `evaluate` is a function of values, and what it must remember from read to read is in its
-result (`Trend`), of constant size for a partition.
+Everything here is pure: `evaluate` is a function of values. Its memory from read to read is in its result (`Trend`), of
+constant size for a partition.
 
 The statuses are those of LinkedIn's Burrow, with three of its faults avoided:
 
@@ -36,7 +36,7 @@ RISES_MIN = 2
 """`WARN` needs this many windows in a row whose lowest lag is above the window's before."""
 
 
-class Status(IntEnum):
+class LagStatus(IntEnum):
     """How a partition or a group is, from good to bad.
 
     A group has the worst status of its partitions.
@@ -88,7 +88,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """What is remembered of a partition from read to read.
+    """The memory of a partition from read to read.
 
     Attributes:
         last: The last read.
@@ -117,7 +117,7 @@ class Trend:
         """Return the trend of a first read."""
         return cls(now, now, None, None, now.at_ms if unread else None, 0, unread, None, 0)
 
-    def next(self, now: Anchor, unread: int, window_ms: int) -> Trend:
+    def with_read(self, now: Anchor, unread: int, window_ms: int) -> Trend:
         """Return the trend with another read. An offset or an end that went back begins a new trend."""
         if now.committed < self.last.committed or now.log_end < self.last.log_end or now.at_ms < self.last.at_ms:
             return Trend.started(now, unread)
@@ -177,7 +177,7 @@ class PartitionLag:
         oldest_ms: The timestamp of the oldest unread record, or a time before it (then `is_time_lag_exact` is false).
         time_lag_ms: The age of the oldest unread record; 0 if there is none, None if unknown.
         is_time_lag_exact: Whether that is the record's own timestamp. Else the time lag is at most so long.
-        status: See `Status`.
+        status: See `LagStatus`.
         cause: One of `CAUSES`; None if all is well.
         error: Why offsets are unavailable.
         trend: What the next evaluation needs; None without a committed offset.
@@ -192,7 +192,7 @@ class PartitionLag:
     oldest_ms: int | None = None
     time_lag_ms: int | None = None
     is_time_lag_exact: bool = True
-    status: Status = Status.OK
+    status: LagStatus = LagStatus.OK
     cause: str | None = None
     error: str | None = None
     trend: Trend | None = None
@@ -281,13 +281,13 @@ class GroupLag:
         return max((part.time_lag_ms for part in self.read if part.time_lag_ms is not None), default=None)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> LagStatus:
         """The worst status of a partition."""
-        return max((part.status for part in self.partitions), default=Status.OK)
+        return max((part.status for part in self.partitions), default=LagStatus.OK)
 
     @property
     def activity(self) -> str:
-        """What the group does, in a word.
+        """Return the group's activity in a word.
 
         `stopped`: it has no members, and records wait. `empty`: no members, none wait. `idle`: nothing is unread, and
         nothing was written or committed over the last window. `active`: otherwise. `unknown`: before the second read,
@@ -381,7 +381,7 @@ class _Context:
         )
         now = Anchor(self.snapshot.taken_ms, committed, found.log_end)
         last = None if earlier is None else earlier.trend
-        trend = Trend.started(now, unread) if last is None else last.next(now, unread, self.window_ms)
+        trend = Trend.started(now, unread) if last is None else last.with_read(now, unread, self.window_ms)
         status, cause = self._status(place, found, committed, trend)
         return PartitionLag(
             tp, committed, metadata, place.owner, found.log_start, found.log_end,
@@ -409,30 +409,30 @@ class _Context:
 
     def _status(
         self, place: _Place, bounds: PartitionBounds, committed: int, trend: Trend
-    ) -> tuple[Status, str | None]:
+    ) -> tuple[LagStatus, str | None]:
         """Return status and cause of a partition with a committed offset; the first that applies."""
         group, is_stuck = place.reading.description, trend.is_stuck(self.window_ms)
         if place.is_abandoned:
-            return Status.OK, ABANDONED
+            return LagStatus.OK, ABANDONED
         if committed > bounds.log_end:
-            return Status.ERR, PAST_END
+            return LagStatus.ERR, PAST_END
         if committed < bounds.log_start:
-            return Status.ERR, BEFORE_START
+            return LagStatus.ERR, BEFORE_START
         if trend.stuck_since_ms is None:
-            return Status.OK, None
+            return LagStatus.OK, None
         if committed == bounds.last_stable < bounds.log_end:
-            return (Status.WARN if trend.stuck_ms >= self.window_ms else Status.OK), OPEN_TRANSACTION
+            return (LagStatus.WARN if trend.stuck_ms >= self.window_ms else LagStatus.OK), OPEN_TRANSACTION
         if place.reading.members_known and not group.members:
             # A consumer that assigns itself partitions commits without being a member.
             moves = trend.moved_ms is not None and trend.last.at_ms - trend.moved_ms < self.window_ms
             if not moves and (group.protocol_type or is_stuck):
-                return Status.STOP, NO_MEMBERS
+                return LagStatus.STOP, NO_MEMBERS
         if is_stuck:
             missing = place.reading.members_known and group.members and place.owner is None
-            return Status.STALL, UNASSIGNED if missing else NO_PROGRESS
+            return LagStatus.STALL, UNASSIGNED if missing else NO_PROGRESS
         if trend.is_falling_behind():
-            return Status.WARN, FALLING_BEHIND
-        return Status.OK, None
+            return LagStatus.WARN, FALLING_BEHIND
+        return LagStatus.OK, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +453,7 @@ def _unavailable(place: _Place, offset: OffsetAndMetadata | None, found: KafkaEr
         "" if offset is None else offset.metadata,
         place.owner,
         is_time_lag_exact=False,
-        status=Status.ERR,
+        status=LagStatus.ERR,
         cause=TOPIC_GONE if gone else UNAVAILABLE,
         error=str(found) if isinstance(found, KafkaError) else "the partition was not read",
     )
@@ -462,8 +462,8 @@ def _unavailable(place: _Place, offset: OffsetAndMetadata | None, found: KafkaEr
 def abandoned_topics(reading: GroupReading, topics: set[str]) -> set[str]:
     """Return those of the topics that no member of the group subscribes to.
 
-    Empty when that can't be known: without members, while a classic group rebalances (its coordinator then leaves
-    subscriptions out), and for members whose protocol is not a consumer's.
+    Empty when that can't be known: without members, and for members whose protocol is not a consumer's. A coordinator
+    leaves subscriptions out while a classic group rebalances.
     """
     members = reading.description.members
     if not reading.members_known or not members or any(member.subscription is None for member in members):

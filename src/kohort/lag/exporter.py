@@ -83,7 +83,7 @@ COUNTERS = frozenset({"kohort_consumergroup_changes", "kohort_exporter_reads"})
 
 @dataclass(frozen=True, slots=True)
 class ExporterState:
-    """What is known of a cluster.
+    """The last knowledge of a cluster.
 
     Attributes:
         is_up: Whether the last read succeeded.
@@ -140,10 +140,10 @@ class ClusterWatch:
     def _run(self) -> None:
         while not self._ended.is_set():
             started = time.monotonic()
-            self._read()
+            self._read_cluster()
             self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
-    def _read(self) -> None:
+    def _read_cluster(self) -> None:
         before, started = self.state, time.monotonic()
         try:
             report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
@@ -234,9 +234,9 @@ class LagExporter(Collector):
                     _add_partition(families, (cluster.name, group.description.group_id), part)
             for tp, bounds in list(report.bounds.items())[:PARTITIONS_MAX]:
                 place = (cluster.name, tp.topic, str(tp.partition))
-                families.add("kafka_partition_earliest_offset", place, bounds.log_start)
-                families.add("kafka_partition_latest_offset", place, bounds.log_end)
-            families.add("kohort_exporter_partitions_left_out", (cluster.name,), out)
+                families.add_sample("kafka_partition_earliest_offset", place, bounds.log_start)
+                families.add_sample("kafka_partition_latest_offset", place, bounds.log_end)
+            families.add_sample("kohort_exporter_partitions_left_out", (cluster.name,), out)
         return list(families.by_name.values())
 
 
@@ -249,7 +249,7 @@ class _Families:
             for name, (text, labels) in METRICS.items()
         }
 
-    def add(self, name: str, labels: Sequence[str], value: float | None) -> None:
+    def add_sample(self, name: str, labels: Sequence[str], value: float | None) -> None:
         """Add a sample; an unknown value is left out."""
         if value is not None:
             self.by_name[name].add_metric(labels, value)
@@ -257,56 +257,58 @@ class _Families:
 
 def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
     state, name = cluster.state, cluster.name
-    families.add("kohort_exporter_up", (name,), float(state.is_up))
+    families.add_sample("kohort_exporter_up", (name,), float(state.is_up))
     if state.report is not None:
-        families.add("kohort_exporter_last_read_timestamp_seconds", (name,), state.report.taken_ms / 1000)
+        families.add_sample("kohort_exporter_last_read_timestamp_seconds", (name,), state.report.taken_ms / 1000)
     if state.reads:
-        families.add("kafka_consumergroup_poll_time_ms", (name,), state.read_ms)
+        families.add_sample("kafka_consumergroup_poll_time_ms", (name,), state.read_ms)
     for reason in REASONS:
-        families.add("kohort_exporter_failures", (name, reason), state.failures.get(reason, 0))
+        families.add_sample("kohort_exporter_failures", (name, reason), state.failures.get(reason, 0))
     for outcome in ("whole", "partial", "failed"):
-        families.add("kohort_exporter_reads", (name, outcome), state.reads.get(outcome, 0))
+        families.add_sample("kohort_exporter_reads", (name, outcome), state.reads.get(outcome, 0))
     if cluster.current is not None:
         for (group, kind), count in state.changes.items():
-            families.add("kohort_consumergroup_changes", (name, group, kind), count)
+            families.add_sample("kohort_consumergroup_changes", (name, group, kind), count)
 
 
 def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
     of, place = group.description, (cluster, group.description.group_id)
-    families.add("kohort_consumergroup_info", (*place, of.type, of.protocol_type, of.state, group.activity), 1)
-    families.add("kohort_consumergroup_status", place, group.status)
+    families.add_sample("kohort_consumergroup_info", (*place, of.type, of.protocol_type, of.state, group.activity), 1)
+    families.add_sample("kohort_consumergroup_status", place, group.status)
     if group.members_known:
-        families.add("kohort_consumergroup_members", place, len(of.members))
+        families.add_sample("kohort_consumergroup_members", place, len(of.members))
     read = group.read
     if not read:
         return
-    families.add("kafka_consumergroup_group_max_lag", place, group.max_lag)
-    families.add("kafka_consumergroup_group_sum_lag", place, group.sum_lag)
-    families.add("kafka_consumergroup_group_max_lag_seconds", place, _seconds(group.max_time_lag_ms))
+    families.add_sample("kafka_consumergroup_group_max_lag", place, group.max_lag)
+    families.add_sample("kafka_consumergroup_group_sum_lag", place, group.sum_lag)
+    families.add_sample("kafka_consumergroup_group_max_lag_seconds", place, _seconds(group.max_time_lag_ms))
     topics: Counter[str] = Counter()
     for part in read:
         topics[part.partition.topic] += part.lag or 0
     for topic, lag in topics.items():
-        families.add("kafka_consumergroup_group_topic_sum_lag", (*place, topic), lag)
+        families.add_sample("kafka_consumergroup_group_topic_sum_lag", (*place, topic), lag)
     consumed, written = [part.consumed_per_s for part in read], [part.produced_per_s for part in read]
-    families.add("kohort_consumergroup_consumed_per_second", place, _sum(consumed))
-    families.add("kohort_consumergroup_written_per_second", place, _sum(written))
+    families.add_sample("kohort_consumergroup_consumed_per_second", place, _sum(consumed))
+    families.add_sample("kohort_consumergroup_written_per_second", place, _sum(written))
     times = [part.catch_up_s for part in read]
     known = [time_s for time_s in times if time_s is not None]
-    families.add("kohort_consumergroup_catch_up_seconds", place, max(known) if len(known) == len(times) else None)
+    families.add_sample(
+        "kohort_consumergroup_catch_up_seconds", place, max(known) if len(known) == len(times) else None
+    )
 
 
 def _add_partition(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
     owner, tp = part.owner, part.partition
     place = (*group, tp.topic, str(tp.partition))
     member = ("", "", "") if owner is None else (owner.host, owner.member_id, owner.client_id)
-    families.add("kafka_consumergroup_group_offset", (*place, *member), part.committed)
-    families.add("kafka_consumergroup_group_lag", (*place, *member), part.lag)
-    families.add("kafka_consumergroup_group_lag_seconds", (*place, *member), _seconds(part.time_lag_ms))
+    families.add_sample("kafka_consumergroup_group_offset", (*place, *member), part.committed)
+    families.add_sample("kafka_consumergroup_group_lag", (*place, *member), part.lag)
+    families.add_sample("kafka_consumergroup_group_lag_seconds", (*place, *member), _seconds(part.time_lag_ms))
     if part.cause is not None:
-        families.add("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
+        families.add_sample("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
     if part.lost:
-        families.add("kohort_consumergroup_lost_offsets", place, part.lost)
+        families.add_sample("kohort_consumergroup_lost_offsets", place, part.lost)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -72,7 +72,7 @@ Offsets: TypeAlias = tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPa
 
 @dataclass(frozen=True, slots=True)
 class _Task(Generic[K, V]):
-    """What to ask of which nodes.
+    """Requests for keys, each of which has a node.
 
     Attributes:
         node_of: Return the node of a key. Raises the key's error; only a `RetriableError` is asked for again.
@@ -110,7 +110,7 @@ class LagReading:
     _unfound: dict[str, KafkaError] = field(default_factory=dict)
     _lookups: int = 0
 
-    async def read(self, names: Sequence[str] | None, also: Collection[TopicPartition] = ()) -> ClusterSnapshot:
+    async def read_groups(self, names: Sequence[str] | None, also: Collection[TopicPartition] = ()) -> ClusterSnapshot:
         """Read the named groups, or all; and the bounds of the partitions in `also`.
 
         Raises:
@@ -153,7 +153,7 @@ class LagReading:
         left = self._deadline_ms - self.cluster.runtime.now_ms
         return max(1.0, min(left, self.timeout_ms / PHASES, self.cluster.config.request_timeout_ms))
 
-    async def _send(self, message: RequestMessage[R] | Between[R], node: int) -> R:
+    async def _send_request(self, message: RequestMessage[R] | Between[R], node: int) -> R:
         """Send a request to a node that has not been silent in this read.
 
         Raises:
@@ -187,7 +187,7 @@ class LagReading:
             if attempt and not await self._paused(attempt):
                 break
             try:
-                answer = await self._send(ListGroupsRequest(), node)
+                answer = await self._send_request(ListGroupsRequest(), node)
                 if answer.error_code:
                     raise error_for(answer.error_code, f"broker {node} did not list its groups")
             except KafkaError as error:
@@ -210,7 +210,7 @@ class LagReading:
         classic = {name for name, kind in kinds.items() if kind == "classic"}
 
         async def ask(node: int, chunk: list[str]) -> dict[str, GroupDescription | KafkaError]:
-            return await describe_groups_at(self._send, node, chunk, classic)
+            return await describe_groups_at(self._send_request, node, chunk, classic)
 
         others = [name for name in names if name not in known]
         await self._find_coordinators([name for name in others if name not in self._listing])
@@ -275,7 +275,7 @@ class LagReading:
         group_type = OffsetFetchRequest.OffsetFetchRequestGroup
         request.groups = [group_type(group_id=name, topics=None) for name in names]
         lowest = SEVERAL_GROUPS_SINCE if len(names) > 1 else 0
-        answer = await self._send(Between(request, lowest=lowest, highest=HIGHEST_BY_NAME), node)
+        answer = await self._send_request(Between(request, lowest=lowest, highest=HIGHEST_BY_NAME), node)
         responses = {group.group_id: group for group in answer.groups} if answer.groups else {names[0]: answer}
         outcomes: dict[str, Offsets | KafkaError] = {}
         for name in names:
@@ -338,7 +338,7 @@ class LagReading:
             left = [tp for tp in partitions if tp not in errors]
             offsets: dict[TopicPartition, int] = {}
             if left:
-                answer = await self._send(_list_offsets(left, when, is_committed), node)
+                answer = await self._send_request(_list_offsets(left, when, is_committed), node)
                 for topic in answer.topics:
                     for part in topic.partitions:
                         tp = TopicPartition(topic.name, part.partition_index)
@@ -522,7 +522,7 @@ class LagReader:
             self._asked_again_ms = time.monotonic() * 1000
             self._times.forget_refusals()
         reading = LagReading(cluster, limit, self._times, self.offsets_max)
-        snapshot = self._client.call(reading.read(None if groups is None else list(groups), also))
+        snapshot = self._client.call(reading.read_groups(None if groups is None else list(groups), also))
         self.listing = snapshot.listing
         self.report = evaluate(snapshot, self.report, self.window_ms)
         return self.report

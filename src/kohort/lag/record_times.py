@@ -210,13 +210,13 @@ class RecordTimes:
                     continue
                 if part.records is None or not len(part.records):
                     empty.append(search)
-                elif not self._settle(search, part):
+                elif not self._use_answer(search, part):
                     again.append(search)
             for search in empty[:ALONE_MAX]:
                 alone = await _fetch(cluster, node, [search], is_committed, timeout_ms, ALONE_BYTES)
                 for part in alone.values():
                     if not self._refuses(search, part) and part.records is not None and len(part.records):
-                        again += [] if self._settle(search, part) else [search]
+                        again += [] if self._use_answer(search, part) else [search]
         except KafkaError as error:
             return again, [ReadFailure.of(f"records from broker {node}", error)]
         return again, []
@@ -229,7 +229,7 @@ class RecordTimes:
             self.refused[topic] = ReadFailure.of(f"records of {topic}", error_for(code, f"records of {topic}"))
         return code is not ErrorCode.NONE
 
-    def _settle(self, search: _Search, part: FetchedPartition) -> bool:
+    def _use_answer(self, search: _Search, part: FetchedPartition) -> bool:
         """Use an answer; return whether the search is over."""
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         try:

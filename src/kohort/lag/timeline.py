@@ -1,4 +1,4 @@
-"""What changed in a group between two reads, as far as it shows from outside: members, state and assignment. Pure."""
+"""Changes of a group between two reads, as far as they show from outside: members, state and assignment. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GroupChange:
 
 
 def changes(before: GroupLag | None, now: GroupLag | None) -> list[GroupChange]:
-    """Return what changed, from cause to consequence: members, then state, then partitions, then status.
+    """Return the changes, from cause to consequence: members, then state, then partitions, then status.
 
     A member that leaves and one that joins in the same interval are two changes, also if they are one process.
     """
@@ -69,7 +69,7 @@ def _assignment(before: GroupLag, now: GroupLag) -> list[GroupChange]:
     then, there = _owners(before), _owners(now)
     moved = sorted(tp for tp, owner in there.items() if tp in then and then[tp].member_id != owner.member_id)
     return [
-        GroupChange("assignment", f"{what}: {_named(partitions)}")
+        GroupChange("assignment", f"{what}: {_named_partitions(partitions)}")
         for what, partitions in (
             ("moved", moved),
             ("assigned", sorted(there.keys() - then.keys())),
@@ -83,6 +83,6 @@ def _owners(group: GroupLag) -> dict[TopicPartition, MemberDescription]:
     return {tp: member for member in group.description.members for tp in member.assignment or ()}
 
 
-def _named(partitions: list[TopicPartition]) -> str:
+def _named_partitions(partitions: list[TopicPartition]) -> str:
     named = " ".join(map(str, partitions[:NAMED_MAX]))
     return named if len(partitions) <= NAMED_MAX else f"{named} and {len(partitions) - NAMED_MAX} more"

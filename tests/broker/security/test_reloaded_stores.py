@@ -104,6 +104,8 @@ def test_trust_store_of_a_listener_is_replaced(certificates: Path) -> None:
     [
         ({LOCATION: "/no/such/file.pem"}, "can't load the key and certificate"),
         ({LOCATION: "damaged"}, "can't load the key and certificate"),
+        ({LOCATION: "damaged.p12"}, "damaged.p12"),
+        ({TRUSTED: "damaged.p12"}, ""),
         ({LOCATION: "pipe"}, "is no file"),
         ({LOCATION: "folder"}, "is no file"),
         ({TRUSTED: "pipe"}, "is no file"),
@@ -117,6 +119,7 @@ def test_store_that_can_not_be_used_is_refused_and_the_one_before_stays(
     certificates: Path, changes: dict[str, str], said: str
 ) -> None:
     (certificates / "damaged").write_text("half a file")
+    (certificates / "damaged.p12").write_bytes(b"\x30\x82\xff\xff" + bytes(200))
     (certificates / "folder").mkdir()
     os.mkfifo(certificates / "pipe")
     with started(certificates) as broker:

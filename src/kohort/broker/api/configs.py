@@ -211,14 +211,17 @@ def _with_stores(
             except KafkaError:  # the change below is refused with it
                 continue
             changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
-            changes.want({name: after.get(name, {}) for name in named | changed})
+            changes.want_stores({name: after.get(name, {}) for name in named | changed})
     if not changes.wanted:
         return alter(changes)
 
-    def finish(_: asyncio.Future[None]) -> None:
-        request.reply(alter(changes))
+    def answer_later(loaded: asyncio.Future[None]) -> None:
+        if not loaded.cancelled():
+            if loaded.exception() is not None:
+                log.error("a fault in the broker: stores could not be loaded", exc_info=loaded.exception())
+            request.reply(alter(changes))
 
-    node.loop.run_in_executor(None, changes.load).add_done_callback(finish)
+    node.loop.run_in_executor(None, changes.load_stores).add_done_callback(answer_later)
     return None
 
 
@@ -299,11 +302,11 @@ def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: 
         after, is_own = stores_of(configs), resource.resource_name != ALL
         node.live.check(resource.resource_name, configs)
         if is_own:
-            stores.check(node.live.stores, after)
+            stores.check_stores(node.live.stores, after)
         if not validate_only:
             node.live.set(resource.resource_name, configs)
             if is_own:
-                stores.use(after)
+                stores.use_stores(after)
         return
     known = settings(LogConfig)
     for key, value in configs.items():

@@ -27,11 +27,11 @@ class StoreChanges:
         self.wanted: dict[str, Mapping[str, str]] = {}
         self._loaded: dict[str, LoadedStores | InvalidInputError] = {}
 
-    def want(self, stores: Mapping[str, Mapping[str, str]]) -> None:
+    def want_stores(self, stores: Mapping[str, Mapping[str, str]]) -> None:
         """Add settings of stores, by listener."""
         self.wanted.update(stores)
 
-    def load(self) -> None:
+    def load_stores(self) -> None:
         """Load the stores. May block."""
         for name, altered in self.wanted.items():
             tls = self._tls.get(name)
@@ -42,8 +42,10 @@ class StoreChanges:
                     self._loaded[name] = InvalidInputError(f"there is no listener with TLS of the name {name}")
             except InvalidInputError as error:
                 self._loaded[name] = error.with_traceback(None)
+            except (OSError, ValueError) as error:
+                self._loaded[name] = InvalidInputError(f"listener {name}: its stores can't be loaded: {error}")
 
-    def check(self, before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> None:
+    def check_stores(self, before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> None:
         """Check that the stores of a change are loaded. `before` and `after` are those of all listeners.
 
         Raises:
@@ -57,10 +59,12 @@ class StoreChanges:
                 loaded = self._loaded.get(name)
                 if isinstance(loaded, InvalidInputError):
                     raise loaded
+                if loaded is None and after.get(name):  # a fault of the broker, which its log has
+                    raise InvalidInputError(f"listener {name}: its stores can't be loaded")
             elif before.get(name) != after.get(name):
                 raise TimedOutError(f"listener {name}: another request has changed its stores")
 
-    def use(self, after: Mapping[str, Mapping[str, str]]) -> None:
+    def use_stores(self, after: Mapping[str, Mapping[str, str]]) -> None:
         """Use the loaded stores for new connections."""
         for name, stores in self._loaded.items():
             if isinstance(stores, LoadedStores) and self.wanted[name] == after.get(name, {}):

@@ -150,6 +150,8 @@ class ServerTls:
             if location is not None and Path(location).exists() and not Path(location).is_file():
                 raise InvalidInputError(f"ssl.{key}.location: {location} is no file")  # a pipe would block for ever
         stamps = _file_stamps(config)
+        if config.client_auth == "none" and (config.truststore_location or config.truststore_certificates):
+            tls_server_context(replace(config, client_auth="requested"))  # checked, although nothing uses it
         return LoadedStores(config, tls_server_context(config), stamps)
 
     def use_stores(self, stores: LoadedStores) -> None:
@@ -324,7 +326,7 @@ class TlsTransport:
                     return count
                 count += found
                 try:
-                    self._silent.check()
+                    self._silent.check_bound()
                 except ConnectionAbortedError as error:
                     log.warning("closing the connection from %s:%d: %s", *self.peer, error)
                     raise

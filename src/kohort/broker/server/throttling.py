@@ -93,7 +93,7 @@ class MutationBucket:
         self._left: float | None = None
         self._filled_ms = 0.0
 
-    def take(self, count: int, rate: float, now_ms: float) -> None:
+    def take_out(self, count: int, rate: float, now_ms: float) -> None:
         """Take out partitions."""
         self._left = self._fill(rate, now_ms) - count
 
@@ -260,9 +260,9 @@ class Throttling:
         if knows_error:
             debt_ms = bucket.debt_ms(limit, now_ms)
             if not debt_ms:
-                bucket.take(count, limit, now_ms)
+                bucket.take_out(count, limit, now_ms)
             return debt_ms, debt_ms > 0
-        bucket.take(count, limit, now_ms)
+        bucket.take_out(count, limit, now_ms)
         return bucket.debt_ms(limit, now_ms), False
 
     def fetch_bytes_max(self, user: str, client_id: str, asked: int) -> int:

@@ -33,7 +33,7 @@ _SEVERAL_LEAVE_SINCE = 3
 """The first version of LeaveGroup that names several members, and static ones by instance id."""
 
 
-class Send(Protocol):
+class SendRequest(Protocol):
     """Sends a request to a node, and returns the answer."""
 
     async def __call__(self, message: RequestMessage[R], node: int, /) -> R: ...
@@ -72,17 +72,17 @@ async def describe_consumer_groups(
 ) -> Results[str, GroupDescription]:
     """Describe state, assignor and members of groups, of either protocol."""
 
-    async def send(message: RequestMessage[R], node: int) -> R:
+    async def send_request(message: RequestMessage[R], node: int) -> R:
         return await cluster.send(message, BrokerById(node))
 
     async def ask(node: int, names: list[str]) -> _Described:
-        return await describe_groups_at(send, node, names)
+        return await describe_groups_at(send_request, node, names)
 
     return await at_coordinators(cluster, list(groups), ask, "describe groups", timeout_ms)
 
 
 async def describe_groups_at(
-    send: Send, node: int, names: Sequence[str], classic: Collection[str] = ()
+    send: SendRequest, node: int, names: Sequence[str], classic: Collection[str] = ()
 ) -> dict[str, GroupDescription | KafkaError]:
     """Describe groups of one coordinator, in one attempt and at most two requests.
 
@@ -100,7 +100,7 @@ async def describe_groups_at(
     return outcomes
 
 
-async def _describe_consumer(send: Send, node: int, names: list[str]) -> _Described:
+async def _describe_consumer(send: SendRequest, node: int, names: list[str]) -> _Described:
     """Describe the KIP-848 groups among `names`; leave the others out, or all if the broker lacks KIP-848."""
     try:
         answer = await send(ConsumerGroupDescribeRequest(group_ids=names), node)
@@ -155,7 +155,7 @@ def _partitions(assignment: _Member.Assignment) -> tuple[TopicPartition, ...]:
     )
 
 
-async def _describe_classic(send: Send, node: int, names: list[str]) -> _Described:
+async def _describe_classic(send: SendRequest, node: int, names: list[str]) -> _Described:
     answer = await send(DescribeGroupsRequest(groups=names), node)
     outcomes: _Described = {}
     for group in answer.groups:

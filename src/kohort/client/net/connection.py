@@ -101,16 +101,16 @@ class RawConnection:
     def came(self, frame: memoryview) -> bool:
         """Take a received frame; return False when more than `FRAMES_MAX` wait."""
         self._frames.append(memoryview(bytes(frame)))
-        self._notify_changed()
+        self._wake_reader()
         return len(self._frames) <= FRAMES_MAX
 
     def end(self, why: str) -> None:
         """Record that the link has ended."""
         if self.ended is None:
             self.ended = why
-            self._notify_changed()
+            self._wake_reader()
 
-    def _notify_changed(self) -> None:
+    def _wake_reader(self) -> None:
         news, self._news = self._news, Promise()
         news.resolve(None)
         self._changed()

@@ -72,6 +72,10 @@ SOMEWHERE = ""
 """Sink name for keys of an earlier release, when a region had one sink and did not name it."""
 
 
+WAITS = "waits for its sink before it registers"
+"""Phase of a member, in a description, that waits for its sink before it registers."""
+
+
 class MemberPhase(Enum):
     """A member's progress in checkpoints and resets, as its control plane knows it."""
 
@@ -387,11 +391,12 @@ class Plane:
 
     def offer_publish(self) -> None:
         """Order the publication of the last sequence, for each sink by a connected member that writes to it."""
+        ends = tuple(position for _, position in sorted(self.positions.items()))
         for place, keys in self.owed.items():
             publisher = self.publisher(place)
             if publisher is not None:
                 number = self.number_in(place)
-                self.say(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place))
+                self.say(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place, ends))
 
     # -- queries
 
@@ -510,63 +515,58 @@ class Plane:
         self.miss_siblings(member)
         self.say_all(Members(self.term, self.names()))
 
+    # -- description for operators
 
-# -- Description for operators
-
-WAITS = "waits for its sink before it registers"
-
-
-def seen(plane: Plane) -> RegionSeen:
-    """Return the description of the region."""
-    waits = {report.member: report for report in plane.waiting_to_register.values()}
-    members = [
-        MemberSeen(
-            member.name,
-            member.group,
-            "has just started" if member.epoch < 0 and member.phase is MemberPhase.READING else member.phase.value,
-            member.epoch,
-            tuple(sorted(member.handed)),
-            member.lost_ms is None,
-            member.sink,
-            waits[member.name].cause if member.name in waits else member.waits_for,
-            letters=member.letters,
-            dead_letters=member.dead_letters,
+    def seen(self) -> RegionSeen:
+        """Return the description of the region."""
+        waits = {report.member: report for report in self.waiting_to_register.values()}
+        members = [
+            MemberSeen(
+                member.name,
+                member.group,
+                "has just started" if member.epoch < 0 and member.phase is MemberPhase.READING else member.phase.value,
+                member.epoch,
+                tuple(sorted(member.handed)),
+                member.lost_ms is None,
+                member.sink,
+                waits[member.name].cause if member.name in waits else member.waits_for,
+                letters=member.letters,
+                dead_letters=member.dead_letters,
+            )
+            for _, member in sorted(self.members.items())
+        ]
+        members += [
+            MemberSeen(name, report.group, WAITS, -1, (), True, report.sink, report.cause, registered=False)
+            for name, report in sorted(waits.items())
+            if name not in self.members
+        ]
+        return RegionSeen(
+            self.region,
+            self.state.name,
+            self.term,
+            self.epoch,
+            self.sequence,
+            self.published,
+            tuple(members),
+            tuple(position for _, position in sorted(self.all_positions().items())),
+            {why.name.lower(): count for why, count in self.figures.resets.items()},
+            self.figures.sequence_ms,
+            self.figures.longest_ms,
+            self.stopped,
+            self._sinks(),
+            self.region_id,
         )
-        for _, member in sorted(plane.members.items())
-    ]
-    members += [
-        MemberSeen(name, report.group, WAITS, -1, (), True, report.sink, report.cause, registered=False)
-        for name, report in sorted(waits.items())
-        if name not in plane.members
-    ]
-    return RegionSeen(
-        plane.region,
-        plane.state.name,
-        plane.term,
-        plane.epoch,
-        plane.sequence,
-        plane.published,
-        tuple(members),
-        tuple(position for _, position in sorted(plane.all_positions().items())),
-        {why.name.lower(): count for why, count in plane.figures.resets.items()},
-        plane.figures.sequence_ms,
-        plane.figures.longest_ms,
-        plane.stopped,
-        _sinks(plane),
-        plane.region_id,
-    )
 
-
-def _sinks(plane: Plane) -> tuple[SinkSeen, ...]:
-    written = {place for member in plane.members.values() for place in member.places}
-    written |= {report.sink for report in plane.waiting_to_register.values()}
-    places = plane.places | set(plane.owed) | (written - {""})
-    return tuple(
-        SinkSeen(
-            place,
-            plane.published if place in plane.owed else plane.sequence,
-            "" if (publisher := plane.publisher(place)) is None else publisher.name,
-            plane.unshown.get(place, "") if place in plane.owed else "",
+    def _sinks(self) -> tuple[SinkSeen, ...]:
+        written = {place for member in self.members.values() for place in member.places}
+        written |= {report.sink for report in self.waiting_to_register.values()}
+        places = self.places | set(self.owed) | (written - {""})
+        return tuple(
+            SinkSeen(
+                place,
+                self.published if place in self.owed else self.sequence,
+                "" if (publisher := self.publisher(place)) is None else publisher.name,
+                self.unshown.get(place, "") if place in self.owed else "",
+            )
+            for place in sorted(places)
         )
-        for place in sorted(places)
-    )

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.files import SYSTEM, local_path, make_folder
+from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import Bound
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
@@ -56,6 +57,7 @@ try:
         current_files,
         iceberg_schema_of,
         kept_schema,
+        offsets_text,
         told,
     )
 except ImportError as error:
@@ -294,7 +296,8 @@ class IcebergTable(Bound):
     def check_rows(self, table: pa.Table) -> pa.Table:
         """Refuse the first row that can't be written; return the rows as they are staged."""
         kept = self._claim().rows()
-        check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
+        if not table.schema.equals(kept):  # which takes milliseconds
+            check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
         return shaped(table, kept, ())
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -302,13 +305,8 @@ class IcebergTable(Bound):
         self._refuse_others(key)
         lake = self._load()
         rows = self.check_rows(table)
-        before = self._piece(lake, key.text())
-        self._write(lake, key, rows, before)
-        if before is not None:
-            store = store_of(lake.io, self.place)
-            written = self._piece(lake, key.text())
-            for path in written.others if written is not None else ():
-                store.remove(path)
+        written = self._write(lake, key, rows, self._piece(lake, key.text()))
+        self._remove_unused(written.others)
 
     def _write(self, lake: Table, key: StagedKey, rows: pa.Table, before: _Piece | None) -> _Piece:
         """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
@@ -349,6 +347,10 @@ class IcebergTable(Bound):
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Show the rows of these keys as this sequence: one snapshot of the table."""
+        self.publish_with(sequence, keys, ())
+
+    def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
+        """Publish as `publish` does; the snapshot's summary says where the sequence ends."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         lake = self._load()
@@ -359,12 +361,12 @@ class IcebergTable(Bound):
             staged = {key: piece for key, piece in pieces.items() if piece is not None and piece.files}
             if lost or staged:
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
-                self._bring(sequence, staged, gone)
+                self._bring(sequence, staged, gone, offsets_text(positions))
             self._mark(lake, sequence)
         for key in named:
             self._forget(lake, key.text())
 
-    def _bring(self, sequence: int, staged: dict[StagedKey, _Piece], lost: str) -> None:
+    def _bring(self, sequence: int, staged: dict[StagedKey, _Piece], lost: str, offsets: str) -> None:
         """Commit the sequence, unless another process has."""
 
         def commit(lake: Table) -> bool:
@@ -375,7 +377,7 @@ class IcebergTable(Bound):
                 if piece.spec_id != lake.metadata.default_spec_id:
                     piece = staged[key] = self._divided_anew(lake, key, piece)
                 added += [file.entry(piece.spec_id) for file in piece.files]
-            return self._log.commit(lake, sequence, added)
+            return self._log.commit(lake, sequence, added, offsets)
 
         self._until_there(lambda lake: self._log.has(lake, sequence), commit)
 
@@ -413,7 +415,7 @@ class IcebergTable(Bound):
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.place}: its files were "
                 "written anew or removed (compaction, DELETE, UPDATE). Delete all rows of the table by hand; the "
-                "region continues by itself"
+                "region goes on by itself"
             )
         return ours
 
