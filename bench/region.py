@@ -40,7 +40,7 @@ def figures(options: Options, console: Console) -> Iterator[Figure]:
             if options.only in title:
                 topic = filled_topic(place, options.records(_RECORDS), _SIZE, partitions=_MEMBERS)
                 contenders = [
-                    Contender(how, partial(runner, "region_standstill", [how, place.servers, topic], 1))
+                    Contender(how, partial(runner, "region_downtime", [how, place.servers, topic], 1))
                     for how in ("checkpoint", "reset")
                 ]
                 yield compare(title, contenders, rounds=options.rounds, unit="1/s", console=console)

@@ -86,7 +86,7 @@ class _Groups:
 
 
 async def _mirrored(address: str, count: int) -> Sample:
-    door = ZooKeeperCoordination(f"{address}/mirrored", sole=True)
+    door = ZooKeeperCoordination(f"{address}/mirrored", exclusive=True)
 
     async def turn() -> None:
         while True:

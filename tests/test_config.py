@@ -24,12 +24,12 @@ def test_text_settings_have_a_list_of_values_or_a_check() -> None:
     for config in (BrokerConfig, GroupConfig, LogConfig):
         for name, setting in settings(config).items():
             if "str" in str(setting.type) and name not in FREE:
-                fact = setting.knob
+                fact = setting.declaration
                 assert fact.choices or fact.check, f"{name} takes any text: give it choices or a check"
 
 
 def test_offered_assignors_are_those_that_exist() -> None:
-    assert set(settings(GroupConfig)["group.consumer.assignors"].knob.choices) == set(SERVER)
+    assert set(settings(GroupConfig)["group.consumer.assignors"].declaration.choices) == set(SERVER)
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,10 @@ def _section(section: Section) -> str:
 
 
 def _row(setting: Setting) -> str:
-    knob = setting.knob
-    names = [*knob.aliases, *OF_BROKER.get(knob.name, ())]
+    declared = setting.declaration
+    names = [*declared.aliases, *OF_BROKER.get(declared.name, ())]
     also = f" (also {', '.join(f'`{name}`' for name in names)})" if names else ""
-    cells = (f"`{knob.name}`{also}", _default(setting.default), knob.unit, _takes(setting), knob.why)
+    cells = (f"`{declared.name}`{also}", _default(setting.default), declared.unit, _takes(setting), declared.why)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -133,14 +133,14 @@ def _default(value: Any) -> str:
 
 
 def _takes(setting: Setting) -> str:
-    knob = setting.knob
-    if knob.choices:
-        return ", ".join(f"`{choice}`" if choice else "empty" for choice in knob.choices)
-    if knob.low is not None and knob.high is not None:
-        return f"from {_number(knob.low)} to {_number(knob.high)}"
-    if knob.low is not None:
-        return f"at least {_number(knob.low)}"
-    return f"at most {_number(knob.high)}" if knob.high is not None else _kind(setting.type)
+    declared = setting.declaration
+    if declared.choices:
+        return ", ".join(f"`{choice}`" if choice else "empty" for choice in declared.choices)
+    if declared.low is not None and declared.high is not None:
+        return f"from {_number(declared.low)} to {_number(declared.high)}"
+    if declared.low is not None:
+        return f"at least {_number(declared.low)}"
+    return f"at most {_number(declared.high)}" if declared.high is not None else _kind(setting.type)
 
 
 def _number(value: float) -> str:

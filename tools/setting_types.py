@@ -48,7 +48,7 @@ def _class(name: str, base: str, about: str, members: dict[str, Setting]) -> str
     for setting in members.values():
         if setting.field in POSITIONAL:
             continue
-        why = setting.knob.why
+        why = setting.declaration.why
         lines.append(f"    {setting.field}: {type_of(setting)}")
         text = f'"""{why[:1].upper()}{why[1:]}. Default: {default_of(setting)}."""'
         lines += textwrap.wrap(text, LINE, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
@@ -58,9 +58,9 @@ def _class(name: str, base: str, about: str, members: dict[str, Setting]) -> str
 
 def type_of(setting: Setting) -> str:
     """Return the annotation of one setting: the type of its configuration class, and choices by name."""
-    if setting.knob.choices and setting.type is str:
-        words = [repr(choice).replace("'", '"') for choice in setting.knob.choices]
-        numbers = [choice for choice in setting.knob.choices if choice.lstrip("-").isdigit()]
+    if setting.declaration.choices and setting.type is str:
+        words = [repr(choice).replace("'", '"') for choice in setting.declaration.choices]
+        numbers = [choice for choice in setting.declaration.choices if choice.lstrip("-").isdigit()]
         return f"Literal[{', '.join(words + numbers)}]"
     return _annotation(setting.type)
 

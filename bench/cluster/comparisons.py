@@ -10,7 +10,7 @@ from functools import partial
 
 from rich.console import Console
 
-from bench.cluster import costs, latency, loading, scale, standstill, takeover
+from bench.cluster import costs, downtime, latency, loading, scale, takeover
 from bench.cluster.site import KAFKAS, Site, site, site_of_three
 from bench.coordinator.comparisons import Scenario, commit_rate, play
 from bench.coordinator.places import Coordinator, shorter
@@ -63,7 +63,7 @@ def three_nodes(options: Options, console: Console) -> Taken:
                 yield from taken(here, options, console, THREE)
     title = "SIGKILL of the broker that leads the journal, three nodes"
     if options.only in title:
-        yield _shown(title, standstill.elections(), options, console)
+        yield _shown(title, downtime.elections(), options, console)
 
 
 def latencies(here: Site, options: Options, console: Console, where: str = ONE) -> Taken:
@@ -141,7 +141,7 @@ def silences(here: Site, options: Options, console: Console, where: str = ONE) -
     """Measure the downtime when one of two coordinators is stopped."""
     title = _silence_title(where)
     if options.only in title:
-        yield _shown(title, standstill.silences(here), options, console)
+        yield _shown(title, downtime.silences(here), options, console)
 
 
 def ends(here: Site, options: Options, console: Console) -> Taken:

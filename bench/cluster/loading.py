@@ -13,7 +13,7 @@ from tests.cluster.journals import NOW, Cluster, Holder
 
 from bench.cluster.site import Site
 from bench.harness import Contender, Sample
-from kohort.cluster.journal.place import JournalSettings
+from kohort.cluster.journal.journal_partition import JournalSettings
 from kohort.groups.config import GroupConfig
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import OffsetCommitted, Record

@@ -1,4 +1,4 @@
-"""The group coordinator under load, beside Apache Kafka's: joins, standstill, heartbeats, commits, churn, SIGKILL."""
+"""The group coordinator under load, beside Apache Kafka's: joins, downtime, heartbeats, commits, churn, SIGKILL."""
 
 from __future__ import annotations
 

@@ -83,12 +83,12 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"{protocol}: heartbeat p99, 5,000 members in 500 groups", "1/s", spread, p99)
         storm = f"{said} --members 5000 --offsets 1000"
         yield Scenario(f"{protocol}: SIGKILL with 5,000 members", "1/s", storm, whole, restarts=True)
-    stands = seconds_of("join", "standstill_median_s")
+    stands = seconds_of("join", "downtime_median_s")
     for commits in ("", " --commit-ms 5000"):
-        title = f"classic: 100 members{commits and ' that commit each 5 s'}, median standstill of a join"
+        title = f"classic: 100 members{commits and ' that commit each 5 s'}, median downtime of a join"
         yield Scenario(title, "1/s", f"--members 100 --events join{commits}", stands)
         title = f"{title.removesuffix('join')}crash with a join in its place"
-        replaced = seconds_of("replace", "standstill_median_s")
+        replaced = seconds_of("replace", "downtime_median_s")
         yield Scenario(title, "1/s", f"--members 100 --events replace{commits}", replaced)
     rdkafka = "--protocol consumer --client librdkafka --members 100 --events join,leave"
     yield Scenario("consumer: 100 as librdkafka, one joins", "1/s", rdkafka, seconds_of("join", "whole_s"))

@@ -180,8 +180,8 @@ class Load:
         return {
             "whole_s": round(whole, 3),
             **({} if joiner is None else {"joiner_waits_s": round(waited, 3)}),
-            "standstill_median_s": round(statistics.median(still), 3) if still else 0.0,
-            "standstill_max_s": round(max(still), 3) if still else 0.0,
+            "downtime_median_s": round(statistics.median(still), 3) if still else 0.0,
+            "downtime_max_s": round(max(still), 3) if still else 0.0,
         }
 
     async def heartbeats(self, seconds: float) -> dict[str, float]:

@@ -8,7 +8,7 @@ then on. After each rebalance, therefore, every member's process is paused for a
 group had lived for a while. Nothing is measured during the pause.
 
 - whole: from the trigger until the last member has its assignment;
-- standstill: from a member's revocation until its assignment, all members and triggers;
+- downtime: from a member's revocation until its assignment, all members and triggers;
 - commit, record: the duration of a commit; the time from a record's production until its member, which already owned
   the partition, had it;
 - close: the time that a member takes to close.
@@ -63,20 +63,20 @@ class Figures:
     """The results of one client, in seconds."""
 
     whole: list[float] = field(default_factory=list)
-    standstill: list[float] = field(default_factory=list)
+    downtime: list[float] = field(default_factory=list)
     commit: list[float] = field(default_factory=list)
     record: list[float] = field(default_factory=list)
     close: list[float] = field(default_factory=list)
     refused: int = 0
 
     def summary(self) -> dict[str, float]:
-        """Medians (of standstill the mean: of three members the last to be told hardly stands still), and the worst."""
+        """Medians (of downtime the mean: of three members the last to be told hardly stands still), and the worst."""
         return {
             "triggers": len(self.whole),
             "whole_median_s": round(statistics.median(self.whole or [0.0]), 3),
             "whole_max_s": round(max(self.whole, default=0.0), 3),
-            "standstill_mean_s": round(statistics.fmean(self.standstill or [0.0]), 3),
-            "standstill_max_s": round(max(self.standstill, default=0.0), 3),
+            "downtime_mean_s": round(statistics.fmean(self.downtime or [0.0]), 3),
+            "downtime_max_s": round(max(self.downtime, default=0.0), 3),
             "commit_p50_ms": round(percentile(self.commit, 0.5) * 1e3, 1),
             "commit_p99_ms": round(percentile(self.commit, 0.99) * 1e3, 1),
             "record_p50_ms": round(percentile(self.record, 0.5) * 1e3, 1),
@@ -233,7 +233,7 @@ class Group:
                 if what in ("revoked", "lost"):
                     stopped = at
                 elif what == "assigned" and stopped:
-                    self.figures.standstill.append((at - stopped) / NS)
+                    self.figures.downtime.append((at - stopped) / NS)
                     stopped = 0
                 elif what == "committing":
                     asked[line["id"]] = at
@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     commands = available(options.clients.split(","))
-    table = Table("client", "broker", "whole", "standstill", "commit p50; p99", "record p50; p99", "close")
+    table = Table("client", "broker", "whole", "downtime", "commit p50; p99", "record p50; p99", "close")
     for name in options.places.split(","):
         with tempfile.TemporaryDirectory(prefix="kohort-notification-") as folder, place(name) as (servers, held):
             groups = asyncio.run(measure(options, servers, commands, Path(folder)))
@@ -351,7 +351,7 @@ def main() -> None:
                 group.client,
                 name,
                 f"{found['whole_median_s']:.2f}; max {found['whole_max_s']:.2f} s",
-                f"{found['standstill_mean_s']:.2f}; max {found['standstill_max_s']:.2f} s",
+                f"{found['downtime_mean_s']:.2f}; max {found['downtime_max_s']:.2f} s",
                 f"{found['commit_p50_ms']:.0f}; {found['commit_p99_ms']:.0f} ms",
                 f"{found['record_p50_ms']:.0f}; {found['record_p99_ms']:.0f} ms",
                 f"{found['close_max_s']:.2f} s",

@@ -30,7 +30,7 @@ from kohort.wire.push import (
 
 _PING = PushType.PING.to_bytes(2, "big")
 _NO_RETRY = bytes(2)
-_DONE, _REFUSED = framed(ErrorResponse(0).encode()), framed(ErrorResponse(-1).encode())
+_DONE, _REFUSED = framed(ErrorResponse(0).encode_frame()), framed(ErrorResponse(-1).encode_frame())
 """RestartFetcher, the answer to Stop and to Start; the latter is the text's IllegalStateException."""
 
 
@@ -74,7 +74,9 @@ class PushMember(Member):
         self._consulted += 1
         server = self.plan.servers[self._consulted % len(self.plan.servers)]
         link = await Link.open(*server, self.name)
-        found = ClusterMetadataResponse.decode(await link.repeat(framed(ClusterMetadataRequest(self.group).encode())))
+        found = ClusterMetadataResponse.decode(
+            await link.repeat(framed(ClusterMetadataRequest(self.group).encode_frame()))
+        )
         link.abort()
         if found.error_code != ErrorCode.NONE:
             self.note(ErrorCode(found.error_code).name)
@@ -93,7 +95,7 @@ class PushMember(Member):
             auto_offset_reset="smallest",
             session_timeout_ms=self.plan.session_ms,
         )
-        code = ErrorCode(ErrorResponse.decode(await link.repeat(framed(request.encode()))).error_code)
+        code = ErrorCode(ErrorResponse.decode(await link.repeat(framed(request.encode_frame()))).error_code)
         if code is not ErrorCode.NONE:
             self.note(code.name)
             link.abort()

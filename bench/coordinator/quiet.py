@@ -114,7 +114,7 @@ class Quiet:
 
 async def has(place: Coordinator, group: str) -> bool:
     """Whether a group is this coordinator's: the push protocol's question is answered for groups of any protocol."""
-    asked = framed(ClusterMetadataRequest(group).encode())
+    asked = framed(ClusterMetadataRequest(group).encode_frame())
     while True:
         link = await Link.open(*load.host_and_port(place.servers), "bench")
         found = ClusterMetadataResponse.decode(await link.repeat(asked))

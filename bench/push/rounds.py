@@ -33,8 +33,8 @@ class Rounds:
 
     Attributes:
         whole: until every partition is held and all members have what they are to have.
-        kept: the longest standstill of a member that has after it what it had before.
-        moved: the longest standstill of the others.
+        kept: the longest downtime of a member that has after it what it had before.
+        moved: the longest downtime of the others.
     """
 
     def __init__(self) -> None:

@@ -127,7 +127,7 @@ class SendsAgainLast(ClientMutant):
 class RaisesEpochWhenUnsure(ClientMutant):
     """A batch that may have been written is numbered anew when it is sent again."""
 
-    where, name = Sender, "_failed"
+    where, name = Sender, "_batch_failed"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -257,7 +257,7 @@ class DiskJournal:
     """The `Journal` of one process on this disk: that of the broker's own log, which here may also answer late."""
 
     holds_transactions = True
-    proof_ms = None
+    ownership_proof_ms = None
 
     def __init__(self, disk: Disk, log: PartitionLog, turn: Callable[[Action], None]) -> None:
         """`turn` gives the process a turn."""

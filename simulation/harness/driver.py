@@ -162,15 +162,15 @@ class VirtualDriver:
         """To the member's connection, if there is one."""
         self._host.push(push)
 
-    def note(self, note: Counted | Rebalanced) -> None:
+    def record_metric(self, note: Counted | Rebalanced) -> None:
         """Nobody counts."""
 
-    def tell(self, line: LogLine) -> None:
+    def log_line(self, line: LogLine) -> None:
         """A line of the story."""
         if self._world.tells:
             self._world.tell(f"coordinator: {line.group_id}: {line.text}")
 
-    def error(self, text: str, fault: Exception | None = None) -> None:
+    def log_error(self, text: str, fault: Exception | None = None) -> None:
         """A line of the story; a fault of ours is a finding."""
         if self.alive:
             self._world.tell(f"coordinator: {text}")

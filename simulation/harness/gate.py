@@ -42,11 +42,11 @@ class SimulatedClient(ClientSession):
         self.lease_ms = at.lease_ms
         self.process = at.process
 
-    def classic_hold_ms(self, mode: str) -> int:
+    def classic_delay_ms(self, mode: str) -> int:
         """How long a classic heartbeat may be held."""
-        return self.patience(mode).hold_ms
+        return self.delay_tolerance(mode).delay_ms
 
-    def patience(self, mode: str) -> DelayTolerance:
+    def delay_tolerance(self, mode: str) -> DelayTolerance:
         """Return the quirks that the broker assumes of kohort's own clients."""
         return DelayTolerance(min(HOLD_MS, long_poll_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
 

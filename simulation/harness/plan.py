@@ -265,7 +265,7 @@ class Draft:
             requires_known_id=chance.likely(0.8),
             require_stable=chance.likely(0.5),
             commits_on_revocation=chance.likely(0.7),
-            hold_ms=chance.choice((0, 1_200)),
+            delay_ms=chance.choice((0, 1_200)),
             short_interval=chance.likely(0.5),
             assignor=chance.choice(self.assignors),
             rack=chance.choice(self.racks),
@@ -385,7 +385,7 @@ class Draft:
                 topic=chance.choice(self.topics),
                 member=None if member is None or chance.likely(0.3) else member.name,
                 commit=chance.likely(0.6),
-                hold_ms=chance.choice((0, 500, 4_000, 20_000)),
+                delay_ms=chance.choice((0, 500, 4_000, 20_000)),
             )
 
     def trouble_member(self, at_ms: int, what: str, member: Known) -> None:

@@ -57,7 +57,7 @@ class PushGate:
         if registered is not None:
             self._take_answer(registered, data)
         elif push_type(data) == PushType.CLUSTER_METADATA:
-            respond(memoryview(ClusterMetadataResponse(0, 1, (self._me,)).encode()))
+            respond(memoryview(ClusterMetadataResponse(0, 1, (self._me,)).encode_frame()))
         else:
             self._register(connection, RegisterConsumerRequest.decode(data), respond)
 
@@ -81,7 +81,7 @@ class PushGate:
 
         def answer(value: Any) -> None:
             error = value if isinstance(value, ErrorCode) else value.error
-            respond(memoryview(ErrorResponse(error).encode()))
+            respond(memoryview(ErrorResponse(error).encode_frame()))
 
         self._server.receive(connection, event, answer)
 
@@ -91,7 +91,7 @@ class PushGate:
             connection.break_()
             return
         asked, value = registered.asked.popleft()
-        shard.tell(read_answer(value, connection.id, asked, data))
+        shard.queue_event(read_answer(value, connection.id, asked, data))
 
     def push(self, push: Push) -> None:
         """Send what a consumer is asked."""

@@ -151,8 +151,8 @@ class PushSteps:
             self._add(at_ms, what, name=f"hp{at_ms}", group_id=group_id)
         elif what == "transact":
             details = {"topic": chance.choice(self.topics), "member": None, "commit": chance.likely(0.6)}
-            hold_ms = chance.choice((0, 500, 4_000))
-            self._add(at_ms, what, name=f"xp{at_ms}", group_id=group_id, hold_ms=hold_ms, **details)
+            delay_ms = chance.choice((0, 500, 4_000))
+            self._add(at_ms, what, name=f"xp{at_ms}", group_id=group_id, delay_ms=delay_ms, **details)
         elif self.living:
             self.trouble_member(at_ms, what, chance.choice(self.living))
 

@@ -302,10 +302,12 @@ class Run:
             self.checkers.on_deleted(topic)
             self._publish_topics(deleted=topic)
 
-    def do_transact(self, name: str, group_id: str, topic: str, member: str | None, commit: bool, hold_ms: int) -> None:
+    def do_transact(
+        self, name: str, group_id: str, topic: str, member: str | None, commit: bool, delay_ms: int
+    ) -> None:
         """A producer sends offsets in a transaction."""
         producer = Producer(name, self.world, self.network, self.server, self.checkers)
-        producer.run(group_id, topic, None if member is None else self._living(member), commit, hold_ms)
+        producer.run(group_id, topic, None if member is None else self._living(member), commit, delay_ms)
 
     def do_look(self) -> None:
         """An administrator looks at all groups."""

@@ -137,9 +137,12 @@ class Server:
         step, on_loaded = machine.step, machine.on_loaded
 
         def loaded(
-            now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({}), proof_ms: int = 0
+            now: Now,
+            image: TopicImage,
+            settings: Mapping[str, GroupSettings] = MappingProxyType({}),
+            ownership_proof_ms: int = 0,
         ) -> Effects:
-            load = partial(on_loaded, now, image, settings, proof_ms)
+            load = partial(on_loaded, now, image, settings, ownership_proof_ms)
             return self._seen(None, lambda: self._on_loaded(machine, load))
 
         def stepped(event: Any, now: Now) -> Effects:
@@ -177,7 +180,7 @@ class Server:
         if shard.phase is Phase.FENCED and shard is not self._deposed:
             self._deposed = shard
             self._later(self.chance.upto(AWAY_MS), self._take_office)
-        if self._stepped and self.machine is not None and shard.settled:
+        if self._stepped and self.machine is not None and shard.is_idle:
             self._stepped = False
             self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
 
@@ -235,10 +238,10 @@ class Server:
         self._token += 1
         event = stamped(event, self._token, connection.id)
         held = tuple([token for token, on in self._holding.items() if on == connection.id]) if self._holding else ()
-        if getattr(event, "hold_ms", 0):
+        if getattr(event, "delay_ms", 0):
             self._holding[self._token] = connection.id
         if held:
-            self.shard.tell(ReleaseLongPolls(held))
+            self.shard.queue_event(ReleaseLongPolls(held))
         self._ask(event, answer)
 
     def _ask(self, event: Any, answer: Answer) -> None:
@@ -289,15 +292,15 @@ class Server:
             lease_ms = connection.lease_ms
             noticed = lease_ms > 0 or self.config.notice_disconnects == "all"
             ended = connection.process if noticed and connection.ended else ""
-            self.shard.tell(ConnectionLost(connection_id, noticed, lease_ms, ended))
+            self.shard.queue_event(ConnectionLost(connection_id, noticed, lease_ms, ended))
 
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
         """Topics were made, grew, or one was deleted."""
         self.image = image
         if self.shard is not None:
-            self.shard.tell(TopicsChanged(image))
+            self.shard.queue_event(TopicsChanged(image))
             if deleted is not None:
-                self.shard.tell(TopicsDeleted((deleted,)))
+                self.shard.queue_event(TopicsDeleted((deleted,)))
 
     def begin_transaction(self) -> int:
         """A producer's transaction begins; its producer id. The transactions' own log is never lost here."""

@@ -94,7 +94,7 @@ class ConsumerMember(Process):
             subscribed_topics=(() if uses_regex else topics) if says_topics else None,
             subscribed_regex=(pattern_of(topics) if uses_regex else "") if says_topics else None,
             owned=(() if joins else to_ids(self.held, self._ids)) if says_owned else None,
-            hold_ms=self._hold_ms(),
+            delay_ms=self._hold_ms(),
             short_interval=habits.short_interval,
         )
         number, sent_ms, said = self._round, self.world.now_ms, self.held

@@ -107,7 +107,7 @@ class LiteralPushMember(Process):
             "none" if self.habits.finds_starts else "smallest",
             self.session_ms,
         )
-        self._send(connection, request.encode())
+        self._send(connection, request.encode_frame())
 
     def _send(self, connection: Connection, body: bytes) -> None:
         frame = framed(body)
@@ -182,7 +182,7 @@ class LiteralPushMember(Process):
         if asked.kind is PushType.PING:
             self._answer(connection, encode_ping_response(self._positions() if self.habits.auto_commit else None))
         elif asked.kind is PushType.START:
-            self._answer(connection, ErrorResponse(self._started_with(asked)).encode())
+            self._answer(connection, ErrorResponse(self._started_with(asked)).encode_frame())
         elif not (self.habits.never_stops and self.fetching):
             self._stop(connection)
 
@@ -243,7 +243,7 @@ class LiteralPushMember(Process):
                     self._positions()
                 self.fetching = self.stable = False
                 self._hold(frozenset())
-                self._answer(connection, ErrorResponse(0).encode())
+                self._answer(connection, ErrorResponse(0).encode_frame())
 
         self._later(self.chance.upto(self.habits.callback_ms), stopped)
 

@@ -38,8 +38,8 @@ class Producer(Client):
         self.server = server
         self.checkers = checkers
 
-    def run(self, group_id: str, topic: str, member: Process | None, commit: bool, hold_ms: int) -> None:
-        """One transaction with the offsets of a topic, as a member, if any; it ends `hold_ms` after its answer."""
+    def run(self, group_id: str, topic: str, member: Process | None, commit: bool, delay_ms: int) -> None:
+        """One transaction with the offsets of a topic, as a member, if any; it ends `delay_ms` after its answer."""
         producer_id = self.server.begin_transaction()
         topic_id = self.world.topic_ids.get(topic)
         if topic_id is None:
@@ -54,7 +54,7 @@ class Producer(Client):
 
         def answered(value: Any) -> None:
             taken = commit and not any(value.errors)
-            self._later(hold_ms, lambda: self.server.end_transaction(producer_id, taken))
+            self._later(delay_ms, lambda: self.server.end_transaction(producer_id, taken))
 
         def lost() -> None:
             self.server.end_transaction(producer_id, commit=False)
@@ -263,7 +263,7 @@ class Hostile(Client):
             subscribed_regex=chance.choice((None, None, "", "nothing.*")),
             server_assignor=chance.choice((None, None, "range", "nothing")),
             owned=chance.choice((None, (), (strange,))),
-            hold_ms=chance.choice((0, 900)),
+            delay_ms=chance.choice((0, 900)),
         )
 
     def _fetch(self, group_id: str) -> Any:

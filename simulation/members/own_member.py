@@ -98,7 +98,7 @@ class OwnMember(Process):
             return task
 
         cluster.runtime.spawn = remembered  # type: ignore[method-assign]
-        cluster.links.jitter = self.chance.random
+        cluster.connections.jitter = self.chance.random
         more = {} if self.protocol == "classic" else {"new_member_id": self._new_member_id}
         kind = self.memberships.get(self.protocol, MEMBERSHIPS[self.protocol])
         self._membership = kind(cluster, config, changed=self._changed, poll_bound=False, **more)
@@ -255,7 +255,7 @@ class OwnMember(Process):
         self._driving = True
         runtime = cluster.runtime
         runtime.advance(self._clock_ms)
-        while commands := self._unsent + cluster.links.take_commands():
+        while commands := self._unsent + cluster.connections.take_commands():
             self._unsent = []
             if self._is_frozen:
                 self._unsent = commands
@@ -302,20 +302,20 @@ class OwnMember(Process):
     def _link_opened(self, link: int, connection: Connection) -> None:
         def opened() -> None:
             if connection.open and link in self._sockets and self._cluster is not None:
-                self._cluster.links.opened(link)
+                self._cluster.connections.opened(link)
                 self._drive()
 
         self._awake(opened)
 
     def _received(self, link: int, answer: memoryview) -> None:
         if link in self._sockets and self._cluster is not None:
-            self._cluster.links.received(link, answer)
+            self._cluster.connections.received(link, answer)
             self._drive()
 
     def _link_closed(self, link: int) -> None:
         def closed() -> None:
             if self._sockets.pop(link, None) is not None and self._cluster is not None:
-                self._cluster.links.closed(link, "the connection was reset")
+                self._cluster.connections.closed(link, "the connection was reset")
                 self._drive()
 
         self._awake(closed)

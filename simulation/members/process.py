@@ -51,7 +51,7 @@ class Habits:
     requires_known_id: bool = True
     commits_on_revocation: bool = True
     require_stable: bool = False
-    hold_ms: int = 0
+    delay_ms: int = 0
     short_interval: bool = False
     assignor: str | None = None
     rack: str | None = None
@@ -185,7 +185,7 @@ class Process(Client, ABC):
     def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
         """The coordinator's shell tells it to keep a lease, and from then on counts on it."""
         self.told_lease_ms = lease_ms
-        self.lease.told(lease_ms if keeps else None)
+        self.lease.record_answer(lease_ms if keeps else None)
 
     def _connect(self, lane: str) -> Connection:
         connection = super()._connect(lane)
@@ -199,9 +199,9 @@ class Process(Client, ABC):
     def _hold_ms(self) -> int:
         """How long the answer to a heartbeat is held back at most."""
         return (
-            min(self.habits.hold_ms, long_poll_max_ms(self.told_lease_ms))
+            min(self.habits.delay_ms, long_poll_max_ms(self.told_lease_ms))
             if self.told_lease_ms
-            else self.habits.hold_ms
+            else self.habits.delay_ms
         )
 
     def _alive(self, sent_ms: int) -> None:

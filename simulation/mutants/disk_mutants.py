@@ -50,7 +50,7 @@ def planted(mutant: type[DiskMutant] | None) -> Any:
 class KeepsTornTail(DiskMutant):
     """Recovery takes a torn write at the end for a part of the log."""
 
-    where, name = opening, "cut"
+    where, name = opening, "truncate_torn_end"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,10 +37,10 @@ from simulation.checkers.group_checkers import (
     OwnershipChecker,
     ReplayChecker,
 )
-from simulation.checkers.let_go_checker import LetGoChecker
 from simulation.checkers.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.refusal_checkers import RefusalChecker
+from simulation.checkers.release_checker import LetGoChecker
 from simulation.checkers.share_checkers import EvennessChecker
 from simulation.mutants.admin_mutants import ADMIN_MUTANTS
 from simulation.mutants.client_mutants import CountsLeasesFromAnswers, CountsSessionsFromAnswers
@@ -231,7 +231,7 @@ class WakesTheAway(GroupMachine):
         self._route(event)
         if presence is not None and presence.long_poll_timer is not None and held is not None:
             presence.long_poll = held
-            context.run(presence.long_poll_timer, held.hold_ms)
+            context.run(presence.long_poll_timer, held.delay_ms)
 
 
 def away(machine: GroupMachine) -> list[MemberAssigned]:
@@ -287,7 +287,7 @@ class AnswersBeforeDurable(Shard):
         def hasty(event: Any, now: Now) -> Effects:
             outcome = step(event, now)
             for token, value in outcome.replies:
-                self._answer(token, value)
+                self._answer_request(token, value)
             outcome.replies = []
             return outcome
 
@@ -309,12 +309,12 @@ class LetsReadsPass(Shard):
 class KeepsDivergedMachine(Shard):
     """A coordinator that goes on with its machine when what that did could not be written."""
 
-    def _failed(self, why: str, fault: Exception | None = None) -> None:
+    def _discard_machine(self, why: str, fault: Exception | None = None) -> None:
         if self.phase is not Phase.SERVING or fault is not None:
-            super()._failed(why, fault)
+            super()._discard_machine(why, fault)
             return
         for token in [*self._waiting]:
-            self._answer(token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            self._answer_request(token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._appends = Appends(self._journal, self._term, self._driver, self._release, self._lost)
         self._journal._owner = self._appends  # type: ignore[attr-defined]
 

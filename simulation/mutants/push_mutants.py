@@ -158,7 +158,7 @@ class _BySize(PushGate):
     def _take_answer(self, registered: Registered, data: memoryview) -> None:
         if registered.asked:
             asked, value = registered.asked[0]
-            if asked is PushRequestKind.PING and len(data) == len(ErrorResponse(0).encode()):
+            if asked is PushRequestKind.PING and len(data) == len(ErrorResponse(0).encode_frame()):
                 registered.asked[0] = PushRequestKind.STOP, value
         super()._take_answer(registered, data)
 
@@ -221,7 +221,7 @@ class _FromFrames(PushMembership):
 class _Hasty(PushMembership):
     def _stop_if_released(self, link: RawConnection) -> bool:
         self._stopping = False
-        self._say(link, ErrorResponse(ErrorCode.NONE).encode())
+        self._say(link, ErrorResponse(ErrorCode.NONE).encode_frame())
         return True
 
 

@@ -32,7 +32,7 @@ class OvertakenChecker(Checker):
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
         late_ms = self.world.now_ms - since_ms
-        if late_ms > KafkaJournal.proof_ms:
+        if late_ms > KafkaJournal.ownership_proof_ms:
             self.fail(f"overtaken {late_ms} ms ago, and answers {event} with {value}")
         if type(event) in READING and came_ms > since_ms:
             self.fail(
@@ -46,7 +46,7 @@ class KeptAliveChecker(EvictionChecker):
     def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         super().on_loaded(machine, outcome)
         for kept in self._kept.values():
-            kept.heard_ms += KafkaJournal.proof_ms
+            kept.heard_ms += KafkaJournal.ownership_proof_ms
 
 
 class WholeAppendChecker(Checker):

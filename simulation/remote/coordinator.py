@@ -8,8 +8,8 @@ from typing import Any
 
 from kohort.broker.shards import GroupShards
 from kohort.cluster.coordination.placement import Candidate
+from kohort.cluster.journal.journal_partition import JournalSettings
 from kohort.cluster.journal.kafka_journal import KafkaJournal
-from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperCoordination
 from kohort.coordinator.shard import Phase, Shard
@@ -131,7 +131,7 @@ class Coordinator(Server):
                 self.world.tell(f"{self.name}: no place: {error.message}")
                 continue
             self.tenures = ShardOwnership(loop, self.groups, door, self._open_journal)
-            door.listen(partial(loop.call_soon, self._follow))  # type: ignore[arg-type]  # what it gives is not used
+            door.on_changes(partial(loop.call_soon, self._follow))  # type: ignore[arg-type]  # what it gives is not used
             self.tenures.begin(self.candidate)
             return
 
@@ -225,7 +225,7 @@ class Coordinator(Server):
     def author(self) -> Author:
         """Under whom it writes."""
         assert self._kafka_journal is not None
-        figures = self._kafka_journal.figures
+        figures = self._kafka_journal.metrics
         return Author(figures.producer_id, figures.epoch)
 
     @property
@@ -273,7 +273,7 @@ class Coordinator(Server):
         machine = self.machine
         if shard is None or machine is None or not self._stepped or shard.phase is not Phase.SERVING:
             return
-        if shard.settled and self.overtaken_ms is None:
+        if shard.is_idle and self.overtaken_ms is None:
             self._stepped = False
             self.checkers.on_durable(machine, self.kafka.partition.records, self.waiting)
 

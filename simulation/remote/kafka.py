@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from kohort.cluster.journal.place import JournalTopic
+from kohort.cluster.journal.journal_partition import JournalTopic
 from kohort.errors import ErrorCode
 from kohort.wire import framing
 from kohort.wire.data import (

@@ -66,7 +66,7 @@ class KafkaClient:
         runtime = self.cluster.runtime
         runtime.set_time(world.now_ms)
         runtime.elapsed_ms = lambda: world.now_ms
-        self.cluster.links.jitter = chance.random
+        self.cluster.connections.jitter = chance.random
         self._sockets: dict[int, Connection] = {}
         self._due: Happening | None = None
         self._waking = False
@@ -96,7 +96,7 @@ class KafkaClient:
 
     def _drive(self) -> None:
         self._waking = False
-        runtime, links = self.cluster.runtime, self.cluster.links
+        runtime, links = self.cluster.runtime, self.cluster.connections
         runtime.advance(self._world.now_ms)
         while commands := links.take_commands():
             for command in commands:
@@ -134,15 +134,15 @@ class KafkaClient:
         if connection.node in self._kafka.down:
             connection.break_()
         elif connection.open and link in self._sockets:
-            self.cluster.links.opened(link)
+            self.cluster.connections.opened(link)
             self._drive()
 
     def _received(self, link: int, answer: memoryview) -> None:
         if link in self._sockets:
-            self.cluster.links.received(link, answer)
+            self.cluster.connections.received(link, answer)
             self._drive()
 
     def _closed(self, link: int) -> None:
         if self._sockets.pop(link, None) is not None:
-            self.cluster.links.closed(link, "the connection was reset")
+            self.cluster.connections.closed(link, "the connection was reset")
             self._drive()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from kohort.cluster.journal import kafka_journal
-from kohort.cluster.journal.place import JournalPartition, JournalUnavailable
+from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.reading import JournalReading
 from kohort.cluster.journal.term import JournalAppend, JournalTerm, JournalWriter, new_epoch
 from kohort.cluster.zookeeper import service as zookeeper_door
@@ -39,7 +39,7 @@ class ReadsBeforeItFences(DiskMutant):
         """In that order."""
 
         async def run(term: JournalTerm) -> None:
-            place, figures = term._place, term._figures
+            place, figures = term._place, term._metrics
             try:
                 end, reading = await latest(place), JournalReading(place)
                 while reading.offset < end:
@@ -66,7 +66,7 @@ async def latest(place: JournalPartition) -> int:
     part = ListOffsetsRequest.ListOffsetsPartition(partition_index=place.index, timestamp=LATEST)
     topic = ListOffsetsRequest.ListOffsetsTopic(name=place.topic.name, partitions=[part])
     request = ListOffsetsRequest(replica_id=-1, topics=[topic], timeout_ms=1_000)
-    answer = await place.cluster.send(request, await place.leader(1_000), timeout_ms=1_000, lane=place.lane)
+    answer = await place.cluster.send(request, await place.leader(1_000), timeout_ms=1_000, channel=place.channel)
     (found,) = answer.topics[0].partitions
     if found.error_code:
         raise JournalUnavailable("no leader")
@@ -125,7 +125,7 @@ class WritesHalves(DiskMutant):
 class HeartbeatsWithoutProof(DiskMutant):
     """A coordinator that answers what writes nothing without looking at its proof."""
 
-    where, name = Appends, "_needs_proof"
+    where, name = Appends, "_needs_ownership_proof"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +136,7 @@ class HeartbeatsWithoutProof(DiskMutant):
 class PushesWithoutProof(DiskMutant):
     """A coordinator that pings, stops and starts consumers without looking at its proof."""
 
-    where, name = Appends, "_needs_proof"
+    where, name = Appends, "_needs_ownership_proof"
     unproved: ClassVar[tuple[type, ...]] = (PingConsumer, StopConsumer, StartConsumer)
 
     @classmethod

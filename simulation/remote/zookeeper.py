@@ -179,7 +179,7 @@ class VirtualSession:
         return None if self._session is None or self.state is SessionState.LOST else self._session.id
 
     async def open(self, timeout_ms: float) -> None:
-        """Begin; patiently, since nobody waits for the process."""
+        """Begin, with retries, since nobody waits for the process."""
         del timeout_ms
         self._loop.call_soon(self._connect)
         await self._stands.wait()

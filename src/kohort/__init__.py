@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from kohort.client.consumer.async_consumer import AsyncConsumer as AsyncConsumer
     from kohort.client.consumer.commits import OnCommit as OnCommit
     from kohort.client.consumer.consumer import Consumer as Consumer
-    from kohort.client.consumer.core import ConsumerFigures as ConsumerFigures
+    from kohort.client.consumer.core import ConsumerMetrics as ConsumerMetrics
     from kohort.client.consumer.records import Records as Records
     from kohort.client.net.metadata import (
         PartitionInfo as PartitionInfo,
@@ -135,7 +135,7 @@ if TYPE_CHECKING:
     )
     from kohort.client.producer.core import OnDelivery as OnDelivery
     from kohort.client.producer.producer import Producer as Producer
-    from kohort.client.producer.sender import ProducerFigures as ProducerFigures
+    from kohort.client.producer.sender import ProducerMetrics as ProducerMetrics
     from kohort.client.producer.settings import ProducerConfig as ProducerConfig
     from kohort.client.setting_types import (
         ConnectionSettings as ConnectionSettings,
@@ -243,7 +243,7 @@ _NAMES = {
     "kohort.client.consumer.async_consumer": ("AsyncConsumer",),
     "kohort.client.consumer.commits": ("OnCommit",),
     "kohort.client.consumer.consumer": ("Consumer",),
-    "kohort.client.consumer.core": ("ConsumerFigures",),
+    "kohort.client.consumer.core": ("ConsumerMetrics",),
     "kohort.client.consumer.records": ("Records",),
     "kohort.client.net.metadata": (
         "PartitionInfo",
@@ -264,7 +264,7 @@ _NAMES = {
     ),
     "kohort.client.producer.core": ("OnDelivery",),
     "kohort.client.producer.producer": ("Producer",),
-    "kohort.client.producer.sender": ("ProducerFigures",),
+    "kohort.client.producer.sender": ("ProducerMetrics",),
     "kohort.client.producer.settings": ("ProducerConfig",),
     "kohort.client.setting_types": (
         "ConnectionSettings",

@@ -75,16 +75,16 @@ class _FieldReader:
         self.at += length
         return self.raw[self.at - length : self.at]
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         return self.take(self.number(_INT16)).decode()
 
-    def topics(self) -> tuple[str, ...]:
-        return tuple(self.text() for _ in range(self.count(2)))
+    def read_topics(self) -> tuple[str, ...]:
+        return tuple(self.read_text() for _ in range(self.count(2)))
 
     def partitions(self) -> tuple[TopicPartition, ...]:
         found = []
         for _ in range(self.count(6)):
-            topic = self.text()
+            topic = self.read_text()
             found += [TopicPartition(topic, self.number(_INT32)) for _ in range(self.count(4))]
         return tuple(found)
 
@@ -98,7 +98,7 @@ def read_topics(metadata: bytes) -> tuple[str, ...] | None:
     reader = _FieldReader(metadata)
     try:
         reader.number(_INT16)
-        return reader.topics()
+        return reader.read_topics()
     except ValueError:
         return None
 
@@ -110,7 +110,7 @@ def read_subscription(metadata: bytes) -> ConsumerProtocolSubscription | None:
         version = reader.number(_INT16)
         if version < 0:
             return None
-        topics = reader.topics()
+        topics = reader.read_topics()
         user_data = reader.data()
         owned = reader.partitions() if version >= 1 else ()
         generation = reader.number(_INT32) if version >= 2 else -1

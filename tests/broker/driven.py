@@ -156,7 +156,7 @@ class FailingJournal:
 
     holds_transactions = True
     append_bytes_max: int | None = None
-    proof_ms: int | None = None
+    ownership_proof_ms: int | None = None
 
     def __init__(self, folder: Path) -> None:
         self.log = PartitionLog.open(folder / "__consumer_offsets-0", small(), OpenOptions())
@@ -283,7 +283,7 @@ class Driven:
     def push(self, push: Push) -> None:
         raise AssertionError("nothing is pushed in these tests")
 
-    def note(self, note: Any) -> None:
+    def record_metric(self, note: Any) -> None:
         self.notes.append(note)
 
     # -- driving

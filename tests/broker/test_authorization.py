@@ -117,7 +117,7 @@ def guarded(folder: Path, keeper: Gatekeeper, client: Callable[[str], None]) -> 
 
 def registration(group: str) -> bytes:
     count = write_topic_count(TopicCount({"t": 1}))
-    return RegisterConsumerRequest(group, "a", count, True, "smallest", 6000).encode()
+    return RegisterConsumerRequest(group, "a", count, True, "smallest", 6000).encode_frame()
 
 
 def test_all_that_push_consumers_ask_has_a_row() -> None:
@@ -131,7 +131,11 @@ def test_all_that_push_consumers_ask_has_a_row() -> None:
 @pytest.mark.parametrize(
     ("refused", "frame", "answer"),
     [
-        (Need(AclOperation.DESCRIBE, Resource.GROUP), ClusterMetadataRequest("g").encode(), b"\0\x1e\xff\xff\0\0"),
+        (
+            Need(AclOperation.DESCRIBE, Resource.GROUP),
+            ClusterMetadataRequest("g").encode_frame(),
+            b"\0\x1e\xff\xff\0\0",
+        ),
         (READ_GROUP, registration("g"), b"\0\x1e"),
         (Need(AclOperation.READ, Resource.TOPIC), registration("g"), b"\0\x1d"),
     ],

@@ -19,7 +19,7 @@ from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.framing import encode_request
 from tests.broker.raw import RawClient, batch_of, create_topic, produce, resident_kib
-from tests.broker.test_turned import WAIT_S, Turning
+from tests.broker.test_server_requests import WAIT_S, Turning
 from tests.support.waiting import until
 
 MIB = 1 << 20

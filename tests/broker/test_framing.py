@@ -18,9 +18,9 @@ def framed(*bodies: bytes) -> bytes:
 
 def cut(frames: Frames, data: bytes) -> list[bytes]:
     """Return the frames that these bytes complete, and the bytes kept for the next read."""
-    found = [bytes(frame) for frame in frames.cut(memoryview(data))]
+    found = [bytes(frame) for frame in frames.split_frames(memoryview(data))]
     while frames.kept:
-        found += [bytes(frame) for frame in frames.cut(frames.take_kept())]
+        found += [bytes(frame) for frame in frames.split_frames(frames.take_kept())]
     return found
 
 
@@ -44,10 +44,10 @@ def test_frames_that_are_put_back_come_again_in_their_order(seed: int) -> None:
     data, frames, found = framed(*bodies), Frames(0, MAX), []
     while data or frames.kept:
         if frames.kept:
-            got = frames.cut(frames.take_kept())
+            got = frames.split_frames(frames.take_kept())
         else:
             size = chance.choice([1, 3, 6, 200, 400])
-            got, data = frames.cut(memoryview(data[:size])), data[size:]
+            got, data = frames.split_frames(memoryview(data[:size])), data[size:]
         taken = chance.randint(1, 3)
         found += [bytes(frame) for frame in got[:taken]]
         if got[taken:]:
@@ -59,26 +59,26 @@ def test_frames_that_are_put_back_come_again_in_their_order(seed: int) -> None:
 def test_frames_before_one_of_a_bad_size_are_given_first(size: int) -> None:
     frames = Frames(8, MAX)
     data = framed(b"a" * 8, b"b" * 9) + size.to_bytes(4, "big", signed=True) + b"c" * 20
-    assert [bytes(frame) for frame in frames.cut(memoryview(data))] == [b"a" * 8, b"b" * 9]
+    assert [bytes(frame) for frame in frames.split_frames(memoryview(data))] == [b"a" * 8, b"b" * 9]
     with pytest.raises(BadFrame):
-        frames.cut(frames.take_kept())
+        frames.split_frames(frames.take_kept())
 
 
 def test_a_size_alone_is_refused_before_anything_of_the_frame_has_come() -> None:
     with pytest.raises(BadFrame, match="bytes; socket.request.max.bytes is 1000"):
-        Frames(8, MAX).cut(memoryview((MAX + 1).to_bytes(4, "big")))
+        Frames(8, MAX).split_frames(memoryview((MAX + 1).to_bytes(4, "big")))
 
 
 def test_a_smaller_size_counts_for_the_frames_behind() -> None:
     frames = Frames(8, MAX)
-    assert len(frames.cut(memoryview(framed(b"a" * 8, b"", b"bc")))) == 1
+    assert len(frames.split_frames(memoryview(framed(b"a" * 8, b"", b"bc")))) == 1
     frames.size_min = 0
-    assert [bytes(frame) for frame in frames.cut(frames.take_kept())] == [b"", b"bc"]
+    assert [bytes(frame) for frame in frames.split_frames(frames.take_kept())] == [b"", b"bc"]
 
 
 def test_what_is_put_back_comes_before_what_was_kept() -> None:
     frames = Frames(2, MAX)
-    first, *rest = frames.cut(memoryview(framed(b"aa", b"bb", b"cc", b"d", b"ee")))
+    first, *rest = frames.split_frames(memoryview(framed(b"aa", b"bb", b"cc", b"d", b"ee")))
     assert bytes(first) == b"aa"
     frames.put_back(rest)
     frames.size_min = 0
@@ -87,6 +87,6 @@ def test_what_is_put_back_comes_before_what_was_kept() -> None:
 
 def test_a_claimed_size_takes_no_memory() -> None:
     frames = Frames(8, 100 << 20)
-    assert frames.cut(memoryview((100 << 20).to_bytes(4, "big") + b"x")) == []
+    assert frames.split_frames(memoryview((100 << 20).to_bytes(4, "big") + b"x")) == []
     assert frames.kept == b""
     assert frames._begun == b"x"

@@ -119,10 +119,10 @@ def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     wait()
     assert told == [ErrorCode.CONCURRENT_TRANSACTIONS]
     now_s += coordinator.WAIT_S / 2
-    waits.failed("x", stuck=False)
+    waits.markers_failed("x", stuck=False)
     assert len(told) == 1
     now_s += coordinator.WAIT_S / 2
-    waits.failed("x", stuck=False)
+    waits.markers_failed("x", stuck=False)
     assert told == [ErrorCode.CONCURRENT_TRANSACTIONS] * (1 + WAITING_MAX)
     wait()
     waits.ended("x")

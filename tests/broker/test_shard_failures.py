@@ -373,7 +373,7 @@ def test_a_topic_deleted_meanwhile_takes_its_offsets_with_it(driven: Driven, pla
             driven.turns.settle()
         if place == "loading":
             driven.shard.load()
-    driven.shard.tell(TopicsDeleted((TOPIC,)))
+    driven.shard.queue_event(TopicsDeleted((TOPIC,)))
     while driven.shard.settle():
         pass
     if not driven.shard.loaded:
@@ -390,7 +390,7 @@ def test_a_topic_deleted_meanwhile_takes_its_offsets_with_it(driven: Driven, pla
 def test_offsets_of_a_deleted_topic_are_gone_before_one_of_its_name_can_be_made(driven: Driven) -> None:
     """Whoever is killed between the two finds nothing of the earlier topic."""
     commits = [driven.commit(f"g{number}", number) for number in range(3 * STEP_SLICE_EVENTS)]
-    driven.shard.tell(TopicsDeleted((TOPIC,)))
+    driven.shard.queue_event(TopicsDeleted((TOPIC,)))
     while driven.shard.settle():
         pass
     assert driven.written() == {}, "without a turn of the loop"

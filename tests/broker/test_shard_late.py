@@ -111,7 +111,7 @@ def test_what_comes_meanwhile_is_the_next_append(late: Late) -> None:
     late.journal.answer()
     assert late.answered == [first, *behind]
     assert [late.answer(number) for number in behind] == [DONE, 2, DONE, 3]
-    assert late.shard.settled
+    assert late.shard.is_idle
     assert serves_what_is_written(late)
 
 
@@ -222,7 +222,7 @@ def test_no_more_is_gathered_than_one_append_may_hold(late: Late, monkeypatch: p
         numbers.append(late.commit("a", offset))
         late.turns.settle()
     assert late.offsets() == [[0]]
-    assert not late.shard.settled
+    assert not late.shard.is_idle
     late.settle()
     assert [offset for some in late.offsets() for offset in some] == list(range(20))
     assert max(map(len, late.offsets())) == 4
@@ -302,7 +302,7 @@ def test_a_deletion_is_settled_when_it_is_durable_or_the_shard_serves_no_longer(
         late.turns.settle()
     if place == "queued":
         monkeypatch.setattr(shard, "WAITING_STEPS", 1)
-    late.shard.tell(TopicsDeleted((TOPIC,)))
+    late.shard.queue_event(TopicsDeleted((TOPIC,)))
     assert late.shard.settle()
     if place != "on its way" and durable:
         late.journal.answer()
@@ -326,12 +326,12 @@ def test_nobody_is_served_before_what_loading_writes_is_durable(late: Late) -> N
     late.unseen = [TOPIC]
     late.load()
     assert late.answer(late.fetch("old")) is LOADING
-    late.shard.tell(TopicsDeleted((TOPIC,)))
+    late.shard.queue_event(TopicsDeleted((TOPIC,)))
     late.journal.lose(LOST)
     assert late.unseen == [TOPIC]
     assert late.written() == {"old": 7}
     late.turns.pass_time(LONG_S)
-    late.shard.tell(TopicsDeleted((TOPIC,)))
+    late.shard.queue_event(TopicsDeleted((TOPIC,)))
     assert late.shard.settle()
     assert late.answer(late.fetch("old")) is LOADING
     late.not_noted = [OSError(errno.ENOSPC, "No space left on device")]

@@ -70,9 +70,9 @@ class Proving(Driven):
 
     journal: LateJournal
 
-    def __init__(self, folder: Path, proof_ms: int | None = PROOF_MS) -> None:
+    def __init__(self, folder: Path, ownership_proof_ms: int | None = PROOF_MS) -> None:
         journal = LateJournal(folder)
-        journal.proof_ms = proof_ms
+        journal.ownership_proof_ms = ownership_proof_ms
         super().__init__(folder, journal)
         driver = VirtualClock(self.turns, self)  # type: ignore[arg-type]
         driver.turns = self.turns
@@ -111,10 +111,10 @@ class Proving(Driven):
             else:
                 return
 
-    def beat(self, hold_ms: int = 0) -> int:
+    def beat(self, delay_ms: int = 0) -> int:
         """A heartbeat of the member."""
         return self.ask(
-            lambda number: Heartbeat(number, "g", self.generation, self.member, None, hold_ms, interval_ms=9_000)
+            lambda number: Heartbeat(number, "g", self.generation, self.member, None, delay_ms, interval_ms=9_000)
         )
 
     def members(self) -> list[str]:
@@ -160,11 +160,11 @@ def test_with_an_older_proof_several_wait_for_one_append_without_records(proving
     proving.turns.settle()
     assert proving.answered == []
     assert proving.sent == [0]
-    assert not proving.shard.settled
+    assert not proving.shard.is_idle
     proving.journal.answer()
     assert proving.answered == [*beats, late]
     assert proving.sent == [0]
-    assert proving.shard.settled
+    assert proving.shard.is_idle
 
 
 @pytest.mark.parametrize("read", READS)
@@ -207,11 +207,11 @@ def test_what_is_acknowledged_too_late_is_no_proof(proving: Proving) -> None:
     proving.journal.answer()
     assert proving.answered == []
     assert proving.sent[1:] == [0]
-    assert not proving.shard.settled
+    assert not proving.shard.is_idle
     proving.turns.pass_time(0.5)
     proving.journal.answer()
     assert proving.answered == [commit, beat]
-    assert proving.shard.settled
+    assert proving.shard.is_idle
     assert proving.written()["old"] == 5
     assert len(proving.sent) == 2
 
@@ -226,7 +226,7 @@ def test_a_proof_grows_old_while_the_machine_sleeps(proving: Proving) -> None:
 
 
 def test_a_held_heartbeat_needs_its_proof_when_it_is_let_go(proving: Proving) -> None:
-    beat = proving.beat(hold_ms=3_000)
+    beat = proving.beat(delay_ms=3_000)
     proving.turns.pass_time(2.0)
     assert proving.answered == []
     assert proving.sent == []
@@ -253,14 +253,14 @@ def test_what_answers_nobody_needs_no_proof(proving: Proving) -> None:
     proving.beat()
     proving.turns.settle()
     proving.turns.pass_time(2.0)
-    proving.shard.tell(Tick())
+    proving.shard.queue_event(Tick())
     proving.turns.settle()
     assert proving.sent == []
-    assert proving.shard.settled
+    assert proving.shard.is_idle
 
 
 def test_where_no_proof_is_wanted_none_is_made(tmp_path: Path) -> None:
-    proving = Proving(tmp_path, proof_ms=None)
+    proving = Proving(tmp_path, ownership_proof_ms=None)
     proving.turns.pass_time(5.0)
     beat, read = proving.beat(), proving.fetch("g")
     proving.turns.settle()
@@ -268,13 +268,13 @@ def test_where_no_proof_is_wanted_none_is_made(tmp_path: Path) -> None:
     assert proving.sent == []
 
 
-@pytest.mark.parametrize(("proof_ms", "longer_ms"), [(None, 0), (PROOF_MS, PROOF_MS)])
+@pytest.mark.parametrize(("ownership_proof_ms", "longer_ms"), [(None, 0), (PROOF_MS, PROOF_MS)])
 @pytest.mark.parametrize("heard_ms", [None, 400])
 def test_sessions_count_from_when_an_earlier_owner_may_have_answered_last(
-    tmp_path: Path, proof_ms: int | None, longer_ms: int, heard_ms: int | None
+    tmp_path: Path, ownership_proof_ms: int | None, longer_ms: int, heard_ms: int | None
 ) -> None:
     """Also of a member that has been heard since: it may have asked the earlier owner after that."""
-    proving = Proving(tmp_path, proof_ms)
+    proving = Proving(tmp_path, ownership_proof_ms)
     proving.load()
     proving.settle()
     if heard_ms is not None:

@@ -54,7 +54,7 @@ def test_spark_queries_are_shown_with_their_batches_and_groups_with_their_lag(
     fill(servers, name, range(100))
     with Region(name, servers, checkpoint_every=None) as region:
         worker = Worker(region, "m1", Collected(), name, on_checkpoint=lambda sequence: saved.to_bytes())
-        until(lambda: worker.consumer.figures.partitions == 4 and worker.tables > 0, "it reads")
+        until(lambda: worker.consumer.metrics.partitions == 4 and worker.tables > 0, "it reads")
         region.checkpoint()
         until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
         read = sum(position["offset"] for position in kohort("region", "describe", name, "--json").json["positions"])
@@ -73,9 +73,9 @@ def test_spark_queries_are_shown_with_their_batches_and_groups_with_their_lag(
 
 def test_a_person_has_it_do_things(kohort: Kohort, worker: Worker, name: str) -> None:
     preview = kohort("region", "reset", name)
-    assert preview.code == 1 and "--execute" in preview.err and worker.consumer.figures.resets == 0
+    assert preview.code == 1 and "--execute" in preview.err and worker.consumer.metrics.resets == 0
     assert kohort("region", "reset", name, "--execute").code == 0
-    until(lambda: worker.consumer.figures.resets == 1, "it goes back")
+    until(lambda: worker.consumer.metrics.resets == 1, "it goes back")
     before = worker.consumer.sequence
     assert kohort("region", "checkpoint", name, "--execute").code == 0
     until(lambda: worker.consumer.sequence > before, "a sequence is complete")

@@ -65,7 +65,7 @@ def test_records_and_tables_arrive(servers: str, topic: str) -> None:
             assert sum(count for _, count in await (await producer.send_arrow(topic, table))) == 400
             await producer.send(topic, "900")
             await producer.flush()
-            assert producer.figures.records_sent == 901
+            assert producer.metrics.records_sent == 901
             await producer.send(topic, "901")
 
     asyncio.run(main())

@@ -256,7 +256,7 @@ def test_calls_under_way_fail_when_the_client_is_closed() -> None:
     waiting.start()
     began.wait(20)
     address = consumer._client.cluster.bootstrap[0]
-    until(lambda: consumer._client.cluster.links.health(address).failures > 2, "it tries again and again")
+    until(lambda: consumer._client.cluster.connections.health(address).failures > 2, "it tries again and again")
     consumer.close()
     waiting.join(20)
     assert len(failures) == 1 and isinstance(failures[0], KafkaError)

@@ -127,7 +127,7 @@ def test_lanes_have_connections_of_their_own() -> None:
     world = VirtualCluster(topics={"a": 1})
     world.call(world.cluster.describe_topics(["a"]))
     world.handlers["Heartbeat"] = lambda message, version: PARK
-    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), BrokerById(1), lane="fetch"))
+    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), BrokerById(1), channel="fetch"))
     world.run()
     world.call(world.cluster.describe_topics(["a"]))
     assert len(world.opened) == 3  # to the bootstrap address, to node 1, and to node 1 for the lane
@@ -217,7 +217,7 @@ def three() -> VirtualCluster:
     world.handlers["Metadata"] = lambda message, version: MetadataResponse(brokers=brokers, controller_id=1, topics=[])
     world.call(world.cluster.refresh_metadata())
     for number in (1, 2, 3):
-        world.call(world.cluster.send(MetadataRequest(topics=[]), BrokerById(number), lane="own"))
+        world.call(world.cluster.send(MetadataRequest(topics=[]), BrokerById(number), channel="own"))
     return world
 
 
@@ -243,23 +243,23 @@ def test_a_broker_that_stands_still_is_left_for_others_though_an_idle_connection
 
 def test_one_that_answers_again_is_asked_again() -> None:
     world = three()
-    world.cluster.links.mark_unresponsive(Address("127.0.0.1", 9092))
-    world.call(world.cluster.send(MetadataRequest(topics=[]), BrokerById(1), lane="own"))
-    assert world.cluster.links.health(Address("127.0.0.1", 9092)).silent_until_ms == 0
+    world.cluster.connections.mark_unresponsive(Address("127.0.0.1", 9092))
+    world.call(world.cluster.send(MetadataRequest(topics=[]), BrokerById(1), channel="own"))
+    assert world.cluster.connections.health(Address("127.0.0.1", 9092)).log_from_ms == 0
 
 
 def test_one_that_was_silent_is_asked_when_no_other_is_there() -> None:
     """Those that are not there were asked without end, and time stood still meanwhile."""
     world = three()
     world.cut()
-    world.cluster.links.mark_unresponsive(Address("127.0.0.1", 9092))
+    world.cluster.connections.mark_unresponsive(Address("127.0.0.1", 9092))
     world.refuse = {9093, 9094}
     before = world.runtime.now_ms
     world.call(world.cluster.refresh_metadata(60_000))
     assert world.runtime.now_ms - before <= SILENT_MS + LOOKUP_TIMEOUT_MS
     for patience_ms in (0.5, 20, 100):
         world.cut()
-        world.cluster.links.mark_unresponsive(Address("127.0.0.1", 9092))
+        world.cluster.connections.mark_unresponsive(Address("127.0.0.1", 9092))
         with contextlib.suppress(RetriableError):
             world.call(world.cluster.send(MetadataRequest(topics=[]), ANY, timeout_ms=patience_ms))
 

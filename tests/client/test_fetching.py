@@ -278,7 +278,7 @@ def test_figures_count_what_happened() -> None:
     log = Log({A0: 40})
     log.poll()
     log.poll()
-    figures = log.core.figures()
+    figures = log.core.metrics()
     assert (figures.polls, figures.records, figures.fetches) == (2, 40, 2)
     assert figures.fetched_bytes > 0 and figures.received_bytes > figures.fetched_bytes
     assert (figures.kept_records, figures.kept_bytes) == (0, 0)

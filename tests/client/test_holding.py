@@ -222,7 +222,7 @@ def test_what_the_group_gave_is_told_also_when_it_rebalances_anew_before_the_pol
         until(lambda: leader.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS, "it joins, without a poll")
         (follower,) = {member.member_id for member in leader.join().members} - {leader.id}
         leader.sync({follower: write_assignment(1, everything)})
-        until(lambda: consumer.figures.rebalances == 1, "it is given all")
+        until(lambda: consumer.metrics.rebalances == 1, "it is given all")
         leader.join()  # it has joined anew as well, and waits for what the leader gives
 
         def gives() -> bool:

@@ -59,9 +59,9 @@ def test_it_runs_from_when_the_newest_answered_request_was_sent() -> None:
 def test_of_two_leases_told_the_shorter_one_counts() -> None:
     lease = Lease(LEASE_MS)
     lease.renew(0)
-    lease.told(8_000)
+    lease.record_answer(8_000)
     assert not lease.holds(END_MS)
-    lease.told(2_000)
+    lease.record_answer(2_000)
     assert not lease.holds(2_000)
 
 

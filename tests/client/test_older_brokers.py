@@ -225,7 +225,7 @@ def begun(world: VirtualCluster) -> TransactionManager:
 def test_a_coordinator_that_can_not_check_the_member_gets_no_offsets_of_it() -> None:
     """Else a member that lost its partitions could commit for them."""
     world = older(TxnOffsetCommit=2)
-    world.cluster.links.features["transaction.version"] = 2
+    world.cluster.connections.features["transaction.version"] = 2
     own = begun(world)
     own.begin()
     with pytest.raises(InvalidInputError, match="TxnOffsetCommitRequest") as caught:

@@ -138,13 +138,13 @@ def test_a_batch_too_large_for_the_topic_is_split(broker: Broker, topic: str) ->
         assert [future.result(timeout_ms=0).offset for future in sent] == list(range(400)) == told
         assert isinstance(alone.exception(timeout_ms=0), InvalidInputError)
         assert sum(count for _, count in table.result(timeout_ms=0)) == 200
-        split = producer.figures.retries
+        split = producer.metrics.retries
         assert split > 0
         for i in range(600, 1000):
             producer.send(topic, f"{i:050}")
         producer.send_arrow(topic, pa.record_batch({"value": [f"{i:050}" for i in range(1000, 1200)]}))
         producer.flush(timeout_ms=30_000)
-        assert producer.figures.retries == split  # the producer has learned what the topic takes
+        assert producer.metrics.retries == split  # the producer has learned what the topic takes
     assert values(broker, topic) == list(range(1200))
 
 

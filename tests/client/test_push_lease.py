@@ -51,17 +51,17 @@ class PushCluster(VirtualCluster):
         if link in self.turned:
             self.answers.append(body)
         elif push_type(body) == PushType.CLUSTER_METADATA:
-            self.say(ClusterMetadataResponse(0, 1, (PushBroker(1, "127.0.0.1", 9092),)).encode(), link)
+            self.say(ClusterMetadataResponse(0, 1, (PushBroker(1, "127.0.0.1", 9092),)).encode_frame(), link)
         elif push_type(body) == PushType.REGISTER_CONSUMER:
             self.registered.append(RegisterConsumerRequest.decode(body))
             self.turned.add(link)
             self.link = link
-            self.say(ErrorResponse(self.refuses).encode(), link)
+            self.say(ErrorResponse(self.refuses).encode_frame(), link)
         else:
             super()._receive(link, frame)
 
     def say(self, body: bytes, link: int | None = None) -> None:
-        self.cluster.links.received(self.link if link is None else link, memoryview(body))
+        self.cluster.connections.received(self.link if link is None else link, memoryview(body))
 
     def ask(self, body: bytes) -> bytes | None:
         """Ask; the answer, if it comes now."""
@@ -85,7 +85,7 @@ class Held:
         self.member.polled()
         self.member.subscribe(Subscription(("t",)))
         cluster.run()
-        assert cluster.ask(start(T0)) == ErrorResponse(0).encode()
+        assert cluster.ask(start(T0)) == ErrorResponse(0).encode_frame()
         assert self.member.assignment.partitions == (T0,)
 
     @property
@@ -176,7 +176,7 @@ def test_it_comes_back_under_its_id_and_goes_on_meanwhile(held: Held) -> None:
     raw = cluster.ask(encode_ping(0))
     assert raw is not None
     assert decode_ping_response(raw, True)[0].offset == 8
-    assert cluster.ask(start(T0, offset=8)) == ErrorResponse(0).encode()
+    assert cluster.ask(start(T0, offset=8)) == ErrorResponse(0).encode_frame()
     assert held.member.revocation is None
     assert held.member.assignment.generation == 1, "nothing was revoked"
 
@@ -189,11 +189,11 @@ def test_a_stop_waits_for_the_application_and_its_last_positions_follow(held: He
     member.take_positions({T0: 11})
     member.release()
     cluster.run()
-    assert cluster.answers[-1] == ErrorResponse(0).encode()
+    assert cluster.answers[-1] == ErrorResponse(0).encode_frame()
     raw = cluster.ask(encode_ping(0))
     assert raw is not None
     assert decode_ping_response(raw, True)[0].offset == 11
-    assert cluster.ask(start(T1)) == ErrorResponse(0).encode()
+    assert cluster.ask(start(T1)) == ErrorResponse(0).encode_frame()
     assert member.assignment.partitions == (T1,)
 
 
@@ -207,7 +207,7 @@ def test_what_was_let_go_for_a_stop_that_could_not_be_answered_is_started_again(
     assert member.assignment.partitions == ()
     cluster.run(1_000)
     assert cluster.ask(encode_ping(0)) is not None
-    assert cluster.ask(start(T0, offset=7)) == ErrorResponse(0).encode()
+    assert cluster.ask(start(T0, offset=7)) == ErrorResponse(0).encode_frame()
     cluster.run()
     assert member.assignment.partitions == (T0,)
     assert member.starts == {T0: 7}
@@ -222,9 +222,9 @@ def test_a_stop_that_the_application_does_not_answer_in_its_lease_is_lost(held: 
 
 def test_another_map_without_a_stop_is_refused_and_nothing_is_read_by_it(held: Held) -> None:
     assert held.cluster.ask(encode_ping(0)) is not None
-    assert held.cluster.ask(start(T1)) == ErrorResponse(-1).encode()
+    assert held.cluster.ask(start(T1)) == ErrorResponse(-1).encode_frame()
     assert held.member.assignment.partitions == (T0,)
-    assert held.cluster.ask(start(T0, offset=1)) == ErrorResponse(0).encode(), "the same one is legal"
+    assert held.cluster.ask(start(T0, offset=1)) == ErrorResponse(0).encode_frame(), "the same one is legal"
     assert held.member.starts == {T0: 5}
 
 
@@ -236,7 +236,7 @@ def test_a_coordinator_that_knows_nothing_of_what_is_held_takes_it(held: Held) -
     assert held.lost
     held.member.release()
     held.cluster.run(2_000)
-    assert held.cluster.ask(start(T1)) == ErrorResponse(0).encode()
+    assert held.cluster.ask(start(T1)) == ErrorResponse(0).encode_frame()
 
 
 def test_silence_makes_it_connect_again_when_it_holds_nothing() -> None:
@@ -293,7 +293,7 @@ def test_who_does_not_poll_leaves_and_comes_back_with_the_next_poll() -> None:
     member.polled()
     cluster.run(7_000)
     assert [said.consumer_id for said in cluster.registered] == ["m", "m"]
-    assert cluster.ask(start(T1)) == ErrorResponse(0).encode()
+    assert cluster.ask(start(T1)) == ErrorResponse(0).encode_frame()
     assert member.assignment.partitions == (T1,)
 
 

@@ -136,7 +136,7 @@ def test_a_login_that_expires_is_renewed_before(secured: SecuredKafka) -> None:
     """The broker ends a connection whose login is over; ours is replaced in time, so that no request is lost."""
     servers, chosen = secured.client("SHORT")
     with Admin(servers, **chosen) as admin:
-        links = admin._client.cluster.links
+        links = admin._client.cluster.connections
         seen: set[int] = set()
 
         def renewed() -> bool:

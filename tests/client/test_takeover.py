@@ -127,7 +127,7 @@ class Reader:
         return self._ended.is_set()
 
     def _look(self, consumer: Any) -> None:
-        self.held, self.lapses = consumer.assignment(), consumer.figures.lapses
+        self.held, self.lapses = consumer.assignment(), consumer.metrics.lapses
 
     def last(self, partition: TopicPartition, before: float = float("inf")) -> float:
         """When it was last handed a record of a partition; 0: never."""

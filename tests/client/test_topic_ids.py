@@ -209,7 +209,7 @@ class TransactionalCoordinator(Coordinator):
     def __init__(self) -> None:
         super().__init__()
         self.world.handlers["TxnOffsetCommit"] = self.commit_in_transaction
-        self.world.cluster.links.features["transaction.version"] = 2
+        self.world.cluster.connections.features["transaction.version"] = 2
         self.transactions = begun(self.world)
         self.transactions.begin()
 

@@ -284,7 +284,7 @@ def test_an_abort_drops_what_is_sent_again_and_again(broker: Broker, version: in
     producer.send(topic, b"undone", partition=0).result(timeout_ms=20_000)
     rule = broker.faults.add(Fault("Produce", "fail", error=ErrorCode.NOT_LEADER_OR_FOLLOWER, times=None))
     waiting = producer.send(topic, b"undone too", partition=0)
-    until(lambda: producer.figures.retries > 1, "the batch is sent again")
+    until(lambda: producer.metrics.retries > 1, "the batch is sent again")
     producer.abort_transaction()
     error = waiting.exception(timeout_ms=20_000)
     assert error is not None

@@ -53,7 +53,7 @@ class VirtualCluster:
         config = client_config(ConsumerConfig, self.settings.pop("bootstrap_servers", "127.0.0.1:9092"), self.settings)
         self.config = config
         self.cluster = Cluster(config)
-        self.cluster.links.jitter = lambda: 0.5
+        self.cluster.connections.jitter = lambda: 0.5
         self.runtime = self.cluster.runtime
         self.handlers: dict[str, Handler] = {
             "ApiVersions": self._api_versions,
@@ -108,14 +108,14 @@ class VirtualCluster:
     def cut(self) -> None:
         """End every connection."""
         for link in sorted(self.open_links):
-            self.cluster.links.closed(link, "the connection was reset")
+            self.cluster.connections.closed(link, "the connection was reset")
         self.open_links.clear()
         self.parked.clear()
         self._settle()
 
     def _settle(self) -> None:
         self.runtime.advance(self.runtime.now_ms)
-        while commands := self.cluster.links.take_commands():
+        while commands := self.cluster.connections.take_commands():
             for command in commands:
                 self._do(command)
             self.runtime.advance(self.runtime.now_ms)
@@ -124,10 +124,10 @@ class VirtualCluster:
         if isinstance(command, OpenConnection):
             self.opened.append(command)
             if command.address.port in self.refuse:
-                self.cluster.links.closed(command.link, "connection refused")
+                self.cluster.connections.closed(command.link, "connection refused")
             else:
                 self.open_links.add(command.link)
-                self.cluster.links.opened(command.link)
+                self.cluster.connections.opened(command.link)
         elif isinstance(command, CloseConnection):
             self.open_links.discard(command.link)
         elif isinstance(command, SendFrame) and command.link in self.open_links:
@@ -145,10 +145,10 @@ class VirtualCluster:
             self.parked.append(request)
         elif response is DROP:
             self.open_links.discard(link)
-            self.cluster.links.closed(link, "the connection was reset")
+            self.cluster.connections.closed(link, "the connection was reset")
         elif response is GARBLE:
             frame = request.correlation_id.to_bytes(4, "big") + b"\xff" * 3
-            self.cluster.links.received(link, memoryview(frame))
+            self.cluster.connections.received(link, memoryview(frame))
         else:
             self._send_back(request, response)
 
@@ -156,7 +156,7 @@ class VirtualCluster:
         frame = b"".join(
             bytes(part) for part in framing.encode_response(response, request.version, request.correlation_id)
         )
-        self.cluster.links.received(request.link, memoryview(frame[4:]))
+        self.cluster.connections.received(request.link, memoryview(frame[4:]))
 
     # Answers that every test needs.
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kohort.cluster.journal.journal_partition import JournalSettings, JournalTopic
 from kohort.cluster.journal.kafka_journal import KafkaJournal
-from kohort.cluster.journal.place import JournalSettings, JournalTopic
 from kohort.errors import ErrorCode
 from kohort.groups.records import Record
 from kohort.wire.batch import parse_header, patch

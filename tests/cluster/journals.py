@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import TRANSACTION, Coordinator
 from kohort.client.settings import ConnectionConfig, client_config
+from kohort.cluster.journal.journal_partition import JournalSettings, JournalTopic
 from kohort.cluster.journal.kafka_journal import KafkaJournal
-from kohort.cluster.journal.place import JournalSettings, JournalTopic
 from kohort.cluster.journal.topic import journal_topic
 from kohort.groups.records import OffsetCommitted, Record
 

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 
 from kohort import Admin, Broker
 from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
-from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Office
+from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Election
 from kohort.zookeeper import ZooKeeper
 from tests.broker.literal_consumer import LiteralConsumer, eventually
 from tests.broker.raw import RawClient, create_topic
@@ -54,7 +54,7 @@ def started(count: int) -> Callable[[LiteralConsumer], bool]:
 
 def kept_session(broker: BrokerHere) -> tuple[int, bytes]:
     """Id and password of the broker's session."""
-    kept: tuple[int, bytes] = broker.beside._door.session._client.client_id
+    kept: tuple[int, bytes] = broker.beside._coordination.session._client.client_id
     return kept
 
 
@@ -74,7 +74,7 @@ def session_of(look: Look, path: str) -> int | None:
 
 
 def epoch(look: Look) -> int:
-    return Office.from_bytes(look.data(EPOCH) or b"").epoch
+    return Election.from_bytes(look.data(EPOCH) or b"").epoch
 
 
 Shown = tuple[dict[str, str], dict[str, str]]

@@ -15,7 +15,7 @@ from kazoo.exceptions import NoNodeError
 
 from kohort import Admin
 from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
-from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Office
+from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Election
 from kohort.ids import TopicPartition
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.broker.literal_consumer import LiteralConsumer, eventually
@@ -105,7 +105,7 @@ def test_nodes_owners_and_offsets(run: Run, look: Look, tmp_path: Path) -> None:
     assert number is not None
     node = json.loads(look.data(f"{IDS}/{number.decode()}") or b"")
     assert f"{node['host']}:{node['port']}" == broker.address
-    assert Office.from_bytes(look.data(EPOCH) or b"").epoch == 1
+    assert Election.from_bytes(look.data(EPOCH) or b"").epoch == 1
     make_topic(broker)
     eventually(lambda: look.data(f"{TOPICS}/t") is not None)
     assert json.loads(look.data(f"{TOPICS}/t") or b"")["partitions"] == {str(part): [int(number)] for part in range(4)}
@@ -184,7 +184,7 @@ def test_killed_and_started_repairs(run: Run, look: Look, tmp_path: Path) -> Non
     eventually(lambda: set(look.tree(f"{OFFSETS}/g").values()) == {"0"} and len(look.tree(f"{OWNERS}/g")) == 4)
     eventually(lambda: look.data(f"{OWNERS}/nobody") is None)
     eventually(lambda: "stop" in back.asked)
-    assert Office.from_bytes(look.data(EPOCH) or b"").epoch == 2
+    assert Election.from_bytes(look.data(EPOCH) or b"").epoch == 2
     back.close()
 
 
@@ -224,7 +224,7 @@ def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, lo
     session = session_of(look, COORDINATOR)
     assert session
     assert session == session_of(look, f"{IDS}/{number}")
-    epoch = Office.from_bytes(look.data(EPOCH) or b"").epoch
+    epoch = Election.from_bytes(look.data(EPOCH) or b"").epoch
     topic, spoiled = min(b.registry)
     look.client.set(f"{look.root}{offsets}/{topic}/{spoiled}", b"77")  # it is not looked at as long as nothing changes
     expire(look, session)
@@ -232,7 +232,7 @@ def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, lo
     c = consumer(broker, "g", "c")
     for path in (COORDINATOR, f"{IDS}/{number}"):
         eventually(lambda path=path: session_of(look, path) not in (None, session))  # type: ignore[misc]
-    assert Office.from_bytes(look.data(EPOCH) or b"").epoch == epoch + 1
+    assert Election.from_bytes(look.data(EPOCH) or b"").epoch == epoch + 1
     c.until(lambda each: each.fetching and len(each.registry) == 1)
 
     def owned() -> dict[str, str]:

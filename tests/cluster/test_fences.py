@@ -46,14 +46,14 @@ def test_a_fence_covers_its_epoch_and_those_before_it() -> None:
         _saw(authors, 7, epoch, offset)
     _saw(authors, -1, -1, 40)
     authors.take(FENCE)
-    assert authors.foreign() == {(7, 4): 30, (-1, -1): 40}
+    assert authors.unfenced() == {(7, 4): 30, (-1, -1): 40}
 
 
 def test_the_first_fence_of_all_covers_nobody() -> None:
     authors = Authors()
     _saw(authors, -1, -1, 0)
     authors.take(replace(FENCE, producer_id=FIRST, epoch=EPOCH_LAST))
-    assert authors.foreign() == {(-1, -1): 0}
+    assert authors.unfenced() == {(-1, -1): 0}
     assert authors.newest is None
 
 

@@ -22,7 +22,7 @@ from kohort.groups.events import OwnersMissing, ShowPushGroups
 from kohort.groups.records import OffsetCommitted
 from kohort.ids import TopicPartition
 from kohort.zookeeper import ZooKeeper
-from tests.cluster.doors import SESSION_MS, SHARDS, candidate, until
+from tests.cluster.coordination_services import SESSION_MS, SHARDS, candidate, until
 
 PART = TopicPartition("t", 0)
 ROOTS = iter(range(1_000))
@@ -64,7 +64,7 @@ class Shards:
         changed = tuple(node for name, node in self.shown.items() if before.get(name) != node)
         answer(ShowPushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
 
-    def tell(self, group: str, event: OwnersMissing) -> None:
+    def queue_event(self, group: str, event: OwnersMissing) -> None:
         self.told.append(event)
 
     def show(self, offset: int, owner: str = "a-0", *, group: str = "g", **more: bool) -> None:
@@ -93,7 +93,7 @@ class Mirrors:
     async def enter(
         self, number: int, now_s: Callable[[], float] = time.monotonic
     ) -> tuple[ZooKeeperCoordination, GroupMirror, Shards]:
-        door = ZooKeeperCoordination(self.address, SESSION_MS, sole=True)
+        door = ZooKeeperCoordination(self.address, SESSION_MS, exclusive=True)
         self.doors.append(door)
         await door.open(candidate(number), SHARDS)
         shards = Shards()
@@ -219,7 +219,7 @@ def test_what_was_missed_is_made_up_for(zookeeper: ZooKeeper, monkeypatch: pytes
 
 def test_planted_fault_offset_that_goes_backwards(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check detects a mirror that writes an old failed value over a newer one."""
-    write, kept = GroupMirror._write, list[Plan]()
+    write, kept = GroupMirror._write_plan, list[Plan]()
 
     async def again(self: GroupMirror, guard: tuple[Change, ...], plan: Plan) -> None:
         try:
@@ -230,7 +230,7 @@ def test_planted_fault_offset_that_goes_backwards(zookeeper: ZooKeeper, monkeypa
         for earlier in kept:
             await self._send(guard, earlier.sets, 1)
 
-    monkeypatch.setattr(GroupMirror, "_write", again)
+    monkeypatch.setattr(GroupMirror, "_write_plan", again)
     with pytest.raises(AssertionError, match="backwards"):
         _away_story(zookeeper, monkeypatch)
 

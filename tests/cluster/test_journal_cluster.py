@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kohort.cluster.journal.place import JournalSettings
+from kohort.cluster.journal.journal_partition import JournalSettings
 from kohort.errors import FencedError
 from tests.cluster.journals import Cluster, Holder, cluster, committed, groups_of
 from tests.support.kafka_cluster import KafkaNode, three_nodes

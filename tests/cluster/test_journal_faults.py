@@ -13,7 +13,7 @@ from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal import term as journal_term
 from kohort.cluster.journal import term as journal_writing
 from kohort.cluster.journal.fences import EPOCH_LAST, Authors
-from kohort.cluster.journal.place import JournalPartition, JournalUnavailable
+from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.term import (
     APPEND_EVERY_MS,
     REPEAT_MS,
@@ -390,26 +390,26 @@ def test_a_deposed_owner_that_is_idle_is_told(partition: FakePartition, holder: 
 def the_epoch_is_renewed_with_a_fence_of_its_own(partition: FakePartition) -> None:
     holder = VirtualHolder(partition)
     holder.load()
-    epoch = holder.journal.figures.epoch
+    epoch = holder.journal.metrics.epoch
     holder.append(committed(1))
     holder.pass_ms(DAY_MS + APPEND_EVERY_MS)
-    assert holder.journal.figures.epoch == epoch + 1
+    assert holder.journal.metrics.epoch == epoch + 1
     headers = [parse_header(batch) for _, batch in partition.log]
     first = next(header for header in headers if header.producer_epoch == epoch + 1)
-    assert first.base_offset == holder.journal.figures.fence_offset
+    assert first.base_offset == holder.journal.metrics.fence_offset
     holder.append(committed(2))
     assert (holder.reasons, groups_of(VirtualHolder(partition).load())) == ([], [1, 2])
 
 
 def test_a_renewal_that_fails_is_tried_again(partition: FakePartition, holder: VirtualHolder) -> None:
-    epoch = holder.journal.figures.epoch
+    epoch = holder.journal.metrics.epoch
     partition.faults["InitProducerId"] = [lambda _: DROP] * 300
     holder.pass_ms(DAY_MS + 60_000)
     holder.append(committed(1))
-    assert holder.journal.figures.epoch == epoch
+    assert holder.journal.metrics.epoch == epoch
     partition.faults.clear()
     holder.pass_ms(3 * APPEND_EVERY_MS)
-    assert (holder.journal.figures.epoch, holder.reasons) == (epoch + 1, [])
+    assert (holder.journal.metrics.epoch, holder.reasons) == (epoch + 1, [])
 
 
 def test_a_renewal_that_gives_another_producer_id_ends_the_term(
@@ -491,7 +491,7 @@ def test_it_holds(partition: FakePartition, holds: Callable[[FakePartition], Non
 async def _without_fence(self: JournalTerm, renewed: Any, writer: JournalWriter) -> None:
     self._renewed = None
     writer.become(renewed)
-    self._figures.epoch = renewed.epoch
+    self._metrics.epoch = renewed.epoch
 
 
 MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
@@ -524,7 +524,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
     ),
     "goes on under a new epoch without a fence": (
         JournalTerm,
-        "_go_on_under",
+        "_continue_under",
         _without_fence,
         the_epoch_is_renewed_with_a_fence_of_its_own,
     ),

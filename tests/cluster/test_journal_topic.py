@@ -20,8 +20,8 @@ from kohort.client.admin.values import (
     NewTopic,
     ResourceType,
 )
+from kohort.cluster.journal.journal_partition import JournalRefused, JournalSettings, JournalTopic, JournalUnavailable
 from kohort.cluster.journal.kafka_journal import KafkaJournal
-from kohort.cluster.journal.place import JournalRefused, JournalSettings, JournalTopic, JournalUnavailable
 from kohort.cluster.journal.topic import journal_topic
 from kohort.errors import NotAuthorizedError, TimedOutError
 from kohort.wire.discovery import DescribeConfigsResponse, MetadataResponse

@@ -13,8 +13,8 @@ import pytest
 from kohort import Admin, Producer
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.cluster.journal.fences import FIRST
+from kohort.cluster.journal.journal_partition import SKIP, JournalRefused, JournalSettings, JournalUnavailable
 from kohort.cluster.journal.kafka_journal import KafkaJournal
-from kohort.cluster.journal.place import SKIP, JournalRefused, JournalSettings, JournalUnavailable
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.records import OffsetCommitted
 from kohort.journal.codec import encode
@@ -61,7 +61,7 @@ def test_the_next_owner_reads_what_was_acknowledged_and_the_last_one_is_fenced(a
             await first.append(committed(99))
         await second.append(committed(5))
         assert groups_of(await first.load())[-1] == 5
-        assert first.journal.figures.epoch == second.journal.figures.epoch + 1
+        assert first.journal.metrics.epoch == second.journal.metrics.epoch + 1
 
     run(apache_kafka, test)
 
@@ -86,10 +86,10 @@ def test_a_term_that_begins_again_is_another_epoch_and_older_terms_are_refused(a
     async def test(opened: Cluster) -> None:
         holder = await opened.holder()
         await holder.load()
-        epoch = holder.journal.figures.epoch
+        epoch = holder.journal.metrics.epoch
         holder.term -= 1
         await holder.load()
-        assert holder.journal.figures.epoch == epoch + 1
+        assert holder.journal.metrics.epoch == epoch + 1
         await holder.load()
         with pytest.raises(FencedError, match="term 1 is over"):
             holder.journal.append(1, [committed(1)], NOW)
@@ -108,7 +108,7 @@ def test_an_owner_of_another_producer_id_fences_the_one_before(apache_kafka: Apa
         await first.append(committed(1))
         second = await opened.stranger()
         assert groups_of(await second.load()) == [1]
-        assert first.journal.figures.producer_id != second.journal.figures.producer_id
+        assert first.journal.metrics.producer_id != second.journal.metrics.producer_id
         with pytest.raises(FencedError):
             await first.append(committed(99))
         await second.append(committed(2))
@@ -171,9 +171,9 @@ def test_a_foreign_batch_stops_the_owner_and_is_not_served(
                 producer.send(opened.settings.topic, foreign[1], key=foreign[0], partition=0).result()
         with pytest.raises(JournalUnavailable, match="somebody else writes.*WRITE"):
             await holder.append(committed(2))
-        with pytest.raises(JournalRefused, match=r"no coordinator wrote .*journal\.foreign\.records=skip"):
+        with pytest.raises(JournalRefused, match=r"no coordinator wrote .*journal\.unfenced\.records=skip"):
             await holder.load()
-        skips = await opened.holder(settings=replace(opened.settings, foreign_records=SKIP))
+        skips = await opened.holder(settings=replace(opened.settings, unfenced_records=SKIP))
         assert groups_of(await skips.load()) == [1, 2]
         assert caplog.text.count("because no coordinator wrote it; keys: group g") == 2
         await skips.append(committed(3))
@@ -189,7 +189,7 @@ def test_what_is_no_record_at_all_is_foreign_too(apache_kafka: ApacheKafka) -> N
             producer.send(topic.name, b"?", key=b"\0\3\xff\xff", partition=0).result()
         with pytest.raises(JournalRefused, match="no coordinator wrote"):
             await (await opened.holder()).load()
-        skips = await opened.holder(settings=replace(opened.settings, foreign_records=SKIP))
+        skips = await opened.holder(settings=replace(opened.settings, unfenced_records=SKIP))
         assert await skips.load() == []
 
     run(apache_kafka, test)
@@ -282,7 +282,7 @@ def test_compaction_keeps_the_fence_of_every_producer_id_and_the_newest_records(
         assert found == {0: 400, 1: 401} | dict.fromkeys(range(2, keys), 399)
         current = third.journal._current
         assert current is not None
-        owners = [owner.journal.figures.producer_id for owner in (first, second, third)]
+        owners = [owner.journal.metrics.producer_id for owner in (first, second, third)]
         assert sorted(current._decoding.authors.fences) == sorted([FIRST, *owners])
         for deposed in (first, second):
             with pytest.raises(FencedError):

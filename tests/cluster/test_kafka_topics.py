@@ -32,7 +32,7 @@ class Hearing(GroupShards):
         super().__init__(lambda: 0, lambda index, term: pytest.fail("no shard begins here"))
         self.heard: list[Event] = []
 
-    def tell_all(self, event: Event) -> None:
+    def queue_for_all(self, event: Event) -> None:
         self.heard.append(event)
 
     @property
@@ -204,7 +204,7 @@ def test_watching_goes_on_when_the_cluster_comes_back(tmp_path: Path, caplog: py
 
     async def run() -> None:
         async with topics_of(f"127.0.0.1:{port}", **config) as (topics, _):
-            watching = asyncio.create_task(topics.watch())
+            watching = asyncio.create_task(topics.poll_topics())
             async with asyncio.timeout(WAIT_S):
                 await until(lambda: "metadata of Kafka's topics cannot be refreshed" in caplog.text)
                 with Broker(tmp_path, listen=f"127.0.0.1:{port}"):

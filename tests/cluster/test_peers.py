@@ -12,7 +12,7 @@ from kohort.cluster.coordination.peers import Peers
 from kohort.cluster.coordination.placement import Candidate, Placement, placed
 from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.framing import decode_request_header
-from tests.cluster.doors import until
+from tests.cluster.coordination_services import until
 
 ME = Candidate(1, "me", "127.0.0.1", 1)
 
@@ -31,7 +31,7 @@ class Listed:
     def suspect(self, candidate: Candidate) -> None:
         self.suspected.append(candidate)
 
-    def listen(self, on_change: Callable[[], None]) -> None: ...
+    def on_changes(self, on_change: Callable[[], None]) -> None: ...
     async def open(self, me: Candidate, shards: int) -> None: ...
     async def retire(self) -> None: ...
     async def ask(self) -> None: ...
@@ -110,7 +110,7 @@ def test_end_and_refusal_is_suspicion() -> None:
 
 def test_who_comes_back_is_believed_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each suspicion of one process takes twice as long a refusal as the one before; of another, it does not."""
-    monkeypatch.setattr(peers, "BELIEF_S", 0.2)
+    monkeypatch.setattr(peers, "SUSPICION_DELAY_S", 0.2)
 
     async def story(door: Listed, watching: Peers, other: Other) -> None:
         two = Candidate(2, "two", "127.0.0.1", other.port)
@@ -130,7 +130,10 @@ def test_who_comes_back_is_believed_longer(monkeypatch: pytest.MonkeyPatch) -> N
             await other.begin()
         for least, after in zip((0.2, 0.4, 0.8), took[1:], strict=True):
             assert after >= least
-        assert watching._belief(two).patience_s > watching._belief(Candidate(2, "anew", "", 0)).patience_s
+        assert (
+            watching._history_of(two).suspicion_delay_s
+            > watching._history_of(Candidate(2, "anew", "", 0)).suspicion_delay_s
+        )
 
     run(story)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kohort.cluster.zookeeper.nodes import EPOCH, TOPICS, Office
+from kohort.cluster.zookeeper.nodes import EPOCH, TOPICS, Election
 from kohort.errors import NotFoundError
-from tests.cluster.doors import ZooKeeperDoors, candidate, run, until
-from tests.cluster.test_zookeeper_door import topic
+from tests.cluster.coordination_services import ZooKeeperDoors, candidate, run, until
+from tests.cluster.test_zookeeper_coordination import topic
 from tests.support.zookeeper_ensemble import COUNT, Ensemble, ensemble
 
 pytestmark = [
@@ -62,7 +62,7 @@ def test_each_server_killed_in_turn(three: Ensemble) -> None:
             await until(lambda name=name: doors.look.get_children(doors.root + TOPICS) == [name], "the mirror")
             await asyncio.to_thread(three.restart, down.number)
             await asyncio.to_thread(three.wait)
-        assert Office.from_bytes(doors.data(EPOCH)).epoch >= COUNT + 1
+        assert Election.from_bytes(doors.data(EPOCH)).epoch >= COUNT + 1
 
     run(ZooKeeperDoors(three.address), story)
 

@@ -25,7 +25,7 @@ from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import SessionState, ZooKeeperSession
 from kohort.errors import InvalidInputError, NotAuthorizedError, NotFoundError, TimedOutError
 from kohort.zookeeper import ZooKeeper, free_port
-from tests.cluster.doors import SHARDS, candidate, until
+from tests.cluster.coordination_services import SHARDS, candidate, until
 from tests.cluster.running import CoordinatorProcess
 from tests.cluster.test_broker_zookeeper import BrokerProcess
 from tests.cluster.test_coordinator import Place, status

@@ -39,7 +39,7 @@ def test_batch_that_decompresses_to_more_is_refused_with_the_setting(decode_bloc
     damage = found.ranges[0].damage
     assert damage is not None
     assert (damage.kind, damage.offset, damage.skip_offset) == (DamageKind.TOO_LARGE, 1, 2)
-    error = found.error(0)
+    error = found.damage_of(0)
     assert isinstance(error, CorruptDataError)
     assert error.message == (
         "orders-3: the batch at offset 1 can't be read: it decompresses to more than 2097152 bytes: raise "

@@ -20,7 +20,7 @@ def declared() -> set[type]:
     found: set[type] = set()
     for module in pkgutil.walk_packages([str(HOME)], "kohort."):
         file = HOME.parent / (module.name.replace(".", "/") + ".py")
-        if file.exists() and "= knob(" in file.read_text(encoding="utf-8"):
+        if file.exists() and "= declare_setting(" in file.read_text(encoding="utf-8"):
             for value in vars(importlib.import_module(module.name)).values():
                 if isinstance(value, type) and dataclasses.is_dataclass(value) and settings(value):
                     found.add(value)
@@ -39,9 +39,9 @@ def test_settings_page_has_every_declared_setting() -> None:
     page = setting_docs.page()
     for section in setting_docs.SECTIONS:
         for setting in settings(section.config).values():
-            assert f"| `{setting.knob.name}`" in page, setting.knob.name
+            assert f"| `{setting.declaration.name}`" in page, setting.declaration.name
 
 
 def test_every_setting_says_what_it_is_for() -> None:
     for section in setting_docs.SECTIONS:
-        assert [name for name, setting in settings(section.config).items() if not setting.knob.why] == []
+        assert [name for name, setting in settings(section.config).items() if not setting.declaration.why] == []

@@ -21,8 +21,8 @@ from kohort.groups.group import Group
 from kohort.groups.machine import PROTOCOLS, GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.table import Trigger
-from tests.groups.push_trial import PushTrial
-from tests.groups.trial import Trial
+from tests.groups.harness import Trial
+from tests.groups.push_harness import PushTrial
 
 RUNS = 12
 WAYS_IN = {JoinGroup, ConsumerGroupHeartbeat, RegisterConsumer}

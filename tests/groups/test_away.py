@@ -12,8 +12,8 @@ from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.effects import DescribedConsumerGroup
 from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseLongPolls, Tick
+from tests.groups.harness import Trial, owned
 from tests.groups.test_conversion import offer
-from tests.groups.trial import Trial, owned
 
 SESSION_MS = 45_000
 MAIN, ASIDE = 1, 2
@@ -35,7 +35,7 @@ def enter(trial: Trial, member: str, instance: str | None = "i", connection: int
 
 def hold(trial: Trial, member: str, epoch: int) -> int:
     """A heartbeat whose reply is held; its request."""
-    event = trial.consumer_event(member, epoch, instance_id="i", hold_ms=4_500, short_interval=True, connection=MAIN)
+    event = trial.consumer_event(member, epoch, instance_id="i", delay_ms=4_500, short_interval=True, connection=MAIN)
     assert trial.ask(event) is None
     return event.request
 

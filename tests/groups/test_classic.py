@@ -8,7 +8,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.effects import JoinedMember, JoinGroupReply, LeftMember, Meter, SyncGroupReply
 from kohort.groups.events import ConnectionLost, DescribeGroups, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.records import GenerationStarted, GroupSaved
-from tests.groups.trial import Trial, protocols, subscription
+from tests.groups.harness import Trial, protocols, subscription
 
 
 def state(trial: Trial, group_id: str = "g") -> str:

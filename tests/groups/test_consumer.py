@@ -24,8 +24,8 @@ from kohort.groups.events import (
 )
 from kohort.groups.records import EpochBumped, ReconciliationState
 from kohort.ids import TopicPartition
+from tests.groups.harness import Trial, owned, topic_id
 from tests.groups.test_conversion import offer
-from tests.groups.trial import Trial, owned, topic_id
 
 
 def make_trial(**config: object) -> Trial:
@@ -401,7 +401,7 @@ def test_a_wish_for_another_assignor_begins_an_epoch_when_the_group_prefers_it_n
 def test_a_held_heartbeat_is_answered_when_something_changes() -> None:
     trial = make_trial()
     trial.beat("a")
-    waiting = trial.consumer_event("a", 2, hold_ms=4_500, short_interval=True)
+    waiting = trial.consumer_event("a", 2, delay_ms=4_500, short_interval=True)
     trial.feed(waiting)
     assert trial.reply(waiting.request) is None
     trial.beat("b")
@@ -412,13 +412,13 @@ def test_a_held_heartbeat_is_answered_when_something_changes() -> None:
 def test_a_held_heartbeat_is_answered_when_its_time_is_over_or_the_shell_asks() -> None:
     trial = make_trial()
     trial.beat("a")
-    first = trial.consumer_event("a", 2, hold_ms=4_500, short_interval=True)
+    first = trial.consumer_event("a", 2, delay_ms=4_500, short_interval=True)
     trial.feed(first)
     trial.pass_time(4_499)
     assert trial.reply(first.request) is None
     trial.pass_time(1)
     assert trial.reply(first.request).error is ErrorCode.NONE
-    second = trial.consumer_event("a", 2, hold_ms=4_500, short_interval=True)
+    second = trial.consumer_event("a", 2, delay_ms=4_500, short_interval=True)
     trial.feed(second)
     trial.feed(ReleaseLongPolls((second.request,)))
     assert trial.reply(second.request).error is ErrorCode.NONE
@@ -427,7 +427,7 @@ def test_a_held_heartbeat_is_answered_when_its_time_is_over_or_the_shell_asks() 
 def test_a_client_that_waits_as_long_as_it_was_told_is_held_for_a_part_of_that() -> None:
     trial = make_trial()
     trial.beat("a")
-    event = trial.consumer_event("a", 2, hold_ms=30_000)
+    event = trial.consumer_event("a", 2, delay_ms=30_000)
     trial.feed(event)
     trial.pass_time(3_999)
     assert trial.reply(event.request) is None
@@ -437,7 +437,7 @@ def test_a_client_that_waits_as_long_as_it_was_told_is_held_for_a_part_of_that()
 
 def test_a_client_that_is_held_anyway_is_told_a_short_interval() -> None:
     trial = make_trial()
-    assert trial.beat("a", short_interval=True, hold_ms=4_500).heartbeat_interval_ms == 200
+    assert trial.beat("a", short_interval=True, delay_ms=4_500).heartbeat_interval_ms == 200
 
 
 @pytest.mark.parametrize(

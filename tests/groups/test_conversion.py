@@ -20,7 +20,7 @@ from kohort.groups.effects import GroupState, Level, LogLine
 from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
 from kohort.groups.records import GroupSaved, OfferedProtocol
 from kohort.ids import TopicPartition
-from tests.groups.trial import Trial, owned, subscription
+from tests.groups.harness import Trial, owned, subscription
 
 
 def classic_metadata(*partitions: int, rack: str | None = None, generation: int = -1) -> bytes:

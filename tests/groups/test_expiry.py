@@ -8,7 +8,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.effects import Meter
 from kohort.groups.events import ListGroups, OffsetDelete, OffsetToCommit, TransactionEnded, TxnOffsetCommit
 from kohort.ids import TopicPartition
-from tests.groups.trial import Trial, protocols
+from tests.groups.harness import Trial, protocols
 
 HOUR_MS = 3_600_000
 CHECK_MS = 60_000

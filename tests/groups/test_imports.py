@@ -25,7 +25,7 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import GroupSaved, OffsetCommitted, OffsetsImported
 from kohort.ids import NO_TOPIC_ID
-from tests.groups.trial import Trial, topic_id
+from tests.groups.harness import Trial, topic_id
 
 LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 MEMBERS_THERE = ErrorCode.NON_EMPTY_GROUP

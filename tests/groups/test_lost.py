@@ -10,8 +10,8 @@ from kohort.errors import ErrorCode
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import LogLine
 from kohort.groups.events import Client, ConnectionLost
+from tests.groups.harness import Trial, protocols
 from tests.groups.test_conversion import make_classic, make_trial
-from tests.groups.trial import Trial, protocols
 
 
 def classic(interval_ms: int = 3_000) -> tuple[Trial, list[str], int]:
@@ -149,7 +149,7 @@ def test_a_held_heartbeat_on_a_lost_connection_does_not_prolong_the_session() ->
     trial.set_topics(t=4)
     epoch = trial.beat("a", connection=1).member_epoch
     trial.beat("a", epoch, connection=1)
-    assert trial.beat("a", epoch, connection=1, hold_ms=4_000) is None
+    assert trial.beat("a", epoch, connection=1, delay_ms=4_000) is None
     trial.feed(ConnectionLost(1, noticed=True))
     assert not trial.machine.context.long_polls
     trial.pass_time(6_500)
@@ -201,7 +201,7 @@ def test_a_lease_of_a_consumer_member_runs_since_its_last_heartbeat_held_or_not(
     epoch = trial.beat("a", connection=1).member_epoch
     trial.beat("a", epoch, connection=1)
     trial.pass_time(2_000)
-    assert trial.beat("a", epoch, connection=1, hold_ms=1_800) is None
+    assert trial.beat("a", epoch, connection=1, delay_ms=1_800) is None
     trial.pass_time(1_000)
     trial.feed(lost(1))
     trial.pass_time(3_999)
@@ -232,7 +232,7 @@ def test_a_consumer_member_whose_process_ended_is_evicted_at_once_though_its_hea
     trial.set_topics(t=4)
     epoch = trial.beat("a", connection=1, client=of_process("p1")).member_epoch
     trial.beat("a", epoch, connection=1)
-    assert trial.beat("a", epoch, connection=1, hold_ms=1_800) is None
+    assert trial.beat("a", epoch, connection=1, delay_ms=1_800) is None
     trial.feed(ended(1, "p1"))
     trial.pass_time(0)
     assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID

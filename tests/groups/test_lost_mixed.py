@@ -11,8 +11,8 @@ from kohort.groups.classic.members import ClassicMember
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import LogLine
 from kohort.groups.events import Client, ConnectionLost
+from tests.groups.harness import Trial, protocols
 from tests.groups.test_conversion import make_trial, offer, plan
-from tests.groups.trial import Trial, protocols
 
 LEASE_MS = 5_000
 SESSION_MS = 10_000
@@ -225,7 +225,7 @@ def test_held_heartbeats_of_a_static_member_end_with_its_connection() -> None:
         assert trial.heartbeat(member, 1, instance_id="i", connection=2) is ErrorCode.NONE
         trial.pass_time(2_000)
     with pytest.raises(AttributeError):  # no answer: it is held
-        trial.heartbeat(member, 1, instance_id="i", connection=2, hold_ms=4_000)
+        trial.heartbeat(member, 1, instance_id="i", connection=2, delay_ms=4_000)
     assert trial.machine.context.long_polls
     trial.feed(ConnectionLost(2))
     assert not trial.machine.context.long_polls

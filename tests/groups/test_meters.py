@@ -10,8 +10,8 @@ from kohort.errors import ErrorCode
 from kohort.groups.effects import Meter, Rebalanced
 from kohort.groups.events import DeleteGroups, OffsetDelete, OffsetToCommit, TxnOffsetCommit
 from kohort.ids import TopicPartition
+from tests.groups.harness import Trial, owned
 from tests.groups.test_consumer import settle
-from tests.groups.trial import Trial, owned
 
 
 def make_trial(**config: Any) -> Trial:

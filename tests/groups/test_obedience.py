@@ -18,8 +18,8 @@ from kohort.groups.events import (
 )
 from kohort.groups.records import OfferedProtocol
 from kohort.ids import TopicPartition
+from tests.groups.harness import Trial, owned
 from tests.groups.test_conversion import assignment, classic_metadata, make_classic, make_trial, offer, plan
-from tests.groups.trial import Trial, owned
 
 TIMEOUT_MS = 60_000
 """The rebalance timeout of the trial's members."""

@@ -19,7 +19,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone, TransactionMarked
 from kohort.ids import TopicPartition
-from tests.groups.trial import Trial, protocols
+from tests.groups.harness import Trial, protocols
 
 
 def hold(trial: Trial, offset: int, producer: int = 9, **more: object) -> ErrorCode:

@@ -11,7 +11,7 @@ from simulation.checkers import invariants
 
 from kohort.consumer_protocol import read_topics
 from kohort.groups.timers import Deadline, Deadlines, Timer
-from tests.groups.trial import Trial, subscription
+from tests.groups.harness import Trial, subscription
 
 
 def test_timers_come_due_in_order_and_can_be_moved_and_cancelled() -> None:

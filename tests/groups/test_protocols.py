@@ -54,7 +54,7 @@ from kohort.groups.table import Reaction, Table, reaction
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicPartition
-from tests.groups.trial import CLIENT, Trial, protocols
+from tests.groups.harness import CLIENT, Trial, protocols
 
 SESSION_MS = 10_000
 GROUP, MEMBER = 20_000, 20_001
@@ -77,14 +77,14 @@ class ToyRecord:
 
 @dataclass(frozen=True)
 class SignIn:
-    """A member comes, or says that it lives; `hold_ms`: it waits so long to be told to go on."""
+    """A member comes, or says that it lives; `delay_ms`: it waits so long to be told to go on."""
 
     request: int
     group_id: str
     member_id: str
     topics: tuple[str, ...] = ("t",)
     connection: int = -1
-    hold_ms: int = 0
+    delay_ms: int = 0
 
 
 class ToyMember(MonitoredMember):
@@ -163,7 +163,7 @@ class ToyGroup(GroupMembership):
         member = self.expect(step, event.member_id)
         self.end_long_poll(step, member)
         member.bind(step, event.connection)
-        if not self.begin_long_poll(step, member, event, event.hold_ms):
+        if not self.begin_long_poll(step, member, event, event.delay_ms):
             step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
 
     def expect(self, step: Step, member_id: str) -> ToyMember:
@@ -299,8 +299,8 @@ def test_its_members_lose_their_connections(trial: ToyTrial) -> None:
     assert trial.toy().members.keys() == {"b"}
 
 
-def hold(trial: ToyTrial, hold_ms: int = 30_000) -> int:
-    assert trial.sign_in("a", connection=1, hold_ms=hold_ms) is None
+def hold(trial: ToyTrial, delay_ms: int = 30_000) -> int:
+    assert trial.sign_in("a", connection=1, delay_ms=delay_ms) is None
     ((request, timer),) = trial.machine.context.long_polls.items()
     assert timer is trial.toy().heard["a"].long_poll_timer
     return request
@@ -323,7 +323,7 @@ def test_its_replies_are_held_as_long_as_client_and_session_bear(trial: ToyTrial
     assert trial.reply(held) is None
     trial.pass_time(1)
     assert trial.reply(held).error is ErrorCode.NONE
-    assert trial.sign_in("a", connection=1, hold_ms=SHORTEST_MS - 1) is ErrorCode.NONE
+    assert trial.sign_in("a", connection=1, delay_ms=SHORTEST_MS - 1) is ErrorCode.NONE
 
 
 def test_its_held_replies_are_refused_when_their_members_go(trial: ToyTrial) -> None:
@@ -346,17 +346,17 @@ def test_its_members_are_silent_when_they_are_late(trial: ToyTrial) -> None:
     longest_ms = third_ms * 3 // 2 + CAREFUL.late_ms
     trial.pass_time(longest_ms - 1)
     trial.feed(Tick())
-    assert not toy.is_silent(context, member)
+    assert not toy.is_suspected(context, member)
     trial.pass_time(1)
     trial.feed(Tick())
-    assert toy.is_silent(context, member)
-    member.was_not_silent(context)
+    assert toy.is_suspected(context, member)
+    member.clear_suspicion(context)
     trial.sign_in("a", connection=1)
     trial.pass_time(longest_ms)
     trial.feed(Tick())
-    assert not toy.is_silent(context, member), "it is given as much time as it took"
+    assert not toy.is_suspected(context, member), "it is given as much time as it took"
     hold(trial)
-    assert toy.silent_from_ms(context, member) is None, "who waits for an answer is never silent"
+    assert toy.suspected_from_ms(context, member) is None, "who waits for an answer is never silent"
 
 
 def test_a_reply_that_is_held_for_no_one_is_named(trial: ToyTrial) -> None:

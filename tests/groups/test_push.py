@@ -29,8 +29,8 @@ from kohort.groups.events import (
 from kohort.groups.push.rebalance import divide_partitions
 from kohort.groups.push.requests import first_ping_ms
 from kohort.ids import NO_POSITION, TopicPartition
-from tests.groups.push_trial import SESSION_MS, PushConsumer, PushTrial
-from tests.groups.trial import match
+from tests.groups.harness import match
+from tests.groups.push_harness import SESSION_MS, PushConsumer, PushTrial
 
 THIRD_MS = SESSION_MS // 3
 

@@ -6,7 +6,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerAnswered, LeaveGroup, LeavingMember, PushRequestKind
-from tests.groups.push_trial import SESSION_MS, PushConsumer, PushTrial
+from tests.groups.push_harness import SESSION_MS, PushConsumer, PushTrial
 
 THIRD_MS = SESSION_MS // 3
 

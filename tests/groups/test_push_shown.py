@@ -19,7 +19,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.ids import TopicPartition
-from tests.groups.push_trial import SESSION_MS, PushTrial
+from tests.groups.push_harness import SESSION_MS, PushTrial
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from kohort.errors import ErrorCode
 from kohort.groups.events import DescribeGroups, OffsetToCommit, TransactionEnded, TxnOffsetCommit
 from kohort.groups.records import GenerationStarted
-from tests.groups.trial import Trial, protocols
+from tests.groups.harness import Trial, protocols
 
 
 def state(trial: Trial) -> str:

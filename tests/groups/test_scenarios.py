@@ -9,7 +9,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, DescribeGroups
 from kohort.groups.records import GroupSaved
 from kohort.ids import TopicPartition
-from tests.groups.trial import Trial, protocols
+from tests.groups.harness import Trial, protocols
 
 
 def state(trial: Trial) -> str:
@@ -18,7 +18,7 @@ def state(trial: Trial) -> str:
 
 @pytest.mark.parametrize("requires_known_id", [False, True])
 def test_scenario_1_the_reply_to_a_first_join_is_lost(requires_known_id: bool) -> None:
-    """The client joins again without an id, on a new connection: no one waits for the id it never learned."""
+    """The client joins again without an id, on a new connection. The group waits for no unknown id."""
     trial = Trial()
     members, generation = trial.stable(1)
     trial.join(requires_known_id=requires_known_id, connection=1)

@@ -18,7 +18,7 @@ from kohort.groups.events import (
     TopicsDeleted,
 )
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
-from tests.groups.trial import Trial
+from tests.groups.harness import Trial
 
 OLD, NEW = UUID(int=1), UUID(int=2)
 

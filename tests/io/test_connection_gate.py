@@ -45,8 +45,8 @@ def test_authenticated_connection_keeps_its_place() -> None:
         connections.enter(name)
     late = gate.enter("a", lambda: None)
     assert connections.closed == ["first", "second"] and not late.prove(), "as many as there may be"
-    member.leave()
-    member.leave()
+    member.give_back()
+    member.give_back()
     assert late.prove(), "its place is free, once"
     assert not gate.enter("a", lambda: None).prove()
 
@@ -56,4 +56,4 @@ def test_stranger_that_was_closed_has_no_place_to_prove() -> None:
     evicted = gate.enter("a", lambda: None)
     gate.enter("a", lambda: None)
     assert not evicted.prove()
-    evicted.leave()
+    evicted.give_back()

@@ -54,7 +54,7 @@ def filled(folder: Path) -> LogStore:
     return store
 
 
-def let_go(store: LogStore) -> None:
+def release_files(store: LogStore) -> None:
     """Give the folder free as a crash would."""
     os.close(store._owned.lock_fd)
 
@@ -69,7 +69,7 @@ def test_a_change_that_was_refused_is_nowhere(
         change(store)
     assert store.topics == before
     assert [tp for tp, _ in store.partitions()] == [TopicPartition("t", 0)]
-    let_go(store)
+    release_files(store)
     with LogStore(tmp_path / "d") as again:
         assert again.topics == before
         assert values(again.partition(TopicPartition("t", 0))) == [(0, b"x"), (1, b"y")]
@@ -105,7 +105,7 @@ def test_what_could_not_be_put_back_is_written_again(
     else:
         while store.maintain(NOW):
             pass
-        let_go(store)
+        release_files(store)
     assert read_catalog(tmp_path / "d") == before
 
 
@@ -117,7 +117,7 @@ def test_a_log_start_that_could_not_be_kept_has_not_moved(
     with unsynced(), pytest.raises(OSError, match="it is removed again"):
         log.delete_records(1)
     assert values(log) == [(0, b"x"), (1, b"y")]
-    let_go(store)
+    release_files(store)
     with LogStore(tmp_path / "d") as again:
         assert values(again.partition(TopicPartition("t", 0))) == [(0, b"x"), (1, b"y")]
 
@@ -135,11 +135,11 @@ def test_a_folder_is_free_also_when_its_clean_end_could_not_be_noted(
 @pytest.mark.parametrize("name", ["recovery-point-offset-checkpoint", "log-start-offset-checkpoint"])
 def test_a_checkpoint_that_is_no_file_keeps_no_store_from_opening(tmp_path: Path, name: str) -> None:
     store = filled(tmp_path / "d")
-    let_go(store)
+    release_files(store)
     (tmp_path / "d" / name).mkdir()
     store = LogStore(tmp_path / "d")
     assert values(store.partition(TopicPartition("t", 0))) == [(0, b"x"), (1, b"y")]
-    let_go(store)
+    release_files(store)
 
 
 def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_pa
     store.seen(3)
     completed(growing)
     store.set_configs("new", {"retention.ms": "7"})
-    let_go(store)
+    release_files(store)
     with LogStore(tmp_path / "d") as store:
         assert (store.unseen(3), store.unseen(5)) == ([], ["new"])
         store.seen(5)

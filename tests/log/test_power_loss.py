@@ -1,4 +1,4 @@
-"""After a power loss: what was not known to be on the disk ends where it breaks off; what was known is never cut."""
+"""After a power loss a log is truncated at the first gap after the last fsync; synced batches stay."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ WIDER = {"segment.bytes": "below 1 MiB too: tests of retention and compaction wa
 """Properties that take more here than in Kafka, and why; docs/protocol-coverage.md says so."""
 
 
-ALIASES = {alias for setting in settings(BrokerConfig).values() for alias in setting.knob.aliases}
+ALIASES = {alias for setting in settings(BrokerConfig).values() for alias in setting.declaration.aliases}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,12 @@ def cases() -> list[Mapping[str, str]]:
     bounds = {str(bound) for bound in BOUNDS}
     found: list[Mapping[str, str]] = [*TOGETHER]
     for name, setting in settings(LogConfig).items():
-        own = {str(limit + step) for limit in (setting.knob.low, setting.knob.high) if limit for step in (-1, 0, 1)}
+        own = {
+            str(limit + step)
+            for limit in (setting.declaration.low, setting.declaration.high)
+            if limit
+            for step in (-1, 0, 1)
+        }
         values = {*bounds, *own, *WORDS}
         values |= {*COMPRESSIONS} if name == "compression.type" else set()
         values |= {*REPLICAS} if name.endswith("throttled.replicas") else set()

@@ -374,7 +374,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
     "a member is drained while it reads": _in_table(MEMBER, "on_drain", _drains_without_waiting),
     "partitions that were read are let go": _instead(
-        MemberMachine, "pend", lambda one, cause, parts: one.let_go(parts)
+        MemberMachine, "pend", lambda one, cause, parts: one.release_partitions(parts)
     ),
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),

@@ -94,7 +94,7 @@ def test_a_database_that_restarts_is_waited_for(
         until(lambda: read() == Counter(range(400)), "all is published")
         until(lambda: not region.describe().members[0].waits_for, "it waits no more")
         assert gauge(region, "kohort_region_member_waits_for_sink", member="m1") == 0
-        assert worker.consumer.figures.resets == 0 and region.describe().stopped == ""
+        assert worker.consumer.metrics.resets == 0 and region.describe().stopped == ""
         worker.close()
     assert worker.error is None
     said = [record.message for record in caplog.records if "accepts nothing at the moment" in record.message]
@@ -125,7 +125,7 @@ def test_a_full_disk_is_waited_for(small_disk: Path, own_servers: str, name: str
         until(lambda: unit_bytes == 1 or failures(worker) >= FAILURES, "it tries again and again")
         ballast.unlink()
         until(lambda: read() == Counter(range(300)), "all is published")
-        assert worker.consumer.figures.resets == 0
+        assert worker.consumer.metrics.resets == 0
         worker.close()
     assert worker.error is None
 

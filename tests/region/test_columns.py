@@ -27,7 +27,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 def published(place: Place, stager: Stager, sequence: int) -> int:
     """Publishes what was submitted; how many units it was."""
-    keys = stager.give()
+    keys = stager.stage_rest()
     stager.counted()
     sink = place.sink()
     sink.publish(sequence, keys)

@@ -195,7 +195,7 @@ def assert_a_table_that_is_given_again_has_its_letters_once(folder: Path) -> Non
     stager.add(rows((None, "tue"), (2, "tue")))
     keys, count = stager.give_letters()
     assert count == len(keys) == 1
-    places[0].publish(1, stager.give())
+    places[0].publish(1, stager.stage_rest())
     places[1].publish(1, keys)
     assert values_in(folder / "out", "id") == Counter([1, 2])
     assert stager.counted() == 1 and stager.give_letters() == ((), 0)
@@ -372,7 +372,7 @@ def test_bad_rows_go_aside_with_their_records_and_the_others_into_the_sink(
         (0, "Null in columns that may not be: id", '{"id": null}'), (5, "ends with 5", None),
     }  # fmt: skip
     assert {letter["member"] for letter in letters} == {"m1"} and all(letter["timestamp"] for letter in letters)
-    assert consumer.figures.dead_letters == 8
+    assert consumer.metrics.dead_letters == 8
     assert sum("rows that its sink can't take go to" in record.message for record in caplog.records) == 1
 
 

@@ -105,7 +105,7 @@ class Interrupted:
 
     def __init__(self, servers: str, name: str, sink: Collected) -> None:
         self.region = Region(name, servers, checkpoint_every="50ms")
-        self.region._tenure._config = replace(self.region.config, resets_most=10**6)
+        self.region._election._config = replace(self.region.config, resets_most=10**6)
         self.settings: dict[str, Any] = {
             "group_id": name, "topics": [name], "into": sink, "start": "beginning", "max_poll_records": 2,
             "heartbeat_interval_ms": 100,

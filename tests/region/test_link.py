@@ -163,7 +163,7 @@ def test_region_says_which_sink_a_member_waits_for_before_it_registers(
         until(lambda: any(member.waits_for for member in other.describe().members), "the control plane says it")
         [seen] = other.describe().members
         assert (seen.name, seen.registered, seen.sink) == ("m1", False, sink.place)
-        assert "the file server restarts" in seen.waits_for and "the file server" in worker.consumer.figures.waits_for
+        assert "the file server restarts" in seen.waits_for and "the file server" in worker.consumer.metrics.waits_for
         assert gauge(region, "kohort_region_member_waits_for_sink", member="m1") == 1
         assert gauge(other, "kohort_region_sink_waits", sink=sink.place) == 1
         assert gauge(other, "kohort_region_members") == 0
@@ -171,7 +171,7 @@ def test_region_says_which_sink_a_member_waits_for_before_it_registers(
         sink.error = None
         until(lambda: all_once(sink, range(40)), "it goes on when the sink answers")
     until(lambda: [seen.registered for seen in other.describe().members] == [True], "it is registered")
-    assert not other.describe().members[0].waits_for and not worker.consumer.figures.waits_for
+    assert not other.describe().members[0].waits_for and not worker.consumer.metrics.waits_for
     said = [record.message for record in caplog.records if "m1: waiting for the sink" in record.message]
     assert len(said) == 1, "once, and again after half a minute"
     assert any(f"waiting for sink {sink.place} before m1 can register" in record.message for record in caplog.records)
@@ -179,9 +179,9 @@ def test_region_says_which_sink_a_member_waits_for_before_it_registers(
 
 def test_member_without_a_control_plane_says_nothing_of_its_sink(working: Any) -> None:
     worker, _, region, _ = working
-    region._tenure.close()
+    region._election.close()
     until(lambda: worker.consumer._events._link is not None and worker.consumer._events._link._missing.failures > 0, "")
-    assert not worker.consumer.figures.waits_for
+    assert not worker.consumer.metrics.waits_for
     with pytest.raises(TimedOutError):
         worker.consumer.close(timeout_s=0.1)
 
@@ -193,4 +193,4 @@ def test_control_plane_that_is_closed_as_it_starts_ends(own_servers: str, name: 
         region = Region(name, own_servers)
         region.serve()
         region.close()
-        assert region._tenure.plane() is None
+        assert region._election.plane() is None

@@ -44,11 +44,11 @@ def test_members_and_the_control_plane_where_it_is(own_servers: str, topic: str,
         regions[-1].describe()
     workers = [Worker(region, f"m{number}", sink, topic) for number, region in enumerate(regions)]
     until(
-        lambda: len(sink.rows()) == 100 and all(worker.consumer.figures.partitions == 2 for worker in workers),
+        lambda: len(sink.rows()) == 100 and all(worker.consumer.metrics.partitions == 2 for worker in workers),
         "all read",
     )
     regions[1].reset()
-    until(lambda: all(worker.consumer.figures.resets > 0 for worker in workers), "all went back")
+    until(lambda: all(worker.consumer.metrics.resets > 0 for worker in workers), "all went back")
     before = workers[0].consumer.sequence
     until(lambda: all(worker.consumer.sequence > before for worker in workers), "another sequence")
 
@@ -57,7 +57,7 @@ def test_members_and_the_control_plane_where_it_is(own_servers: str, topic: str,
         label = (f"m{number}",)
         assert samples["kohort_region_member_partitions", *label] == 2
         assert samples["kohort_region_member_topics", *label] == 1
-        assert samples["kohort_region_member_resets_total", *label] == workers[number].consumer.figures.resets >= 1
+        assert samples["kohort_region_member_resets_total", *label] == workers[number].consumer.metrics.resets >= 1
         assert samples["kohort_region_member_sequences_total", *label] > 1
         longest = samples["kohort_region_member_longest_drain_seconds", *label]
         assert 0 <= samples["kohort_region_member_drain_seconds", *label] <= longest

@@ -125,13 +125,13 @@ def _what_is_shown_goes_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _removes_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
-    def give_up(self: ParquetFolder, folder: str) -> str:
+    def hide_folder(self: ParquetFolder, folder: str) -> str:
         gone = f"{self.path}/_staging/gone-{uuid.uuid4().hex}"
         self._files.rename(folder, gone)
         remove_folder(self._files, gone)
         return gone
 
-    patch.setattr(ParquetFolder, "_give_up", give_up)
+    patch.setattr(ParquetFolder, "_hide_folder", hide_folder)
 
 
 def _leaves_what_is_staged(patch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_members_that_come_and_go_publish_everything_once(
     until(lambda: first.consumer.sequence > 0, "a sequence is complete")
     second = Worker(region, "m2", sink, name, **options)
     fill(servers, name, range(2000, 4000))
-    until(lambda: second.consumer.figures.partitions == 2, "the second has its share")
+    until(lambda: second.consumer.metrics.partitions == 2, "the second has its share")
     fill(servers, name, range(4000, 5000))
     until(lambda: all_once(sink, range(5000)), "all is published")
     assert first.consumer.names == second.consumer.names == ("m1", "m2")
@@ -89,7 +89,7 @@ def test_what_was_not_in_a_sequence_comes_again_after_a_reset(
         on_retire=lambda sequence: state.update(count=sequence),
         **options,
     )  # fmt: skip
-    until(lambda: worker.consumer.figures.partitions == 4, "it reads")
+    until(lambda: worker.consumer.metrics.partitions == 4, "it reads")
     until(lambda: worker.consumer._flow.submitted == 1000, "it has read all")
     assert not sink.sequences
     worker.consumer.reset("what is behind it has failed")
@@ -125,7 +125,7 @@ def test_offsets_that_are_the_sequences_are_not_committed_after_a_reset(
     late = own_broker.faults.add(Fault("OffsetCommit", "hold", group=name, times=None))
     try:
         region.reset("a person")
-        until(lambda: worker.consumer.figures.resets == 1, "it goes back")
+        until(lambda: worker.consumer.metrics.resets == 1, "it goes back")
         fill(servers, name, range(100, 200))
         until(lambda: worker.consumer._flow.submitted == 200 or late.hits, "it has read on")
         assert late.hits == 0
@@ -170,7 +170,7 @@ def test_another_application_takes_over_when_the_control_plane_is_gone(
     assert serving.describe().term == 1
     worker = Worker(other, "m1", sink, name, **options)
     until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
-    serving._tenure.close()
+    serving._election.close()
     fill(own_servers, name, range(1000, 2000))
     until(lambda: all_once(sink, range(2000)), "it goes on")
     seen = other.describe()
@@ -196,7 +196,7 @@ def test_a_rebalance_during_a_drain_is_waited_for(
     monkeypatch.setattr(Consumer, "commit", refuse_some)
     worker = Worker(region, "m1", sink, name)
     until(lambda: all_once(sink, range(100)), "all is published")
-    assert len(refused) == 8 and worker.consumer.figures.resets == 0
+    assert len(refused) == 8 and worker.consumer.metrics.resets == 0
     worker.close()
     assert worker.error is None
 
@@ -267,11 +267,11 @@ def test_two_control_planes_do_not_last(own_servers: str, name: str, regions: li
     first = Worker(one, "m1", sink, name)
     fill(own_servers, name, range(500))
     until(lambda: first.consumer.sequence > 0, "a sequence is complete")
-    two._tenure._take_over()
+    two._election._take_over()
     second = Worker(two, "m2", sink, name)
     fill(own_servers, name, range(500, 1000))
     until(lambda: all_once(sink, range(1000)) and second.consumer.names == ("m1", "m2"), "both are in the newer term")
-    assert one._tenure._plane is not None and one._tenure._plane.over.is_set()
+    assert one._election._plane is not None and one._election._plane.over.is_set()
     assert two.describe().term == 2
     first.close()
     second.close()
@@ -298,7 +298,7 @@ def test_partitions_that_are_added_are_read_from_their_beginning(
     sink, region = Collected(), Region(name, own_servers, **FAST)
     regions.append(region)
     worker = Worker(region, "m1", sink, name, start="end", metadata_max_age_ms=500)
-    until(lambda: worker.consumer.figures.partitions == 2, "it reads two")
+    until(lambda: worker.consumer.metrics.partitions == 2, "it reads two")
     until(lambda: len(region.describe().positions) == 2, "they have begun at their end")
     with Admin(own_servers) as admin:
         admin.create_partitions({name: 4}).all()
@@ -359,7 +359,7 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
     def both() -> Counter[int]:
         return sinks[0].rows() + sinks[1].rows()
 
-    until(lambda: all(worker.consumer.figures.partitions == 2 for worker in workers), "each has its share")
+    until(lambda: all(worker.consumer.metrics.partitions == 2 for worker in workers), "each has its share")
     fill(own_servers, name, range(1000, 2000))
     until(lambda: both() == Counter(range(2000)), "all is published once")
     assert all(sink.rows() for sink in sinks)

@@ -30,9 +30,9 @@ def test_scenario_18_after_a_reset_partitions_added_since_the_checkpoint_are_rea
     with Admin(own_servers) as admin:
         admin.create_partitions({name: 4}).all()
     fill(own_servers, name, range(100, 300), 4)
-    until(lambda: worker.consumer.figures.partitions == 4, "it has the new ones")
+    until(lambda: worker.consumer.metrics.partitions == 4, "it has the new ones")
     region.reset()
-    until(lambda: worker.consumer.figures.resets == 1, "it went back")
+    until(lambda: worker.consumer.metrics.resets == 1, "it went back")
 
     def published() -> bool:
         region.checkpoint()
@@ -61,7 +61,7 @@ def test_scenario_18_a_checkpoint_holds_partitions_that_had_no_record(
     fill(own_servers, name, range(1, 21, 2), 2)
     until(lambda: worker.tables > tables, "it reads the other")
     region.reset()
-    until(lambda: worker.consumer.figures.resets == 1, "it went back")
+    until(lambda: worker.consumer.metrics.resets == 1, "it went back")
 
     def published() -> bool:
         region.checkpoint()
@@ -81,7 +81,7 @@ def test_scenario_18_resets_overlap_a_members_restart(servers: str, name: str, r
         fill(servers, name, range(number * 100, number * 100 + 100))
         other = Worker(region, "m2", sink, name)
         if number % 2:
-            until(lambda other=other: other.consumer.figures.partitions > 0, "it holds partitions")  # type: ignore[misc]
+            until(lambda other=other: other.consumer.metrics.partitions > 0, "it holds partitions")  # type: ignore[misc]
         asking = [threading.Thread(target=region.reset, args=(f"a fault {number}",)) for number in range(3)]
         for thread in asking:
             thread.start()
@@ -115,8 +115,8 @@ def test_scenario_18_a_rebalance_waits_for_no_application(own_servers: str, name
     thread.start()
     assert busy.wait(60)
     quick = Worker(region, "m2", sink, name)
-    until(lambda: quick.consumer.figures.partitions == 2, "the group is rebalanced while an application is busy")
-    assert slow.figures.partitions == 2
+    until(lambda: quick.consumer.metrics.partitions == 2, "the group is rebalanced while an application is busy")
+    assert slow.metrics.partitions == 2
     go_on.set()
     until(lambda: all_once(sink, range(1000)), "all is published")
     quick.close()
@@ -141,7 +141,7 @@ def test_scenario_18_going_back_where_a_partition_is_gone_is_no_error(
         for _ in range(5):
             region.reset()
             time.sleep(0.02)
-        until(lambda comes=comes: comes.consumer.figures.partitions > 0, "it holds partitions")  # type: ignore[misc]
+        until(lambda comes=comes: comes.consumer.metrics.partitions > 0, "it holds partitions")  # type: ignore[misc]
         asks = threading.Thread(target=region.reset)
         asks.start()
         comes.close()

@@ -148,7 +148,7 @@ def test_topic_has_no_secret_and_its_reader_gets_no_connection(
     regions.append(region)
     Worker(region, "m1", ParquetFolder(tmp_path / "out"), name)
     until(lambda: region.complete() > 0, "a sequence is published")
-    address = region._home.address()
+    address = region._home.newest_address()
     assert address is not None
     secret = region_key()
     said = b"".join(
@@ -201,7 +201,7 @@ def test_silent_connections_leave_a_place_and_descriptors_for_members(
     region = Region(name, own_servers, checkpoint_every="100ms")
     regions.append(region)
     region.serve()
-    address = region._home.address()
+    address = region._home.newest_address()
     assert address is not None
     before = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -239,7 +239,7 @@ def test_control_plane_that_other_machines_reach_speaks_tls(own_servers: str, na
     sink = Collected()
     Worker(other, "m1", sink, name)
     until(lambda: all_once(sink, range(40)), "all is published")
-    address = region._home.address()
+    address = region._home.newest_address()
     assert address is not None and len(address.pin) == 32
     with socket.create_connection((address.host, address.port), 60) as sock:
         sock.settimeout(0.5)
@@ -282,7 +282,7 @@ def test_topic_of_an_earlier_release_is_refused_and_can_be_deleted(servers: str,
         home.partitions()
         facts: list[Fact] = [Birth(name, UUID(int=5), 0), Term(name, 3, "127.0.0.1", 1, b"", 0)]
         write_in_a_transaction(servers, name, facts, transactional_id_of(name), copies=False)
-        for use in (home.saved, home.address, lambda: home.take_over("127.0.0.1", 1)):
+        for use in (home.saved, home.newest_address, lambda: home.take_over("127.0.0.1", 1)):
             with pytest.raises(InvalidInputError, match="earlier release.*kohort region delete"):
                 use()
         saved, groups = regions(servers, {})[name]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kohort.ids import TopicPartition
 from kohort.spark.source.batch_offset import OffsetRange
 from kohort.spark.source.query import fair_shares, limit_by_bytes
-from kohort.spark.source.read_tasks import SMALL_TASK, cut
+from kohort.spark.source.read_tasks import SMALL_TASK, plan_tasks
 
 counts = st.dictionaries(st.integers(0, 20), st.integers(0, 1000), max_size=8)
 
@@ -58,7 +58,7 @@ spans_given = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 30_000)), 
 )
 def test_tasks_cover_each_offset_once(spans: list[tuple[int, int]], least: int | None, most: int | None) -> None:
     batch = [(TopicPartition("t", n), OffsetRange(start, start + size)) for n, (start, size) in enumerate(spans)]
-    tasks = cut(batch, 3, min_partitions=least, max_records=most)
+    tasks = plan_tasks(batch, 3, min_partitions=least, max_records=most)
     slices = [part for task in tasks for part in task.slices]
     for tp, whole in batch:
         parts = sorted((s.span.start, s.span.end) for s in slices if s.partition == tp)
@@ -75,6 +75,6 @@ def test_tasks_cover_each_offset_once(spans: list[tuple[int, int]], least: int |
 
 def test_small_partitions_share_a_task_and_large_ones_do_not() -> None:
     small = [(TopicPartition("t", n), OffsetRange(0, 100)) for n in range(6)]
-    assert len(cut(small, 1)) == 1
+    assert len(plan_tasks(small, 1)) == 1
     large = [(TopicPartition("t", n), OffsetRange(0, SMALL_TASK)) for n in range(6)]
-    assert len(cut(large, 1)) == 6
+    assert len(plan_tasks(large, 1)) == 6

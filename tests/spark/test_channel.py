@@ -18,7 +18,7 @@ from kohort.io import channel as frames
 from kohort.io import connection_gate
 from kohort.io.channel import NONCE_BYTES, PROOF_BYTES, LinkFrames, proof
 from kohort.spark import driver_channel
-from kohort.spark.driver_channel import LOOPBACK, Contact, Line, Message, Switchboard, decode, encode
+from kohort.spark.driver_channel import LOOPBACK, ChannelAddress, ChannelClient, ChannelServer, Message, decode, encode
 
 
 @pytest.fixture
@@ -53,37 +53,37 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 
 
 def test_the_token_is_in_no_printout() -> None:
-    contact = Contact(1234, b"secret-bytes")
+    contact = ChannelAddress(1234, b"secret-bytes")
     assert "secret" not in f"{contact!r} {contact} {[contact]}"
 
 
 def test_messages_go_both_ways_and_each_query_has_its_own(closing: Callable[[Any], Any]) -> None:
     asked: queue.Queue[tuple[str, Message]] = queue.Queue()
-    board = closing(Switchboard(handlers={"asks": lambda query, message: asked.put((query, message))}))
+    board = closing(ChannelServer(handlers={"asks": lambda query, message: asked.put((query, message))}))
     heard = {name: Heard() for name in ("one", "two")}
-    lines = {name: closing(Line(board.contact, heard[name].handlers)) for name in heard}
+    lines = {name: closing(ChannelClient(board.address, heard[name].handlers)) for name in heard}
     for name, line in lines.items():
         line.drives(name)
         line.start()
     until(lambda: board.queries() == {"one", "two"}, "both are connected")
-    assert board.tell("one", {"kind": "done", "end": "1"}) == 1
-    assert board.tell("two", {"kind": "done", "end": "2"}) == 1
-    assert board.tell("nobody", {"kind": "done", "end": "3"}) == 0
+    assert board.send_message("one", {"kind": "done", "end": "1"}) == 1
+    assert board.send_message("two", {"kind": "done", "end": "2"}) == 1
+    assert board.send_message("nobody", {"kind": "done", "end": "3"}) == 0
     assert heard["one"].next() == {"kind": "done", "end": "1"}
     assert heard["two"].next() == {"kind": "done", "end": "2"}
     assert lines["two"].send({"kind": "asks", "what": 7})
     assert asked.get(timeout=60) == ("two", {"kind": "asks", "what": 7, "query": "two"})
-    assert board.tell("one", {"kind": "a kind of later"}) == 1
-    assert board.tell("one", {"kind": "done", "end": "4"}) == 1
+    assert board.send_message("one", {"kind": "a kind of later"}) == 1
+    assert board.send_message("one", {"kind": "done", "end": "4"}) == 1
     assert heard["one"].next()["end"] == "4", "a kind that is not known is passed over"
 
 
 def test_a_source_learns_late_which_query_it_drives_and_hears_what_was_said_before(
     closing: Callable[[Any], Any],
 ) -> None:
-    board = closing(Switchboard(lambda query: {"kind": "done", "end": f"last of {query}"}))
+    board = closing(ChannelServer(lambda query: {"kind": "done", "end": f"last of {query}"}))
     heard = Heard()
-    line = closing(Line(board.contact, heard.handlers))
+    line = closing(ChannelClient(board.address, heard.handlers))
     line.start()
     line.drives("first")
     assert heard.next()["end"] == "last of first"
@@ -94,9 +94,9 @@ def test_a_source_learns_late_which_query_it_drives_and_hears_what_was_said_befo
 
 def test_a_line_that_breaks_is_made_again(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_channel, "RECONNECT_DELAY_S", 0.01)
-    board = closing(Switchboard())
+    board = closing(ChannelServer())
     lost = threading.Event()
-    line = closing(Line(board.contact, Heard().handlers, lost.set))
+    line = closing(ChannelClient(board.address, Heard().handlers, lost.set))
     line.drives("one")
     line.start()
     until(lambda: board.queries() == {"one"}, "it is connected")
@@ -105,12 +105,12 @@ def test_a_line_that_breaks_is_made_again(closing: Callable[[Any], Any], monkeyp
         links = list(board._links["one"])
     links[0].close()
     assert lost.wait(60)
-    until(lambda: line.connected and board.tell("one", {"kind": "over"}) == 1, "it is connected again")
+    until(lambda: line.connected and board.send_message("one", {"kind": "over"}) == 1, "it is connected again")
 
 
 def test_when_the_application_is_gone_nothing_hangs(closing: Callable[[Any], Any]) -> None:
-    board = Switchboard()
-    line = closing(Line(board.contact, Heard().handlers))
+    board = ChannelServer()
+    line = closing(ChannelClient(board.address, Heard().handlers))
     line.drives("one")
     line.start()
     until(lambda: board.queries() == {"one"}, "it is connected")
@@ -124,8 +124,8 @@ def test_when_the_application_is_gone_nothing_hangs(closing: Callable[[Any], Any
 
 def test_a_source_with_another_token_is_told_nothing(closing: Callable[[Any], Any]) -> None:
     told: list[str] = []
-    board = closing(Switchboard(told.append))  # type: ignore[arg-type]
-    sock = closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
+    board = closing(ChannelServer(told.append))  # type: ignore[arg-type]
+    sock = closing(socket.create_connection((LOOPBACK, board.address.port), 60))
     nonce = sock.recv(NONCE_BYTES)
     mine = bytes(NONCE_BYTES)
     drives = LinkFrames(bytes(32), nonce + mine, is_caller=True).sealer.frame(
@@ -140,8 +140,8 @@ def test_a_source_with_another_token_is_told_nothing(closing: Callable[[Any], An
 def test_who_listens_on_the_port_and_is_not_the_application_learns_no_token(closing: Callable[[Any], Any]) -> None:
     """Another program may have the port by now, or on another machine."""
     listening = closing(socket.create_server((LOOPBACK, 0)))
-    contact = Contact(listening.getsockname()[1], b"t" * 32)
-    line = closing(Line(contact, Heard().handlers))
+    contact = ChannelAddress(listening.getsockname()[1], b"t" * 32)
+    line = closing(ChannelClient(contact, Heard().handlers))
     line.drives("one")
     line.start()
     sock = closing(listening.accept()[0])
@@ -158,11 +158,11 @@ def test_who_listens_on_the_port_and_is_not_the_application_learns_no_token(clos
 
 def test_one_that_is_silent_holds_nobody_up(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "GREETING_S", 0.2)
-    board = closing(Switchboard())
-    silent = closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
+    board = closing(ChannelServer())
+    silent = closing(socket.create_connection((LOOPBACK, board.address.port), 60))
     assert len(silent.recv(NONCE_BYTES)) == NONCE_BYTES
     monkeypatch.undo()
-    line = closing(Line(board.contact, Heard().handlers))
+    line = closing(ChannelClient(board.address, Heard().handlers))
     line.drives("one")
     line.start()
     until(lambda: board.queries() == {"one"}, "another is served meanwhile")
@@ -173,35 +173,35 @@ def test_one_that_is_silent_holds_nobody_up(closing: Callable[[Any], Any], monke
 def test_strangers_hold_no_place_of_a_source(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Three hundred of them, silent after the greeting, held all places, and no source could connect."""
     monkeypatch.setattr(driver_channel, "SOURCES_MAX", 2)
-    board = closing(Switchboard())
-    first = closing(Line(board.contact, Heard().handlers))
+    board = closing(ChannelServer())
+    first = closing(ChannelClient(board.address, Heard().handlers))
     first.drives("first")
     first.start()
     until(lambda: board.queries() == {"first"}, "a source is connected")
     strangers = [
-        closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
+        closing(socket.create_connection((LOOPBACK, board.address.port), 60))
         for _ in range(connection_gate.STRANGERS_OF_ADDRESS_MAX + 100)
     ]
     for stranger in strangers:
         with contextlib.suppress(ConnectionError):
             stranger.sendall(b"x")  # of sixty-four bytes
-    second = closing(Line(board.contact, Heard().handlers))
+    second = closing(ChannelClient(board.address, Heard().handlers))
     second.drives("second")
     second.start()
     until(lambda: board.queries() == {"first", "second"}, "another one connects meanwhile")
-    assert first.connected and board.tell("first", {"kind": "over"}) == 1
+    assert first.connected and board.send_message("first", {"kind": "over"}) == 1
     assert len(board._sockets) <= 2 + connection_gate.STRANGERS_OF_ADDRESS_MAX + 1
 
 
 def test_there_is_a_most_of_connections(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_channel, "SOURCES_MAX", 2)
-    board = closing(Switchboard())
+    board = closing(ChannelServer())
     for name in ("one", "two"):
-        line = closing(Line(board.contact, Heard().handlers))
+        line = closing(ChannelClient(board.address, Heard().handlers))
         line.drives(name)
         line.start()
     until(lambda: len(board.queries()) == 2, "as many as there may be")
-    third = closing(Line(board.contact, Heard().handlers))
+    third = closing(ChannelClient(board.address, Heard().handlers))
     third.drives("three")
     third.start()
     lost = threading.Event()
@@ -212,8 +212,8 @@ def test_there_is_a_most_of_connections(closing: Callable[[Any], Any], monkeypat
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_no_part_in_it(closing: Callable[[Any], Any]) -> None:
-    board = closing(Switchboard())
-    line = closing(Line(board.contact, Heard().handlers))
+    board = closing(ChannelServer())
+    line = closing(ChannelClient(board.address, Heard().handlers))
     line.drives("one")
     line.start()
     until(lambda: board.queries() == {"one"}, "it is connected")
@@ -227,13 +227,13 @@ def test_a_forked_child_has_no_part_in_it(closing: Callable[[Any], Any]) -> None
     os.waitpid(child, 0)
     assert os.read(read, 1) == b"y"
     os.close(read), os.close(write)
-    assert board.tell("one", {"kind": "over"}) == 1, "the parent's connections go on"
+    assert board.send_message("one", {"kind": "over"}) == 1, "the parent's connections go on"
 
 
 def test_contacts_of_two_switchboards_differ(closing: Callable[[Any], Any]) -> None:
-    one, two = closing(Switchboard()), closing(Switchboard())
-    assert one.contact.token != two.contact.token
-    stranger = closing(Line(replace(one.contact, token=two.contact.token), Heard().handlers))
+    one, two = closing(ChannelServer()), closing(ChannelServer())
+    assert one.address.token != two.address.token
+    stranger = closing(ChannelClient(replace(one.address, token=two.address.token), Heard().handlers))
     stranger.drives("one")
     stranger.start()
     until(lambda: stranger._logged, "it is refused")

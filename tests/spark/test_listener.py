@@ -18,7 +18,7 @@ from tests.support.waiting import LAST_RESORT, TOO_SLOW
 
 from kohort.client.group.member import GroupMember
 from kohort.spark.data_source import KohortDataSource
-from kohort.spark.driver_channel import Switchboard
+from kohort.spark.driver_channel import ChannelServer
 from kohort.spark.driver_server import RUNS_MAX, CompletedBatches, query_of
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
@@ -69,18 +69,18 @@ def test_the_token_travels_to_the_source_and_not_to_the_workers() -> None:
     from pyspark.serializers import CloudPickleSerializer
 
     pickler = CloudPickleSerializer()
-    board = Switchboard()
+    board = ChannelServer()
     try:
-        token = board.contact.token
-        cls = KohortDataSource.reaching(board.contact)
+        token = board.address.token
+        cls = KohortDataSource.reaching(board.address)
         made = pickler.loads(pickler.dumps(cls))(
             options={"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "flights", "group.id": "g"}
         )
         source = pickler.loads(pickler.dumps(made))
-        assert source.contact == board.contact
+        assert source.address == board.address
         assert source.name() == "kohort" and type(source).__name__ == "KohortDataSource"
         reader = source.streamReader(declared(source))
-        assert isinstance(reader, KohortStreamReader) and reader._contact == board.contact
+        assert isinstance(reader, KohortStreamReader) and reader._address == board.address
         for on in (source, reader):
             assert token not in pickler.dumps(on)
         worker = pickler.loads(pickler.dumps(source))
@@ -189,8 +189,8 @@ with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker, Admin(bro
     frame = frame.option("subscribe", "flights").load()
     frame.explain(True)
     print(frame._jdf.queryExecution().toString(), spark.sparkContext.getConf().getAll())
-    token = driver_server._application.contact.token
-    print(driver_server._application.contact, vars(driver_server._application))
+    token = driver_server._application.address.token
+    print(driver_server._application.address, vars(driver_server._application))
     print("THREADS", sum(thread.name == "kohort-channel" for thread in threading.enumerate()))
     child = os.fork()
     if child == 0:

@@ -15,7 +15,7 @@ from kohort.client.group.member import GroupMember
 from kohort.errors import CommitFailedError, ErrorCode, NotAuthorizedError
 from kohort.spark.options import parse_options
 from kohort.spark.source.membership import Limit, SourceMembership, advice
-from kohort.spark.source.offset_coordinator import Held
+from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.progress import MemberProgress
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -35,16 +35,16 @@ def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_
         }
         place = SourceMembership(parse_options(said))
         try:
-            held = place.held()
-            assert len(held.partitions) == 2 and place.still(held)
+            held = place.wait_partitions()
+            assert len(held.partitions) == 2 and place.is_current(held)
             assert place.begin(held)
             place.end()
             for api in ("Heartbeat", "ConsumerGroupHeartbeat"):
                 broker.faults.add(Fault(api, "drop", times=None))
-            until(lambda: not place.still(held), "nothing is held surely")
+            until(lambda: not place.is_current(held), "nothing is held surely")
             assert not place.begin(held)
             broker.faults.clear()
-            again = place.held()
+            again = place.wait_partitions()
             assert again.partitions == held.partitions
             assert place.begin(again)
         finally:
@@ -65,14 +65,14 @@ def test_no_batch_begins_with_partitions_that_were_given_back_since_they_were_as
         }
         place = SourceMembership(parse_options(said))
         try:
-            held = place.held()
+            held = place.wait_partitions()
             assert len(held.partitions) == 2
             rejoins = broker.faults.add(Fault("JoinGroup", "hold", client_id="planning"))
             with GroupMember(broker.bootstrap_servers, "etl", topics=["flights"]):
                 rejoins.wait()
                 assert not place.begin(held)
                 broker.faults.clear()
-                shared = place.held()
+                shared = place.wait_partitions()
                 assert len(shared.partitions) == 1
                 assert place.begin(shared)
         finally:
@@ -101,10 +101,10 @@ def test_rebalances_are_counted_and_told_as_they_end(protocol: str, caplog: pyte
             joins.wait()
             assert place.standing() == MemberProgress(None, 0, None), "nothing has happened yet"
             broker.faults.clear()
-            place.held()
+            place.wait_partitions()
             until(lambda: len(lines(caplog)) == 1, "the log has its line, whether anybody looks or not")
             first = place.standing()
-            assert first.rebalances == 1 and first.standstill_ms is not None and first.standstill_ms > 0
+            assert first.rebalances == 1 and first.downtime_ms is not None and first.downtime_ms > 0
             assert first.member_id == place._member.assignment().member_id != ""
             with GroupMember(
                 broker.bootstrap_servers,
@@ -114,8 +114,12 @@ def test_rebalances_are_counted_and_told_as_they_end(protocol: str, caplog: pyte
                 heartbeat_interval_ms=50,
             ) as other:
                 until(lambda: len(other.assignment().partitions) == 1, "the newcomer has its share", STILL_S)
-                until(lambda: place.held() and place.standing().rebalances > 1, "the query has the rest", STILL_S)
-            until(lambda: len(place.held().partitions) == 2, "it has all again", STILL_S)
+                until(
+                    lambda: place.wait_partitions() and place.standing().rebalances > 1,
+                    "the query has the rest",
+                    STILL_S,
+                )
+            until(lambda: len(place.wait_partitions().partitions) == 2, "it has all again", STILL_S)
             after = place.standing()
             assert after.rebalances > 2 and after.member_id == first.member_id
             until(lambda: len(lines(caplog)) == after.rebalances, "each has its line")
@@ -140,7 +144,7 @@ def test_the_progress_does_not_wait_for_the_watching_thread() -> None:
             place._ended.set()
             place._watch.join()
             broker.faults.clear()
-            place.held()
+            place.wait_partitions()
             assert place.standing().rebalances == 1
         finally:
             place.close()
@@ -176,7 +180,7 @@ def test_a_rebalance_while_a_batch_runs_is_no_standstill_of_the_query(protocol: 
                     if other.revocation() is not None:
                         other.release()
                     assignment = place._member.assignment()
-                    now = Held(tuple(assignment.partitions), assignment.generation)
+                    now = AssignedPartitions(tuple(assignment.partitions), assignment.generation)
                     return len(now.partitions) == 1 and place.begin(now) and place.read()
 
                 until(shared, "a batch begins with one partition", STILL_S)
@@ -184,15 +188,15 @@ def test_a_rebalance_while_a_batch_runs_is_no_standstill_of_the_query(protocol: 
                 other.close()
                 until(lambda: len(place._member.assignment().partitions) == 2, "the other comes to it", STILL_S)
                 until(lambda: place.standing().rebalances > before, "that was one")
-                assert place.standing().standstill_ms == 0
+                assert place.standing().downtime_ms == 0
                 place.end()
                 held = place.standing()
-                assert held.standstill_ms == 0
+                assert held.downtime_ms == 0
                 with GroupMember(
                     broker.bootstrap_servers, "etl", topics=["flights"], heartbeat_interval_ms=50, **settings
                 ):
                     until(lambda: place.standing().rebalances > held.rebalances, "it is idle in the next", STILL_S)
-                    assert (place.standing().standstill_ms or 0) > 0
+                    assert (place.standing().downtime_ms or 0) > 0
             finally:
                 place.close()
 
@@ -216,11 +220,11 @@ def test_the_planner_hears_why_a_join_is_refused_and_the_log_has_no_traceback(
         try:
             refusals[protocol == "consumer"].wait(1)
             with pytest.raises(NotAuthorizedError):
-                place.held()
+                place.wait_partitions()
             until(lambda: not place._member.wait_change(0), "the watching thread has seen it")
             assert place._watch.is_alive()
             with pytest.raises(NotAuthorizedError):
-                place.held()
+                place.wait_partitions()
         finally:
             place.close()
     assert [record for record in caplog.records if record.name == "kohort.spark" or record.exc_info] == []

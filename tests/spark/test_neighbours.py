@@ -113,7 +113,7 @@ def test_who_may_not_describe_the_group_is_not_told(
         place = query(broker, protocol)
         try:
             until(lambda: looked(place, other), "the query has looked", STILL_S)
-            assert place._watch.is_alive() and place.held()
+            assert place._watch.is_alive() and place.wait_partitions()
         finally:
             place.close()
     assert warned(caplog) == []
@@ -127,7 +127,7 @@ def test_no_batch_and_no_revocation_waits_for_the_answer(broker: Broker, protoco
         closing.callback(place.close)
         closing.callback(broker.faults.clear)
         asked[1].wait()
-        held = place.held()
+        held = place.wait_partitions()
         assert held is not None and len(held.partitions) == 2
         assert place.begin(held)
         place.end()

@@ -89,7 +89,7 @@ def test_limits_of_a_stream_in_a_batch_read_are_passed_over_as_spark_does_or_ref
 def test_in_a_region_limits_count_and_a_start_is_taken_without_effect() -> None:
     more = {"REGIONSEAT": "5e", "group.id": "g", "maxOffsetsPerTrigger": "10", "startingOffsets": "earliest"}
     options = parse_options({**LEAST, **more}, streaming=True)
-    assert (options.region_seat, options.max_offsets_per_trigger) == ("5e", 10)
+    assert (options.region_session, options.max_offsets_per_trigger) == ("5e", 10)
 
 
 def test_json_forms() -> None:
@@ -252,7 +252,9 @@ def test_every_setting_of_javas_clients_is_decided() -> None:
     assert "fetch.max.bytes" in names["source"] and "linger.ms" in names["sink"]
     for side, config in (("source", ConsumerConfig), ("sink", ProducerConfig)):
         refused = {**REFUSED, **(REFUSED_OF_SOURCE if side == "source" else REFUSED_OF_SINK)}
-        honoured = {name for found in settings(config).values() for name in (found.knob.name, *found.knob.aliases)}
+        honoured = {
+            name for found in settings(config).values() for name in (found.declaration.name, *found.declaration.aliases)
+        }
         levels = {f"compression.{codec}.level" for codec in ("gzip", "lz4", "zstd")} if side == "sink" else set()
         decided = honoured | levels | set(refused) | set(WITHOUT_EFFECT)
         left = {name for name in names[side] if name not in decided and not name.startswith("sasl.oauthbearer.")}

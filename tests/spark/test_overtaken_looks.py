@@ -13,7 +13,7 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 from kohort.client.group.member import GroupMember
 from kohort.ids import TopicPartition
 from kohort.spark.source.batch_offset import OffsetRange
-from kohort.spark.source.offset_coordinator import Held
+from kohort.spark.source.offset_coordinator import AssignedPartitions
 
 __all__ = ["own_signals", "place", "servers"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -29,17 +29,17 @@ def test_available_now_ends_with_its_share_read_where_a_member_comes_during_a_lo
     (reader,) = query.readers
     driven: Any = reader._driver()
     look, other = driven._plan_ranges, ExitStack()
-    looks: list[Held] = []
+    looks: list[AssignedPartitions] = []
     last = 1 if at == "with records to read" else 2
 
-    def slow_look(held: Held, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
+    def slow_look(held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
         spans: dict[TopicPartition, OffsetRange] | None = look(held, limited=limited)
         looks.append(held)
         if len(looks) == last:
             settings: dict[str, Any] = {"group_protocol": protocol, "heartbeat_interval_ms": 100}
             member = GroupMember(place.servers, place.group, topics=[place.topic()], **settings)
             other.callback(member.close)
-            until(lambda: not driven._coordinator.still(held), "the group has gone on", STILL_S)
+            until(lambda: not driven._coordinator.is_current(held), "the group has gone on", STILL_S)
         return spans
 
     driven._plan_ranges = slow_look

@@ -407,7 +407,7 @@ def test_the_progress_counts_rebalances(stage: Stage, closing: Callable[[SourceQ
     (member,) = stage.admin.describe_consumer_groups([stage.name]).result(stage.name).members
     report = query.report()
     assert report is not None and (report["member"], report["rebalances"]) == (member.member_id, 1)
-    assert report["lastStandstillMs"] >= 0
+    assert report["lastDowntimeMs"] >= 0
     assert query.sink_done(first)
     with stage.member() as newcomer:
         stage.share(newcomer, 2)
@@ -424,7 +424,7 @@ def test_the_progress_of_a_query_that_is_no_member_has_no_rebalances(
     trigger(query, BatchOffset("q1"))
     report = query.report()
     assert report is not None
-    assert [report[name] for name in ("member", "rebalances", "lastStandstillMs")] == [None, 0, None]
+    assert [report[name] for name in ("member", "rebalances", "lastDowntimeMs")] == [None, 0, None]
 
 
 def test_few_records_wait_from_the_second_trigger_of_a_run_on(

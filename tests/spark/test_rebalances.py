@@ -20,23 +20,23 @@ def of(number: int, began_ms: float, ended_ms: float) -> Rebalance:
 def test_before_the_first_there_is_nothing_to_tell() -> None:
     rebalances = Rebalances("etl")
     rebalances.take([])
-    assert (rebalances.count, rebalances.standstill_ms) == (0, None)
+    assert (rebalances.count, rebalances.downtime_ms) == (0, None)
 
 
 def test_the_last_one_counts_and_each_is_counted() -> None:
     rebalances = Rebalances("etl")
     rebalances.take([of(1, 100, 350)])
-    assert (rebalances.count, rebalances.standstill_ms) == (1, 250)
+    assert (rebalances.count, rebalances.downtime_ms) == (1, 250)
     rebalances.take([of(2, 1_000, 1_500), of(3, 1_500, 1_530)])
-    assert (rebalances.count, rebalances.standstill_ms) == (3, 30)
+    assert (rebalances.count, rebalances.downtime_ms) == (3, 30)
     rebalances.take([])
-    assert (rebalances.count, rebalances.standstill_ms) == (3, 30), "it is still the last one"
+    assert (rebalances.count, rebalances.downtime_ms) == (3, 30), "it is still the last one"
     rebalances.take([of(24, 9_000, 9_001)])
     assert rebalances.count == 24, "some were not remembered"
 
 
 @pytest.mark.parametrize(
-    ("batches", "standstill_ms"),
+    ("batches", "downtime_ms"),
     [
         ([], 1_000),
         ([(500, 900)], 1_000),
@@ -60,16 +60,14 @@ def test_the_last_one_counts_and_each_is_counted() -> None:
         "begun at its end",
     ],
 )
-def test_while_a_batch_runs_nothing_stands_still(
-    batches: list[tuple[float, float | None]], standstill_ms: float
-) -> None:
+def test_while_a_batch_runs_nothing_stands_still(batches: list[tuple[float, float | None]], downtime_ms: float) -> None:
     rebalances = Rebalances("etl")
     for since, until in batches:
         rebalances.batch_began(since)
         if until is not None:
             rebalances.batch_ended(until)
     rebalances.take([of(2, 1_000, 2_000)])
-    assert rebalances.standstill_ms == standstill_ms
+    assert rebalances.downtime_ms == downtime_ms
 
 
 def test_a_batch_ends_once() -> None:
@@ -80,7 +78,7 @@ def test_a_batch_ends_once() -> None:
     rebalances.batch_ended(1_200)
     rebalances.batch_ended(1_900)
     rebalances.take([of(2, 1_000, 2_000)])
-    assert rebalances.standstill_ms == 800
+    assert rebalances.downtime_ms == 800
 
 
 def test_each_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +103,7 @@ def test_the_progress_is_plain_json() -> None:
         "member": "m-1",
         "generation": 7,
         "rebalances": 4,
-        "lastStandstillMs": 13,
+        "lastDowntimeMs": 13,
         "lag": 2,
         "topics": {"flights": {"0": {"position": 3, "end": 5, "lag": 2}}},
     }
@@ -113,4 +111,4 @@ def test_the_progress_is_plain_json() -> None:
 
 def test_a_query_that_is_no_member_has_no_rebalances() -> None:
     told = lag_report({}, {}, -1, None, MemberProgress())
-    assert (told["member"], told["rebalances"], told["lastStandstillMs"]) == (None, 0, None)
+    assert (told["member"], told["rebalances"], told["lastDowntimeMs"]) == (None, 0, None)

@@ -52,11 +52,11 @@ POSITION_BYTES = (
 
 
 def test_cluster_metadata_is_two_bytes_or_names_a_group() -> None:
-    assert framed(ClusterMetadataRequest().encode()) == bytes.fromhex("000000025000")
+    assert framed(ClusterMetadataRequest().encode_frame()) == bytes.fromhex("000000025000")
     named = ClusterMetadataRequest("g")
-    assert named.encode() == bytes.fromhex("5000") + b"\0\x01g"
+    assert named.encode_frame() == bytes.fromhex("5000") + b"\0\x01g"
     for request in (ClusterMetadataRequest(), named, ClusterMetadataRequest("")):
-        assert ClusterMetadataRequest.decode(request.encode()) == request
+        assert ClusterMetadataRequest.decode(request.encode_frame()) == request
 
 
 def test_cluster_metadata_response() -> None:
@@ -68,15 +68,15 @@ def test_cluster_metadata_response() -> None:
         + b"\0\x01b"
         + bytes.fromhex("00000001")
     )
-    assert response.encode() == raw
+    assert response.encode_frame() == raw
     assert ClusterMetadataResponse.decode(raw) == response
-    assert ClusterMetadataResponse(15).encode() == bytes.fromhex("000fffff0000")
+    assert ClusterMetadataResponse(15).encode_frame() == bytes.fromhex("000fffff0000")
 
 
 def test_register_consumer() -> None:
-    assert REGISTER.encode() == REGISTER_BYTES
+    assert REGISTER.encode_frame() == REGISTER_BYTES
     assert RegisterConsumerRequest.decode(REGISTER_BYTES) == REGISTER
-    assert ErrorResponse(82).encode() == bytes.fromhex("0052")
+    assert ErrorResponse(82).encode_frame() == bytes.fromhex("0052")
     assert ErrorResponse.decode(bytes.fromhex("0052")) == ErrorResponse(82)
 
 
@@ -121,7 +121,7 @@ def test_bytes_too_many_are_refused() -> None:
         (ErrorResponse.decode, b"\0\0"),
         (decode_coordinator_request, encode_ping(1)),
         (decode_coordinator_request, encode_stop()),
-        (ClusterMetadataRequest.decode, ClusterMetadataRequest("g").encode()),
+        (ClusterMetadataRequest.decode, ClusterMetadataRequest("g").encode_frame()),
     ):
         with pytest.raises(WireError, match="1 bytes too many"):
             decode(raw + b"\0")
@@ -193,4 +193,4 @@ def test_a_frame_counts_no_more_than_it_can() -> None:
     with pytest.raises(WireError, match="32768 partitions"):
         encode_start([POSITIONS[0]] * (NUMBER_MAX + 1))
     with pytest.raises(WireError, match="a string of 32768 bytes"):
-        ClusterMetadataRequest("g" * (NUMBER_MAX + 1)).encode()
+        ClusterMetadataRequest("g" * (NUMBER_MAX + 1)).encode_frame()

@@ -66,7 +66,9 @@ def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mappin
             row = rows.get(claim.topic, ())
             if 0 <= claim.partition < len(row):
                 claims.append(claim)
-                rows[claim.topic][claim.partition] = _settle(claim, member, row[claim.partition], members, cancelled)
+                rows[claim.topic][claim.partition] = _owner_after_claim(
+                    claim, member, row[claim.partition], members, cancelled
+                )
     if disputed:
         for member, claims in held.items():
             held[member] = [claim for claim in dict.fromkeys(claims) if owners[claim.topic][claim.partition] == member]
@@ -86,7 +88,7 @@ def _claim_all(member: MemberId, claims: Sequence[TopicPartition], rows: Mapping
     return True
 
 
-def _settle(
+def _owner_after_claim(
     claim: TopicPartition,
     member: MemberId,
     owner: MemberId | None,

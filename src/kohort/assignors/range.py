@@ -41,7 +41,7 @@ class Range(Stateless):
         if any(share.by_rack for share in shares):
             _match_racks(shares, result)
         for share in shares:
-            share.cut(result, None)
+            share.give_first(result, None)
         for partitions in result.values():
             partitions.sort()
         return result
@@ -77,14 +77,14 @@ class _Share:
         rack = self.member_racks[taker]
         return rack is None or (partition < len(self.racks) and rack in self.racks[partition])
 
-    def give(self, taker: MemberId, partitions: list[int], result: Assignment) -> None:
+    def give_partitions(self, taker: MemberId, partitions: list[int], result: Assignment) -> None:
         """Give partitions to a taker; the caller removes them from `left`."""
         result[taker] += [TopicPartition(self.topic, partition) for partition in partitions]
         self.given[taker] += len(partitions)
         if self.given[taker] > self.least:
             self.extra -= 1
 
-    def cut(self, result: Assignment, allowed: Callable[[MemberId, int], bool] | None) -> None:
+    def give_first(self, result: Assignment, allowed: Callable[[MemberId, int], bool] | None) -> None:
         """Give each taker, in order, the first remaining partitions that it may have."""
         for taker in self.takers:
             if not self.left:
@@ -104,7 +104,7 @@ class _Share:
                 taken = set(chosen)
                 self.left = [partition for partition in self.left if partition not in taken]
             if chosen:
-                self.give(taker, chosen, result)
+                self.give_partitions(taker, chosen, result)
 
 
 def _match_racks(shares: list[_Share], result: Assignment) -> None:
@@ -116,7 +116,7 @@ def _match_racks(shares: list[_Share], result: Assignment) -> None:
         if len(group) > 1:
             _match_alike(takers, count, group, result)
         elif group[0].by_rack:
-            group[0].cut(result, group[0].matches)
+            group[0].give_first(result, group[0].matches)
 
 
 def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], result: Assignment) -> None:
@@ -135,7 +135,7 @@ def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], 
             continue
         assigned.add(partition)
         for share in group:
-            share.give(chosen, [partition], result)
+            share.give_partitions(chosen, [partition], result)
         if not any(share.room(chosen) for share in group):
             open_takers.remove(chosen)
             if not open_takers:

@@ -116,7 +116,7 @@ class Division:
         least = [[(load[member], member) for member in subscribed] for subscribed in self.takers]
         for heap in least:
             heapq.heapify(heap)
-        held = self._held()
+        held = self._topics_by_member()
         givers = [(-count, member) for member, count in enumerate(load)]
         heapq.heapify(givers)
         lowest = min(load)  # nobody falls below it: a taker ends with no more than its giver
@@ -178,7 +178,7 @@ class Division:
         low, taker = heap[0]
         return low, self.cost(topic, giver, taker), topic, taker
 
-    def _held(self) -> list[set[int]]:
+    def _topics_by_member(self) -> list[set[int]]:
         """Return the topics of which each member has partitions."""
         held: list[set[int]] = [set() for _ in self.load]
         for topic, row in enumerate(self.counts):
@@ -194,7 +194,7 @@ class Division:
         """
         if max(self.load) - 2 < min(self.load):
             return
-        held = self._held()
+        held = self._topics_by_member()
         closed_members, closed_topics = bytearray(len(self.load)), bytearray(len(self.takers))
         heap = [(-count, member) for member, count in enumerate(self.load)]
         heapq.heapify(heap)

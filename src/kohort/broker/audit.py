@@ -101,7 +101,7 @@ class AuditLog:
             file_bytes: a file of this size is renamed, and a new one is begun.
             files: the number of files kept, with the current one.
         """
-        self._lost_in_queue = self._lost_on_disk = self._lost_told = 0
+        self._lost_in_queue = self._lost_on_disk = self._lost_logged = 0
         self._queue: queue.Queue[Entry | None] = queue.Queue(QUEUE_MAX)
         self._file = _RotatedFile(path, file_bytes, files)
         self._repeats: OrderedDict[tuple[Any, ...], _Repeat] = OrderedDict()
@@ -193,7 +193,7 @@ class AuditLog:
             if _is_repeatable(entry):
                 self._write_repeatable(entry)
             else:
-                self._write(entry)
+                self._write_entry(entry)
             self._write_repeats(entry["time"] - REPEAT_S)
         self._write_repeats(float("inf"))
         self._file.close_file()
@@ -211,7 +211,7 @@ class AuditLog:
             return
         self._repeats[key] = _Repeat(entry)
         self._of_host[host] += 1
-        self._write(entry)
+        self._write_entry(entry)
         if len(self._repeats) > REPEATS_MAX:
             self._write_repeat(self._repeats.popitem(last=False)[1])
 
@@ -231,13 +231,13 @@ class AuditLog:
         if not self._of_host[host]:
             del self._of_host[host]
         if repeat.count:
-            self._write({**repeat.latest, "count": repeat.count})
+            self._write_entry({**repeat.latest, "count": repeat.count})
 
-    def _write(self, entry: Entry) -> None:
+    def _write_entry(self, entry: Entry) -> None:
         lines = []
         lost = self.lost_entries
-        if lost > self._lost_told:
-            lines.append(_line({"event": "lost", "count": lost - self._lost_told, "time": time.time()}))
+        if lost > self._lost_logged:
+            lines.append(_line({"event": "lost", "count": lost - self._lost_logged, "time": time.time()}))
         lines.append(_line(entry))
         try:
             self._file.write_lines(b"".join(lines))
@@ -249,7 +249,7 @@ class AuditLog:
                 )
             self._failing = True
             return
-        self._lost_told = lost
+        self._lost_logged = lost
         if self._failing:
             log.warning("audit log %s is written again: %d entries were lost", self._file.path, lost)
         self._failing = False

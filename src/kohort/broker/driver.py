@@ -45,7 +45,7 @@ class ShardHost(Protocol):
     def push(self, push: Push) -> None:
         """Send a request to a push consumer."""
 
-    def note(self, note: Counted | Rebalanced) -> None:
+    def record_metric(self, note: Counted | Rebalanced) -> None:
         """Update the metrics."""
 
 
@@ -64,7 +64,7 @@ class LoopDriver:
         self.own_settings = host.own_settings
         self.run_work = host.run_work
         self.push = host.push
-        self.note = host.note
+        self.record_metric = host.record_metric
 
     def now(self) -> Now:
         """Return the current time by this machine's clocks."""
@@ -78,10 +78,10 @@ class LoopDriver:
         """Schedule an action on the loop."""
         return self._loop.call_later(max(0.0, mono_ms / 1000 - time.monotonic()), action)
 
-    def tell(self, line: LogLine) -> None:
+    def log_line(self, line: LogLine) -> None:
         """Log a line of a group."""
         log.log(line.level, "group %s: %s", line.group_id, line.text, extra={"group_id": line.group_id})
 
-    def error(self, text: str, fault: Exception | None = None) -> None:
+    def log_error(self, text: str, fault: Exception | None = None) -> None:
         """Log an error, with the traceback of an exception."""
         log.error("%s", text, exc_info=fault)

@@ -45,7 +45,7 @@ class Fetched:
         read_epoch: the epoch of the last batch that the client has read; -1: not given.
     """
 
-    __slots__ = ("epoch", "high_watermark", "key", "log_start", "max_bytes", "offset", "read_epoch", "told_error")
+    __slots__ = ("epoch", "high_watermark", "key", "log_start", "max_bytes", "offset", "read_epoch", "sent_error")
 
     def __init__(self, key: Key, offset: int, max_bytes: int, epoch: int, read_epoch: int = -1) -> None:
         self.key = key
@@ -55,11 +55,11 @@ class Fetched:
         self.read_epoch = read_epoch
         self.high_watermark = -1
         self.log_start = -1
-        self.told_error = False
+        self.sent_error = False
 
     def quiet(self, end_offset: int, log_start: int) -> bool:
         """Return whether a response has nothing new for this partition, which is the most common case."""
-        return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.told_error
+        return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.sent_error
 
     def update(self, said: Fetched) -> None:
         """Update the state from a later request."""

@@ -48,7 +48,7 @@ class Frames:
         self._begun: bytearray | None = None  # the received part of an incomplete frame (or of its size)
         self._wanted = 0  # the size of the incomplete frame, 0: not known yet
 
-    def cut(self, data: memoryview) -> list[Frame]:
+    def split_frames(self, data: memoryview) -> list[Frame]:
         """Return the frames that `data` completes, in order. The rest begins the next frame, or is kept.
 
         Raises:
@@ -76,7 +76,7 @@ class Frames:
             (size,) = unpack(data, start)
             if not size_min <= size <= size_max:
                 if not found:
-                    self._refuse(size)
+                    self._refuse_size(size)
                 self.kept = bytes(data[start:end])
                 return found
             first = start + SIZE_BYTES
@@ -98,11 +98,11 @@ class Frames:
         self.kept = b"".join([*pieces, self.kept])
 
     def take_kept(self) -> memoryview:
-        """Return the kept bytes for another `cut`."""
+        """Return the kept bytes for another `split_frames`."""
         kept, self.kept = self.kept, b""
         return memoryview(kept)
 
-    def clear(self) -> None:
+    def discard_incomplete(self) -> None:
         """Discard the bytes of incomplete frames."""
         self._begun, self.begun, self.kept = None, 0, b""
 
@@ -114,7 +114,7 @@ class Frames:
         self._begun, self._wanted = bytearray(rest[SIZE_BYTES:]), size
         self.begun = len(rest)
 
-    def _refuse(self, size: int) -> None:
+    def _refuse_size(self, size: int) -> None:
         if size >> 16 == TLS_HANDSHAKE and self.size_max < size:
             raise ForeignProtocol("it speaks TLS and this listener does not: set security.protocol without SSL")
         if size > self.size_max:

@@ -104,17 +104,17 @@ class ServerRequest:
     __slots__ = ("api", "began", "client_id", "connection", "latency", "message", "on_answer", "on_reply")
 
     def __init__(
-        self, kind: PushType, connection: Connection, message: Asks, figures: ApiMetrics, on_answer: OnAnswer
+        self, kind: PushType, connection: Connection, message: Asks, metrics: ApiMetrics, on_answer: OnAnswer
     ) -> None:
         self.api = kind.api
         self.connection = connection
         self.client_id = message.member_id
         self.message = message
-        self.latency: Histogram = figures.latency
+        self.latency: Histogram = metrics.latency
         self.on_answer = on_answer
         self.on_reply: Callable[[Parts], bool] | None = None
         self.began = perf_counter()
-        figures.requests += 1
+        metrics.requests += 1
 
     @property
     def name(self) -> str:
@@ -157,7 +157,7 @@ class ServerRequest:
             log.warning("closing the connection from %s: %s", self.connection.name, why)
             self.connection.close()
         else:
-            self.send([ErrorResponse(error).encode()])
+            self.send([ErrorResponse(error).encode_frame()])
 
 
 class PushRegistration(NamedTuple):
@@ -183,7 +183,7 @@ class PushedConsumers:
     def __init__(self, groups: GroupShards, places: Endpoints, metrics: Metrics, faults: Faults) -> None:
         self._groups = groups
         self._places = places
-        self._figures = {asking: metrics.apis[kind] for asking, kind in KINDS.items()}
+        self._metrics = {asking: metrics.apis[kind] for asking, kind in KINDS.items()}
         self._faults = faults
         self._by_number: dict[int, PushRegistration] = {}
         self.throttling: RequestThrottling | None = None
@@ -241,7 +241,7 @@ class PushedConsumers:
     def _ask(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:
         connection = to.connection
         answer = partial(self._take, to, value, asking)
-        asked = ServerRequest(KINDS[asking], connection, value, self._figures[asking], answer)
+        asked = ServerRequest(KINDS[asking], connection, value, self._metrics[asking], answer)
 
         def run() -> None:
             if connection.closed:
@@ -288,7 +288,7 @@ class PushedConsumers:
         except WireError as bad:
             what = f"{value.member_id} answers {asked.name.capitalize()}"
             raise BadFrame(f"group {value.group_id}: {what}: {bad}") from None
-        self._groups.tell(value.group_id, answered)
+        self._groups.queue_event(value.group_id, answered)
 
 
 def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRequestKind, bytes]:
@@ -485,13 +485,13 @@ class GroupHost:
         self.consumers.forget(client)
         if client.shards:
             noticed = client.lease_ms > 0 or self.group_config.notice_disconnects == "all"
-            self._tell_lost(client, noticed, ENDING_LOOKS_S if noticed and client.process else ())
+            self._report_lost(client, noticed, ENDING_LOOKS_S if noticed and client.process else ())
 
-    def _tell_lost(self, client: ClientSession, noticed: bool, looks_s: tuple[float, ...]) -> None:
+    def _report_lost(self, client: ClientSession, noticed: bool, looks_s: tuple[float, ...]) -> None:
         """Tell the coordinators of a disconnect once it is known whether the client's process has also ended."""
         ended = bool(looks_s) and has_ended(client.process)
         if looks_s and not ended:
-            self.loop.call_later(looks_s[0], self._tell_lost, client, noticed, looks_s[1:])
+            self.loop.call_later(looks_s[0], self._report_lost, client, noticed, looks_s[1:])
         else:
             self.groups.connection_lost(client, noticed=noticed, ended=ended)
 
@@ -611,7 +611,7 @@ class GroupHost:
         """Send a request to a push consumer."""
         self.consumers.push(push)
 
-    def note(self, note: Counted | Rebalanced) -> None:
+    def record_metric(self, note: Counted | Rebalanced) -> None:
         """Update the metrics from a group coordinator."""
         self.metrics.take(note)
         if self.on_rebalanced is not None and isinstance(note, Rebalanced):

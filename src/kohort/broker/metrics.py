@@ -63,9 +63,9 @@ class RebalancesSummary(TypedDict):
     completed: int
     duration_ms: int
     downtime_ms: float
-    last_whole_ms: int
-    last_standstill_ms: float
-    last_standstill_max_ms: int
+    last_duration_ms: int
+    last_downtime_ms: float
+    last_downtime_max_ms: int
     members: int
 
 
@@ -76,7 +76,7 @@ Snapshot = TypedDict(
         "groups": dict[str, dict[str, int]],
         "rebalances": dict[str, RebalancesSummary],
         "rebalance": HistogramSummary,
-        "standstill": HistogramSummary,
+        "downtime": HistogramSummary,
         "event-queue": HistogramSummary,
         "step": HistogramSummary,
         "journal-append": HistogramSummary,
@@ -190,7 +190,7 @@ class MirrorMeter:
         self.changes = self.multis = self.refused = self.failures = self.looked = 0
         self._settled_s = time.monotonic()
 
-    def settled(self, began_s: float) -> None:
+    def record_written(self, began_s: float) -> None:
         """Record that all changes up to this time are written."""
         self._settled_s = began_s
 
@@ -251,9 +251,9 @@ class GroupRebalances:
             "completed": self.completed,
             "duration_ms": self.duration_ms,
             "downtime_ms": self.downtime_ms,
-            "last_whole_ms": self.last.duration_ms,
-            "last_standstill_ms": self.last.downtime_ms,
-            "last_standstill_max_ms": self.last.downtime_max_ms,
+            "last_duration_ms": self.last.duration_ms,
+            "last_downtime_ms": self.last.downtime_ms,
+            "last_downtime_max_ms": self.last.downtime_max_ms,
             "members": self.last.members,
         }
 
@@ -265,7 +265,7 @@ class Metrics:
         meters: Kafka's four meters, those of long polling, and those of push groups.
         apis: request metrics by API key.
         rebalances: by group, the most recently rebalanced last.
-        whole, standstill: total time and downtime of all groups' rebalances.
+        whole, downtime: total time and downtime of all groups' rebalances.
         queue: how long the oldest event of a batch waited for its shard.
         step, append: how long a batch took in the state machine, and its records in the journal.
         events: the number of events processed.
@@ -278,7 +278,7 @@ class Metrics:
         self.apis = {key: ApiMetrics() for key in API_NAMES}
         self.rebalances: OrderedDict[str, GroupRebalances] = OrderedDict()
         self.whole = Histogram()
-        self.standstill = Histogram()
+        self.downtime = Histogram()
         self.queue = Histogram()
         self.step = Histogram()
         self.append = Histogram()
@@ -290,7 +290,7 @@ class Metrics:
             self.meters[note.meter].add(note.amount)
             return
         self.whole.observe(note.duration_ms / 1000)
-        self.standstill.observe(note.downtime_ms / 1000)
+        self.downtime.observe(note.downtime_ms / 1000)
         of_group = self.rebalances.pop(note.group_id, None) or GroupRebalances()
         of_group.add(note)
         self.rebalances[note.group_id] = of_group
@@ -316,7 +316,7 @@ class Metrics:
             },
             "rebalances": {group: rebalances.summary() for group, rebalances in self.rebalances.items()},
             "rebalance": self.whole.summary(),
-            "standstill": self.standstill.summary(),
+            "downtime": self.downtime.summary(),
             "event-queue": self.queue.summary(),
             "step": self.step.summary(),
             "journal-append": self.append.summary(),
@@ -349,10 +349,10 @@ class Metrics:
 #
 # A scrape asks the loop for a snapshot and formats it on its own thread, so that it delays no request.
 
-Timed: TypeAlias = Literal["rebalance", "standstill", "event-queue", "step", "journal-append"]
+Timed: TypeAlias = Literal["rebalance", "downtime", "event-queue", "step", "journal-append"]
 HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
     "rebalance": ("kohort_rebalance_seconds", "From the first change until a group was whole again"),
-    "standstill": ("kohort_standstill_seconds", "Mean time that who stood still did so in a rebalance"),
+    "downtime": ("kohort_downtime_seconds", "Mean time that who stood still did so in a rebalance"),
     "event-queue": ("kohort_event_queue_seconds", "How long the oldest event of a batch waited"),
     "step": ("kohort_step_seconds", "A batch of events in the group coordinator"),
     "journal-append": ("kohort_journal_append_seconds", "A batch's records into the journal"),
@@ -435,7 +435,7 @@ def _groups(found: Snapshot) -> Iterator[Metric]:
             states.add_metric([protocol, state], count)
     yield states
     whole = CounterMetricFamily("kohort_group_rebalance_seconds", "Time in rebalances, by group", labels=["group"])
-    still = CounterMetricFamily("kohort_group_standstill_seconds", "Time stood still, by group", labels=["group"])
+    still = CounterMetricFamily("kohort_group_downtime_seconds", "Time stood still, by group", labels=["group"])
     completed = CounterMetricFamily("kohort_group_rebalances", "Completed rebalances, by group", labels=["group"])
     for group, values in found["rebalances"].items():
         whole.add_metric([group], values["duration_ms"] / 1000)

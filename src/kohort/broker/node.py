@@ -39,7 +39,7 @@ from kohort.wire.discovery import ApiVersionsResponse
 log = logging.getLogger("kohort.broker")
 
 MAINTAIN_S = 1.0
-STANDSTILL_S = 1.0
+LOOP_PAUSE_S = 1.0
 """A maintenance timer this late means that the loop did not run: the process was stopped or starved, or a callback
 blocked the loop.
 """
@@ -79,7 +79,7 @@ class Node(GroupHost):
         self.records = RecordWorkers(loop)
         store.compact_in = self.records.compact
         self.group_settings = GroupSettingsFile(
-            data_dir, self.group_config, lambda event: self.groups.tell(event.group_id, event)
+            data_dir, self.group_config, lambda event: self.groups.queue_event(event.group_id, event)
         )
         self.users = Users(data_dir)
         self.quotas = Quotas(data_dir)
@@ -180,7 +180,7 @@ class Node(GroupHost):
 
     def _maintain(self) -> None:
         late_s = self.loop.time() - self._maintenance_due
-        if late_s >= STANDSTILL_S:
+        if late_s >= LOOP_PAUSE_S:
             log.warning("event loop blocked for at least %.1f s: clients may have timed out", late_s)
         busy = False
         try:

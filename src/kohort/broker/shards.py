@@ -76,7 +76,7 @@ class GroupShards:
             shard.close()
             self.on_end(index)
 
-    def let_go(self, index: int) -> bool:
+    def expect_takeover(self, index: int) -> bool:
         """Expect another process to take a shard over, so that being fenced is no error.
 
         Returns:
@@ -85,7 +85,7 @@ class GroupShards:
         shard = self._shards.get(index)
         if shard is None or not shard.loaded:
             return False
-        shard.let_go = True
+        shard.expects_takeover = True
         return True
 
     def keep(self, index: int) -> bool:
@@ -95,7 +95,7 @@ class GroupShards:
             Whether the shard still serves here.
         """
         shard = self._shards[index]
-        shard.let_go = False
+        shard.expects_takeover = False
         return shard.loaded
 
     def prove(self, index: int) -> None:
@@ -190,14 +190,14 @@ class GroupShards:
 
     # -- news
 
-    def tell(self, group: str, event: Event) -> None:
+    def queue_event(self, group: str, event: Event) -> None:
         """Send an event to the shard of a group, if it is here."""
-        self._tell_at(self.index_of(group), event)
+        self._queue_at(self.index_of(group), event)
 
-    def tell_all(self, event: Event) -> None:
+    def queue_for_all(self, event: Event) -> None:
         """Send an event to every shard here."""
         for shard in self:
-            shard.tell(event)
+            shard.queue_event(event)
 
     def settling(self) -> Steps[None]:
         """Make every shard write pending changes of deleted topics.
@@ -234,7 +234,7 @@ class GroupShards:
     def release(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on its connection."""
         for token, index in client.held.items():
-            self._tell_at(index, ReleaseLongPolls((token,)))
+            self._queue_at(index, ReleaseLongPolls((token,)))
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:
@@ -249,9 +249,9 @@ class GroupShards:
         """
         process = client.process if ended else ""
         for index in client.shards:
-            self._tell_at(index, ConnectionLost(client.number, noticed, client.lease_ms, process))
+            self._queue_at(index, ConnectionLost(client.number, noticed, client.lease_ms, process))
 
-    def _tell_at(self, index: int, event: Event) -> None:
+    def _queue_at(self, index: int, event: Event) -> None:
         shard = self._shards.get(index)
         if shard is not None:
-            shard.tell(event)
+            shard.queue_event(event)

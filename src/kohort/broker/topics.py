@@ -105,7 +105,7 @@ class Topics:
         try:
             results = yield from self._store.creating(plans, self._groups.unloaded)
         except OSError as error:
-            return _failed(request, len(plans), error)
+            return _nothing_changed(request, len(plans), error)
         created = [result for result in results if isinstance(result, CatalogTopic)]
         for topic in created:
             if on_use:
@@ -115,7 +115,7 @@ class Topics:
             self._deleted.pop(topic.name, None)
         if created:
             self._changed()
-            self._settle()
+            self._freeze_many()
         return results
 
     def plan_on_use(self, name: str) -> TopicPlan:
@@ -149,7 +149,7 @@ class Topics:
         try:
             logs = yield from self._store.deleting([*topics])
         except OSError as error:
-            return _failed(request, len(names), error)
+            return _nothing_changed(request, len(names), error)
         for name in topics:
             log.info("topic %s deleted: %s", name, request.name)
             self._deleted.pop(name, None)
@@ -158,7 +158,7 @@ class Topics:
                 self._deleted.popitem(last=False)
         self._waits.changed(logs)
         self._changed()
-        self._groups.tell_all(events.TopicsDeleted(tuple(topics)))
+        self._groups.queue_for_all(events.TopicsDeleted(tuple(topics)))
         yield from self._groups.settling()
         return [*topics.values()]
 
@@ -169,16 +169,16 @@ class Topics:
         try:
             results = yield from self._store.growing(counts, validate_only=validate_only)
         except OSError as error:
-            return _failed(request, len(counts), error)
+            return _nothing_changed(request, len(counts), error)
         grown = [] if validate_only else [result for result in results if isinstance(result, CatalogTopic)]
         for topic in grown:
             log.info("topic %s has %d partitions now: %s", topic.name, topic.partitions, request.name)
         if grown:
             self._changed()
-            self._settle()
+            self._freeze_many()
         return results
 
-    def _settle(self) -> None:
+    def _freeze_many(self) -> None:
         count = sum(topic.partitions for topic in self._store.topics.values())
         if count >= self._settled + max(SETTLED_PARTITIONS, self._settled // 4):
             self._settled = count
@@ -188,9 +188,9 @@ class Topics:
     def _changed(self) -> None:
         self._version += 1
         self._image = None
-        self._groups.tell_all(events.TopicsChanged(self.image()))
+        self._groups.queue_for_all(events.TopicsChanged(self.image()))
 
 
-def _failed(request: Request[Message], count: int, error: OSError) -> list[CatalogTopic | KafkaError]:
+def _nothing_changed(request: Request[Message], count: int, error: OSError) -> list[CatalogTopic | KafkaError]:
     log.error("topics could not be changed: %s: %s", request.name, error)
     return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing was changed: {error}")] * count

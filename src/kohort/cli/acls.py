@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
-from kohort.cli.output import confirmed, note, show
+from kohort.cli.output import confirmed, print_note, show
 
 if TYPE_CHECKING:
     from kohort.client.admin.values import Acl, AclFilter
@@ -131,7 +131,7 @@ def list_(*, principal: _Words = (), resources: ResourceOptions = _RESOURCES, co
     filters = _filters(resources, "any")
     with common.admin() as admin:
         found = {acl for acl_filter in filters for acl in admin.describe_acls(acl_filter)}
-    rows = [_row(acl) for acl in sorted(found) if not principal or acl.principal in principal]
+    rows = [_acl_row(acl) for acl in sorted(found) if not principal or acl.principal in principal]
     show(rows, COLUMNS, as_json=common.json, empty="no rules")
     return DONE
 
@@ -142,13 +142,13 @@ def add(*, rules: RuleOptions = _RULES, resources: ResourceOptions = _RESOURCES,
     acls = _acls(rules, resources)
     with common.admin() as admin:
         results = admin.create_acls(acls)
-    rows = [{**_row(acl), "done": acl in results.values} for acl in acls]
+    rows = [{**_acl_row(acl), "done": acl in results.values} for acl in acls]
     refused = {acl for acl in acls if acl in results.errors}
     shown = rows if common.json else [row for row, acl in zip(rows, acls, strict=True) if acl not in refused]
     if shown:
         show(shown, (*COLUMNS, "done"), as_json=common.json)
     for error in {str(error): error for error in results.errors.values()}.values():
-        note(f"kohort: {error}")
+        print_note(f"kohort: {error}")
     return FAILED if refused else DONE
 
 
@@ -184,12 +184,12 @@ def remove(
         done = False
         if not common.json or execute:
             if not execute:
-                show([_row(acl) for acl in found], COLUMNS, as_json=False)
+                show([_acl_row(acl) for acl in found], COLUMNS, as_json=False)
             done = confirmed(execute, f"Remove {len(found)} rules?")
         if done:
             admin.delete_acls(filters).all()
     if done or common.json:
-        show([{**_row(acl), "done": done} for acl in found], (*COLUMNS, "done"), as_json=common.json)
+        show([{**_acl_row(acl), "done": done} for acl in found], (*COLUMNS, "done"), as_json=common.json)
     return DONE
 
 
@@ -288,7 +288,7 @@ def _filters(resources: ResourceOptions, default: str) -> list[AclFilter]:
     return [AclFilter(resource_type=AclResource[kind], resource_name=name, pattern=pattern) for kind, name in named]
 
 
-def _row(acl: Acl) -> dict[str, Any]:
+def _acl_row(acl: Acl) -> dict[str, Any]:
     return {
         "permission": acl.permission.name,
         "principal": acl.principal,

@@ -315,12 +315,12 @@ def _page(usage: str, about: str, sections: Sequence[tuple[str, list[tuple[str, 
             continue
         lines.append(f"{title}:")
         for label, text in rows:
-            lines += _row(label, text, widest, width)
+            lines += _help_row(label, text, widest, width)
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _row(label: str, text: str, widest: int, width: int) -> list[str]:
+def _help_row(label: str, text: str, widest: int, width: int) -> list[str]:
     indent = " " * (widest + 4)
     wrapped = _wrapped(text, max(20, width - len(indent)))
     first = f"  {label}"

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
 from kohort.cli.common import assignments, properties_of
-from kohort.cli.output import note
+from kohort.cli.output import print_note
 
 if TYPE_CHECKING:  # the broker is imported by the command that needs it
     from kohort.broker.run import Beside
@@ -86,7 +86,7 @@ class ZooKeeperOptions:
     zookeeper_config: Path | None = None
     """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
 
-    def address(self) -> ZooKeeperAddress | None:
+    def zookeeper_address(self) -> ZooKeeperAddress | None:
         """Return where ZooKeeper is and how to log in there; None: it is not used.
 
         Raises:
@@ -138,7 +138,7 @@ def broker(
 
     of_file, chosen = properties_of(config) if config else {}, assignments(set_)
     if listen is not None and _ADVERTISED in of_file and _ADVERTISED not in chosen:
-        note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")
+        print_note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")
         del of_file[_ADVERTISED]
     if listen is not None:
         of_file.pop("listeners", None)
@@ -152,7 +152,7 @@ def broker(
         listen, properties = security.applied(listen, properties, files)
         broker_configs(properties)
         planned_listeners(listen, properties)
-        address = zookeeper.address()
+        address = zookeeper.zookeeper_address()
         beside = None if address is None else _in_zookeeper(address)
     except InvalidInputError as error:
         raise UsageError(error.message) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.output import note
+from kohort.cli.output import print_note
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.settings.config import did_you_mean, parse_assignments, read_properties
 
@@ -63,8 +63,8 @@ class Common:
         known = _known_to_any_client(given) if given else given
         from kohort.settings.config import settings
 
-        names = {setting.knob.name for setting in settings(accepted).values()}
-        names |= {alias for setting in settings(accepted).values() for alias in setting.knob.aliases}
+        names = {setting.declaration.name for setting in settings(accepted).values()}
+        names |= {alias for setting in settings(accepted).values() for alias in setting.declaration.aliases}
         chosen = {name: value for name, value in known.items() if name in names}
         servers = servers or os.environ.get("KOHORT_BOOTSTRAP_SERVER") or DEFAULT_BOOTSTRAP_SERVER
         return servers, chosen
@@ -146,7 +146,7 @@ def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
 
     names = set()
     for setting in [*settings(ConsumerConfig).values(), *settings(ProducerConfig).values()]:
-        names |= {setting.knob.name, *setting.knob.aliases}
+        names |= {setting.declaration.name, *setting.declaration.aliases}
     for key in given:
         if key not in names:
             raise UsageError(str(unknown_key(key, names)))
@@ -227,5 +227,5 @@ def _with_nearest(
 def print_errors(errors: Mapping[Any, KafkaError]) -> int:
     """Print each error as a line on standard error, and return the exit code."""
     for error in errors.values():
-        note(f"kohort: {error}")
+        print_note(f"kohort: {error}")
     return FAILED if errors else DONE

@@ -97,7 +97,7 @@ def coordinator(
             client_config(ConnectionConfig, servers, given),
             listen,
             configured(properties),
-            zookeeper.address(),
+            zookeeper.zookeeper_address(),
             id_,
             security.trust_everyone,
         )
@@ -137,7 +137,7 @@ def status(*, common: Common = _COMMON) -> int:
 
 
 def _shard_row(shard: ShardStatus) -> dict[str, Any]:
-    figures = shard.figures
+    figures = shard.metrics
     return {
         "shard": shard.index,
         "coordinator": shard.coordinator,

@@ -18,7 +18,7 @@ from typing import Any
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
-from kohort.cli.output import note, show
+from kohort.cli.output import print_note, show
 from kohort.errors import InvalidInputError, KafkaError
 
 _COMMON = Common()
@@ -85,7 +85,7 @@ def doctor(*, data: Path | None = None, listen: str = "127.0.0.1:9092", common: 
     show(rows, columns, as_json=common.json)
     missing = [finding.what for finding in findings if finding.state == MISSING]
     if not common.json:
-        note(f"missing: {', '.join(missing)}" if missing else "nothing that is needed is missing")
+        print_note(f"missing: {', '.join(missing)}" if missing else "nothing that is needed is missing")
     return FAILED if missing else DONE
 
 

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names, groups_with_nearest, print_errors, topics_with_nearest
 from kohort.cli.group_rows import check_chosen, chosen_groups
-from kohort.cli.output import confirmed, note, printable, show, show_changes
+from kohort.cli.output import confirmed, print_note, printable, show, show_changes
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
@@ -415,7 +415,7 @@ def _ready_groups(admin: Admin, names: list[str]) -> tuple[list[str], dict[Any, 
         error = found.errors.get(name)
         if error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
             there = [group.group_id for group in admin.list_groups()] if there is None else there
-            note(f"group {name!r} is not there yet{did_you_mean(name, there)}")
+            print_note(f"group {name!r} is not there yet{did_you_mean(name, there)}")
         elif error is not None:
             errors[name] = error
             continue
@@ -442,7 +442,7 @@ def _named_partitions(admin: Admin, topics: tuple[str, ...]) -> list[TopicPartit
 def _export(changes: list[_Change], *, with_group: bool) -> None:
     for change in changes:
         if change.target.note is not None:
-            note(f"group {change.group!r}, {change.key}: {change.target.note}; {change.target.new} is written")
+            print_note(f"group {change.group!r}, {change.key}: {change.target.note}; {change.target.new} is written")
     lines = plan_lines([change.row() for change in changes], with_group=with_group)
     sys.stdout.write(printable(lines, keep="\n") if sys.stdout.isatty() else lines)
     sys.stdout.flush()  # with --execute nothing is set before the lines are out

@@ -25,7 +25,7 @@ from kohort.cli.group_rows import (
     member_row,
     type_name,
 )
-from kohort.cli.output import note, printable, show, show_json, show_json_line, table_of
+from kohort.cli.output import print_note, printable, show, show_json, show_json_line, table_of
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
@@ -64,7 +64,7 @@ def watch(
         try:
             if common.json:
                 return _as_lines(samples)
-            return _live(samples) if sys.stdout.isatty() else _one_after_the_other(samples)
+            return _show_live(samples) if sys.stdout.isatty() else _one_after_the_other(samples)
         except KeyboardInterrupt:
             return DONE
 
@@ -120,16 +120,16 @@ def _as_lines(samples: Iterator[dict[str, Any]]) -> int:
 def _one_after_the_other(samples: Iterator[dict[str, Any]]) -> int:
     code = DONE
     for sample in samples:
-        note(sample["time"])
+        print_note(sample["time"])
         for change in sample["changes"]:
-            note(_change_line(change))
+            print_note(_change_line(change))
         show(_rows(sample), OF_WATCHED, as_json=False, empty="no offsets")
         sys.stdout.flush()
         code = print_errors(sample["errors"])
     return code
 
 
-def _live(samples: Iterator[dict[str, Any]]) -> int:
+def _show_live(samples: Iterator[dict[str, Any]]) -> int:
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text

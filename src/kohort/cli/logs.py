@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
-from kohort.cli.output import note, show, show_json
+from kohort.cli.output import print_note, show, show_json
 
 if TYPE_CHECKING:
     from kohort.log.check import Defect, Progress
@@ -48,7 +48,7 @@ def check(
             done = {id(found): aside for found, aside in repaired(report.found)} if repair else {}
     except InvalidInputError as error:
         raise UsageError(error.message) from error
-    rows = [_row(found, done) for found in report.found]
+    rows = [_defect_row(found, done) for found in report.found]
     left = [found for found in report.found if id(found) not in done]
     if json:
         counts = {"partitions": report.partitions, "files": report.files, "bytes": report.bytes}
@@ -57,12 +57,12 @@ def check(
         if rows:
             show(rows, _COLUMNS, as_json=False)
         for sentence in report.notes:
-            note(sentence)
-        note(_sum(report.found, len(left), report.partitions, report.bytes, repair))
+            print_note(sentence)
+        print_note(_sum(report.found, len(left), report.partitions, report.bytes, repair))
     return FAILED if left else DONE
 
 
-def _row(found: Defect, done: dict[int, Path | None]) -> dict[str, Any]:
+def _defect_row(found: Defect, done: dict[int, Path | None]) -> dict[str, Any]:
     damage, lost = found.damage, found.lost
     aside = done.get(id(found))
     return {

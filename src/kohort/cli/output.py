@@ -121,7 +121,7 @@ def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: s
     if as_json:
         show_json(rows)
     elif not rows:
-        note(empty)
+        print_note(empty)
     elif sys.stdout.isatty():
         _show_table(rows, columns)
     else:
@@ -167,7 +167,7 @@ def show_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a message on standard error, apart from the output."""
     print(printable(text), file=sys.stderr)
 
@@ -182,7 +182,7 @@ def confirmed(execute: bool, question: str) -> bool:
     if sys.stdin.isatty() and sys.stdout.isatty():
         print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
-    note("nothing was changed: this was a preview; add --execute to do it")
+    print_note("nothing was changed: this was a preview; add --execute to do it")
     return False
 
 

@@ -101,9 +101,9 @@ def fields_of(line: bytes) -> Fields:
         raise InvalidInputError("the field value is missing; a tombstone says it with null")
     fields: Fields = {name: _bytes(name, given[name]) for name in ("key", "value") if name in given}
     _typed(given, "topic", str, "text")
-    _number(given, "offset")
-    _number(given, "timestampType", most=1, least=-1)
-    partition = _number(given, "partition", most=2**31 - 1)
+    _integer_in(given, "offset")
+    _integer_in(given, "timestampType", most=1, least=-1)
+    partition = _integer_in(given, "partition", most=2**31 - 1)
     if partition is not None:
         fields["partition"] = partition
     timestamp = _timestamp(given)
@@ -127,7 +127,7 @@ def _typed(given: dict[str, Any], name: str, wanted: type, called: str, inside: 
     raise InvalidInputError(f"field {inside}{name} must be {called}, not {_shown(given[name])}")
 
 
-def _number(given: dict[str, Any], name: str, most: int = 2**63 - 1, least: int = 0) -> int | None:
+def _integer_in(given: dict[str, Any], name: str, most: int = 2**63 - 1, least: int = 0) -> int | None:
     called = f"an integer from {least} to {most}"
     value: int | None = _typed(given, name, int, called)
     if value is not None and not least <= value <= most:
@@ -139,9 +139,9 @@ def _timestamp(given: dict[str, Any]) -> int | None:
     """Return the milliseconds since 1970 of either timestamp field; both may be present if they agree."""
     import msgspec
 
-    plain = _number(given, "timestamp_ms")
+    plain = _integer_in(given, "timestamp_ms")
     if not bytes(given.get("timestamp", b"")).startswith(b'"'):
-        written = _number(given, "timestamp")
+        written = _integer_in(given, "timestamp")
     else:
         text = msgspec.json.decode(given["timestamp"])
         fraction = _FRACTION.search(text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.common import Common
-from kohort.cli.output import confirmed, note, show, show_json
+from kohort.cli.output import confirmed, print_note, show, show_json
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
@@ -140,13 +140,13 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
             with Admin(servers, **settings) as admin:
                 lag = lag_rows(admin, seen)
         except KafkaError as error:
-            note(f"region {name}: {error}")
+            print_note(f"region {name}: {error}")
             return FAILED
     queries = query_rows(name, saved)
     if common.json:
-        show_json({**_whole(seen), "queries": queries, "lag": lag})
+        show_json({**_region_json(seen), "queries": queries, "lag": lag})
         return DONE
-    show([_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
+    show([_region_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
     show([_member_row(seen, member) for member in seen.members], _OF_MEMBER, as_json=False, empty="no members")
     if queries:
         show(queries, OF_QUERY, as_json=False)
@@ -156,7 +156,7 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
     return DONE
 
 
-def _row(seen: RegionSeen) -> dict[str, Any]:
+def _region_row(seen: RegionSeen) -> dict[str, Any]:
     return {
         "region": seen.name,
         "state": seen.state,
@@ -197,7 +197,7 @@ def _sink_row(seen: RegionSeen, sink: SinkSeen) -> dict[str, Any]:
     }
 
 
-def _whole(seen: RegionSeen) -> dict[str, Any]:
+def _region_json(seen: RegionSeen) -> dict[str, Any]:
     positions = [
         {
             "group": position.group,
@@ -209,7 +209,7 @@ def _whole(seen: RegionSeen) -> dict[str, Any]:
     ]
     members = [_member_row(seen, member) for member in seen.members]
     sinks = [_sink_row(seen, sink) for sink in seen.sinks]
-    return {**_row(seen), "resets": seen.resets, "members": members, "sinks": sinks, "positions": positions}
+    return {**_region_row(seen), "resets": seen.resets, "members": members, "sinks": sinks, "positions": positions}
 
 
 @app.command
@@ -358,7 +358,7 @@ def _refuse_served(region: Region) -> None:
     try:
         served = region.is_served()
     except InvalidInputError as error:
-        note(error.message)
+        print_note(error.message)
         return
     if served:
         raise UsageError(f"region {region.name} has a control plane: end its applications first")
@@ -409,11 +409,11 @@ def serve(
         plane = region.serve()
         print(f"ready {plane.term}", flush=True)
         if region.metrics_address is not None:
-            note(f"metrics on http://{region.metrics_address}/metrics")
+            print_note(f"metrics on http://{region.metrics_address}/metrics")
         while not ended.is_set() and not region.wait_replaced(0.2):
             pass
         if not ended.is_set():
-            note(f"region {name}: another control plane has taken over")
+            print_note(f"region {name}: another control plane has taken over")
     return DONE
 
 
@@ -470,9 +470,9 @@ def _change(
         check(seen)
         columns = (*_OF_REGION[:-1], "stopped")
         if not execute:
-            show([_row(seen)], columns, as_json=common.json)
+            show([_region_row(seen)], columns, as_json=common.json)
         if not confirmed(execute, question):
             return FAILED
         do(region)
-        show([{**_row(region.describe()), "done": True}], (*columns, "done"), as_json=common.json)
+        show([{**_region_row(region.describe()), "done": True}], (*columns, "done"), as_json=common.json)
     return DONE

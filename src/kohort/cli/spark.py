@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.common import Common
-from kohort.cli.output import confirmed, note, show, show_json
+from kohort.cli.output import confirmed, print_note, show, show_json
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 
@@ -36,12 +36,12 @@ def show_(directory: Path, *, json: bool = False) -> int:
     found = _opened(directory)
     batches = [seen for batch in found.batches for seen in found.seen(batch)]
     if json:
-        show_json([_whole(seen) for seen in batches])
+        show_json([_batch_json(seen) for seen in batches])
         return DONE
     show(_rows(batches), _COLUMNS, as_json=False, empty="no batch has a Kafka source")
     for seen in batches:
         if seen.batch == found.batches[-1]:
-            note(f"source {seen.source}, end of batch {seen.batch} as startingOffsets: {seen.starting_offsets}")
+            print_note(f"source {seen.source}, end of batch {seen.batch} as startingOffsets: {seen.starting_offsets}")
     return DONE
 
 
@@ -78,7 +78,7 @@ def convert(
         rows = [{**row, "format": to} for row in _rows(planned.batches)]
         show(rows, _COLUMNS, as_json=common.json)
     for path in planned.files:
-        note(f"{'writes' if execute else 'would write'} {path.relative_to(found.folder)}")
+        print_note(f"{'writes' if execute else 'would write'} {path.relative_to(found.folder)}")
     if not confirmed(execute, f"Convert {directory} to {to}? The query must be stopped."):
         return FAILED
     planned.write()
@@ -112,7 +112,7 @@ def _partition_rows(seen: BatchRange) -> Iterator[dict[str, Any]]:
         }
 
 
-def _whole(seen: BatchRange) -> dict[str, Any]:
+def _batch_json(seen: BatchRange) -> dict[str, Any]:
     return {
         "batch": seen.batch,
         "done": seen.done,

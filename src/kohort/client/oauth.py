@@ -86,11 +86,11 @@ class TokenEndpoint:
             return Path(path).read_text(encoding="utf-8").strip()
         with self._lock:
             if self._clock() >= self._until:
-                self._token, lifetime_s = self._ask_patiently()
+                self._token, lifetime_s = self._request_with_retries()
                 self._until = self._clock() + KEPT_SHARE * lifetime_s
             return self._token
 
-    def _ask_patiently(self) -> tuple[str, float]:
+    def _request_with_retries(self) -> tuple[str, float]:
         """Ask again while the endpoint can't be reached, within the time that a connection may take."""
         until, failures = time.monotonic() + self._timeout_s, 0
         while True:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from kohort.columns.shapes import BATCH_BYTES, BATCH_BYTES_NAME, COLUMNS
 from kohort.errors import InvalidInputError
-from kohort.settings.config import from_properties, knob, nearest_key
+from kohort.settings.config import declare_setting, from_properties, nearest_key
 from kohort.settings.config import settings as config_settings
 from kohort.settings.validation import ValidationError, is_secret, shown, validator_for
 
@@ -43,179 +43,183 @@ def duration_ms(text: str) -> int:
 class ConnectionConfig:
     """Settings for connections, common to consumer, producer, admin and group member."""
 
-    bootstrap_servers: tuple[str, ...] = knob(
+    bootstrap_servers: tuple[str, ...] = declare_setting(
         "bootstrap.servers",
         ("127.0.0.1:9092",),
         elsewhere=("metadata.broker.list",),
         why="the brokers asked first, as HOST:PORT with commas between",
     )
-    client_id: str = knob("client.id", "kohort", why="names this client in the broker's logs, quotas and groups")
-    client_rack: str = knob(
+    client_id: str = declare_setting(
+        "client.id", "kohort", why="names this client in the broker's logs, quotas and groups"
+    )
+    client_rack: str = declare_setting(
         "client.rack", "", why="lets brokers name a nearer replica, and rack-aware assignors place members"
     )
-    request_timeout_ms: int = knob(
+    request_timeout_ms: int = declare_setting(
         "request.timeout.ms", 30_000, low=1, unit="ms", why="a request unanswered this long has failed"
     )
-    default_api_timeout_ms: int = knob(
+    default_api_timeout_ms: int = declare_setting(
         "default.api.timeout.ms",
         60_000,
         low=1,
         unit="ms",
         why="bounds a call with its retries when the call names no timeout",
     )
-    retry_backoff_ms: int = knob(
+    retry_backoff_ms: int = declare_setting(
         "retry.backoff.ms", 100, low=0, unit="ms", why="the first wait before a failed request is tried again"
     )
-    retry_backoff_max_ms: int = knob(
+    retry_backoff_max_ms: int = declare_setting(
         "retry.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest wait before a retry; waits double until then"
     )
-    reconnect_backoff_ms: int = knob(
+    reconnect_backoff_ms: int = declare_setting(
         "reconnect.backoff.ms", 50, low=0, unit="ms", why="the first wait before a broker is connected again"
     )
-    reconnect_backoff_max_ms: int = knob(
+    reconnect_backoff_max_ms: int = declare_setting(
         "reconnect.backoff.max.ms",
         1_000,
         low=0,
         unit="ms",
         why="the longest wait before a reconnection; waits grow by a quarter",
     )
-    socket_connection_setup_timeout_ms: int = knob(
+    socket_connection_setup_timeout_ms: int = declare_setting(
         "socket.connection.setup.timeout.ms",
         10_000,
         low=1,
         unit="ms",
         why="bounds name look-up, connect and handshakes",
     )
-    connections_max_idle_ms: int = knob(
+    connections_max_idle_ms: int = declare_setting(
         "connections.max.idle.ms",
         540_000,
         low=1_000,
         unit="ms",
         why="closes connections before a broker or a firewall does",
     )
-    metadata_max_age_ms: int = knob(
+    metadata_max_age_ms: int = declare_setting(
         "metadata.max.age.ms",
         300_000,
         low=1,
         unit="ms",
         why="the longest time until new topics, partitions and leaders are noticed",
     )
-    receive_buffer_bytes: int = knob(
+    receive_buffer_bytes: int = declare_setting(
         "receive.buffer.bytes", -1, low=-1, unit="bytes", why="the socket's receive buffer; -1 leaves it to the system"
     )
-    send_buffer_bytes: int = knob(
+    send_buffer_bytes: int = declare_setting(
         "send.buffer.bytes", -1, low=-1, unit="bytes", why="the socket's send buffer; -1 leaves it to the system"
     )
-    response_max_bytes: int = knob(
+    response_max_bytes: int = declare_setting(
         "response.max.bytes",
         256 * 1024 * 1024,
         low=1024,
         unit="bytes",
         why="a longer response counts as corrupt, and the connection is closed",
     )
-    security_protocol: str = knob(
+    security_protocol: str = declare_setting(
         "security.protocol",
         "PLAINTEXT",
         choices=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
         why="encryption and authentication",
     )
-    coordinators_security_protocol: str = knob(
+    coordinators_security_protocol: str = declare_setting(
         "coordinators.security.protocol",
         "",
         choices=("", "PLAINTEXT"),
         why="PLAINTEXT: bootstrap.servers are coordinators over a Kafka cluster, reached without TLS and login, "
         "whatever its brokers require",
     )
-    ssl_ca_location: str | None = knob(
+    ssl_ca_location: str | None = declare_setting(
         "ssl.ca.location",
         None,
         aliases=("ssl.truststore.location",),
         elsewhere=("ssl_cafile",),
         why="file of the authorities trusted: PEM, or a JKS or PKCS12 trust store; None: the system's",
     )
-    ssl_truststore_password: str | None = knob(
+    ssl_truststore_password: str | None = declare_setting(
         "ssl.truststore.password", None, why="password of a JKS (None: no check for changes) or PKCS12 trust store"
     )
-    ssl_truststore_type: str | None = knob(
+    ssl_truststore_type: str | None = declare_setting(
         "ssl.truststore.type",
         None,
         choices=("PEM", "JKS", "PKCS12"),
         why="a setting of Java's clients; a file's own first bytes tell what it is",
     )
-    ssl_certificate_location: str | None = knob(
+    ssl_certificate_location: str | None = declare_setting(
         "ssl.certificate.location",
         None,
         aliases=("ssl.keystore.location",),
         elsewhere=("ssl_certfile",),
         why="file of the client's certificate, for mutual TLS: PEM, or a JKS or PKCS12 key store",
     )
-    ssl_keystore_password: str | None = knob("ssl.keystore.password", None, why="password of a JKS or PKCS12 key store")
-    ssl_keystore_type: str | None = knob(
+    ssl_keystore_password: str | None = declare_setting(
+        "ssl.keystore.password", None, why="password of a JKS or PKCS12 key store"
+    )
+    ssl_keystore_type: str | None = declare_setting(
         "ssl.keystore.type",
         None,
         choices=("PEM", "JKS", "PKCS12"),
         why="a setting of Java's clients; a file's own first bytes tell what it is",
     )
-    ssl_keystore_key: str | None = knob(
+    ssl_keystore_key: str | None = declare_setting(
         "ssl.keystore.key", None, why="the client's private key itself, as PEM, with ssl.keystore.certificate.chain"
     )
-    ssl_keystore_certificate_chain: str | None = knob(
+    ssl_keystore_certificate_chain: str | None = declare_setting(
         "ssl.keystore.certificate.chain",
         None,
         why="the client's certificate itself and those of its authorities, as PEM",
     )
-    ssl_truststore_certificates: str | None = knob(
+    ssl_truststore_certificates: str | None = declare_setting(
         "ssl.truststore.certificates", None, why="the authorities trusted themselves, as PEM, instead of a file"
     )
-    ssl_enabled_protocols: tuple[str, ...] = knob(
+    ssl_enabled_protocols: tuple[str, ...] = declare_setting(
         "ssl.enabled.protocols",
         ("TLSv1.2", "TLSv1.3"),
         choices=("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"),
         why="the versions of TLS that may be spoken; TLSv1 and TLSv1.1 never are",
     )
-    ssl_key_location: str | None = knob(
+    ssl_key_location: str | None = declare_setting(
         "ssl.key.location", None, elsewhere=("ssl_keyfile",), why="PEM file of the client's private key"
     )
-    ssl_key_password: str | None = knob(
+    ssl_key_password: str | None = declare_setting(
         "ssl.key.password", None, elsewhere=("ssl_password",), why="decrypts the private key"
     )
-    ssl_endpoint_identification_algorithm: str = knob(
+    ssl_endpoint_identification_algorithm: str = declare_setting(
         "ssl.endpoint.identification.algorithm",
         "https",
         choices=("https", "none", ""),
         elsewhere=("ssl_check_hostname",),
         why="https checks the broker's name; none does not",
     )
-    sasl_mechanism: str = knob(
+    sasl_mechanism: str = declare_setting(
         "sasl.mechanism",
         "PLAIN",
         choices=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"),
         why="how the client proves who it is",
     )
-    sasl_username: str | None = knob(
+    sasl_username: str | None = declare_setting(
         "sasl.username", None, elsewhere=("sasl_plain_username",), why="for PLAIN and SCRAM"
     )
-    sasl_password: str | None = knob(
+    sasl_password: str | None = declare_setting(
         "sasl.password", None, elsewhere=("sasl_plain_password",), why="for PLAIN and SCRAM"
     )
-    sasl_jaas_config: str | None = knob(
+    sasl_jaas_config: str | None = declare_setting(
         "sasl.jaas.config", None, why="Java's way to write user name and password; they are read from it"
     )
-    sasl_oauth_token: Callable[[], str] | None = knob(  # noqa: RUF009
+    sasl_oauth_token: Callable[[], str] | None = declare_setting(  # noqa: RUF009
         "sasl.oauth.token", None, why="called for a bearer token at every login (OAUTHBEARER)"
     )
-    sasl_oauthbearer_token_url: str | None = knob(
+    sasl_oauthbearer_token_url: str | None = declare_setting(
         "sasl.oauthbearer.token.endpoint.url",
         None,
         why="https: URL that is asked for bearer tokens by the grant of client credentials, or a file: URL of a token",
     )
-    sasl_oauthbearer_client_id: str | None = knob(
+    sasl_oauthbearer_client_id: str | None = declare_setting(
         "sasl.oauthbearer.client.credentials.client.id", None, why="the client's name at the token endpoint"
     )
-    sasl_oauthbearer_client_secret: str | None = knob(
+    sasl_oauthbearer_client_secret: str | None = declare_setting(
         "sasl.oauthbearer.client.credentials.client.secret", None, why="the client's secret at the token endpoint"
     )
-    sasl_oauthbearer_scope: str | None = knob(
+    sasl_oauthbearer_scope: str | None = declare_setting(
         "sasl.oauthbearer.scope", None, why="the scope that the token endpoint is asked for"
     )
 
@@ -245,116 +249,116 @@ class ConnectionConfig:
 class ConsumerConfig(ConnectionConfig):
     """Settings of a consumer."""
 
-    group_id: str | None = knob(
+    group_id: str | None = declare_setting(
         "group.id", None, why="the group this consumer is a member of; None: no group, no commits"
     )
-    group_protocol: str = knob(
+    group_protocol: str = declare_setting(
         "group.protocol",
         "classic",
         choices=("classic", "consumer", "push"),
         why="classic: members assign; consumer: the coordinator assigns (KIP-848); push: the coordinator "
         "sends the requests (kohort's brokers only)",
     )
-    group_instance_id: str | None = knob(
+    group_instance_id: str | None = declare_setting(
         "group.instance.id",
         None,
         why="a name that outlives restarts, so that a quick restart moves no partition (static membership)",
     )
-    group_remote_assignor: str | None = knob(
+    group_remote_assignor: str | None = declare_setting(
         "group.remote.assignor", None, why="the coordinator's assignor by name, for group.protocol=consumer"
     )
-    partition_assignment_strategy: tuple[Any, ...] = knob(
+    partition_assignment_strategy: tuple[Any, ...] = declare_setting(
         "partition.assignment.strategy",
         ("range", "cooperative-sticky"),
         why="classic assignors by preference: names, or assignor objects of your own; the group uses the first that "
         "all members list",
     )
-    session_timeout_ms: int = knob(
+    session_timeout_ms: int = declare_setting(
         "session.timeout.ms",
         45_000,
         low=1,
         unit="ms",
         why="a member without a heartbeat for this long is evicted from the group",
     )
-    heartbeat_interval_ms: int = knob(
+    heartbeat_interval_ms: int = declare_setting(
         "heartbeat.interval.ms",
         3_000,
         low=1,
         unit="ms",
         why="the interval of heartbeats, by which the member also learns of rebalances",
     )
-    max_poll_interval_ms: int = knob(
+    max_poll_interval_ms: int = declare_setting(
         "max.poll.interval.ms",
         300_000,
         low=1,
         unit="ms",
         why="a consumer that does not poll for this long gives its partitions up",
     )
-    max_poll_records: int = knob(
+    max_poll_records: int = declare_setting(
         "max.poll.records", 500, low=-1, why="bounds what one poll returns, and so the work between polls; -1: no bound"
     )
-    poll_share: str = knob(
+    poll_share: str = declare_setting(
         "poll.share",
         "greedy",
         choices=("greedy", "proportional"),
         why="greedy empties one partition after the other, proportional deals equal shares",
     )
-    prefetch: str = knob(
+    prefetch: str = declare_setting(
         "prefetch",
         "total",
         choices=("total", "share"),
         why="fetch ahead while fewer than max.poll.records records are kept in total, or per partition fewer than its "
         "share of them",
     )
-    queued_max_bytes: int = knob(
+    queued_max_bytes: int = declare_setting(
         "queued.max.bytes",
         128 * 1024 * 1024,
         low=1,
         unit="bytes",
         why="no fetch is sent while this much is fetched or decoded and not returned; a decode ends at it too",
     )
-    enable_auto_commit: bool = knob(
+    enable_auto_commit: bool = declare_setting(
         "enable.auto.commit", True, why="commit what poll returned before, in the background and at close"
     )
-    auto_commit_interval_ms: int = knob(
+    auto_commit_interval_ms: int = declare_setting(
         "auto.commit.interval.ms", 5_000, low=1, unit="ms", why="the shortest time between automatic commits"
     )
-    auto_offset_reset: str = knob(
+    auto_offset_reset: str = declare_setting(
         "auto.offset.reset",
         "latest",
         why="where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H",
         check=check_offset_reset,
     )
-    fetch_min_bytes: int = knob(
+    fetch_min_bytes: int = declare_setting(
         "fetch.min.bytes", 1, low=0, unit="bytes", why="a broker responds to a fetch when it has this much"
     )
-    fetch_max_wait_ms: int = knob(
+    fetch_max_wait_ms: int = declare_setting(
         "fetch.max.wait.ms", 500, low=0, unit="ms", why="a broker responds to a fetch after at most this long"
     )
-    fetch_max_bytes: int = knob(
+    fetch_max_bytes: int = declare_setting(
         "fetch.max.bytes",
         16 * 1024 * 1024,
         low=1,
         unit="bytes",
         why="bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns",
     )
-    max_partition_fetch_bytes: int = knob(
+    max_partition_fetch_bytes: int = declare_setting(
         "max.partition.fetch.bytes",
         1024 * 1024,
         low=1,
         unit="bytes",
         why="bounds one partition's share of a fetch response",
     )
-    isolation_level: str = knob(
+    isolation_level: str = declare_setting(
         "isolation.level",
         "read_uncommitted",
         choices=("read_uncommitted", "read_committed"),
         why="read_committed leaves out records of transactions that are open or aborted",
     )
-    columns: tuple[str, ...] = knob(
+    columns: tuple[str, ...] = declare_setting(
         "columns", COLUMNS, choices=COLUMNS, why="the columns that are decoded; a record's other fields stay empty"
     )
-    max_decompressed_batch_bytes: int = knob(
+    max_decompressed_batch_bytes: int = declare_setting(
         BATCH_BYTES_NAME,
         BATCH_BYTES,
         low=1,
@@ -362,24 +366,24 @@ class ConsumerConfig(ConnectionConfig):
         unit="bytes",
         why="a compressed batch that holds more is refused: a few kilobytes can stand for gigabytes (Java: no limit)",
     )
-    check_crcs: bool = knob("check.crcs", True, why="finds damage between the producer and here")
-    allow_auto_create_topics: bool = knob(
+    check_crcs: bool = declare_setting("check.crcs", True, why="finds damage between the producer and here")
+    allow_auto_create_topics: bool = declare_setting(
         "allow.auto.create.topics", True, why="whether a metadata request for an unknown topic may create it"
     )
-    exclude_internal_topics: bool = knob(
+    exclude_internal_topics: bool = declare_setting(
         "exclude.internal.topics", True, why="patterns do not match Kafka's own topics"
     )
-    rebalance_batch_ms: int = knob(
+    rebalance_batch_ms: int = declare_setting(
         "rebalance.batch.ms",
         0,
         low=0,
         unit="ms",
         why="the leader gathers metadata changes this long before it rebalances for them",
     )
-    key_deserializer: Callable[[bytes], Any] | None = knob(  # noqa: RUF009
+    key_deserializer: Callable[[bytes], Any] | None = declare_setting(  # noqa: RUF009
         "key.deserializer", None, elsewhere=("key_serializer",), why="called with each key; None: bytes"
     )
-    value_deserializer: Callable[[bytes], Any] | None = knob(  # noqa: RUF009
+    value_deserializer: Callable[[bytes], Any] | None = declare_setting(  # noqa: RUF009
         "value.deserializer", None, elsewhere=("value_serializer",), why="called with each value; None: bytes"
     )
 

@@ -22,8 +22,8 @@ from kohort.client.net.cluster import Cluster, Coordinator
 from kohort.client.offsets import beginning_offsets, end_offsets
 from kohort.cluster.coordination.placement import NOBODY, Candidate
 from kohort.cluster.coordination.service import CoordinationService
+from kohort.cluster.journal.journal_partition import JournalSettings, JournalTopic
 from kohort.cluster.journal.kafka_journal import KafkaJournal, fitting
-from kohort.cluster.journal.place import JournalSettings, JournalTopic
 from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
@@ -53,7 +53,7 @@ class Here(Protocol):
     """The part of a host that `ClusterEndpoints` reads."""
 
     me: Candidate
-    door: CoordinationService
+    coordination: CoordinationService
     topics: KafkaTopics
     groups: GroupShards
 
@@ -84,7 +84,7 @@ class ClusterEndpoints:
 
     def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
         """Return the coordinator that owns a group's shard in the placement."""
-        placement = self._here.door.placement
+        placement = self._here.coordination.placement
         if kind is not Coordinated.GROUP or placement is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         index = self._here.groups.index_of(key)
@@ -96,7 +96,7 @@ class ClusterEndpoints:
 
         Source: spec 4.3.
         """
-        placement = self._here.door.placement
+        placement = self._here.coordination.placement
         if placement is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE, ()
         number = placement.elected
@@ -148,14 +148,14 @@ class KafkaGroups:
 
     def ask(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
         """Import a group; `done` is called once, later, on the loop."""
-        self._start(self._answer(question, done))
+        self._start(self._answer_import(question, done))
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
+    async def _answer_import(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
         if question.group_id in self._reserved:
             text = "the coordinators use this group to elect their leader: choose another name"
             done(_refused(question, ErrorCode.INVALID_GROUP_ID, text))
@@ -165,11 +165,11 @@ class KafkaGroups:
             try:
                 answer = await self._client.call(found_at_kafka(cluster, question))
             except KafkaError as error:
-                answer = _failed(question, error)
+                answer = _import_failed(question, error)
             cluster.forget_coordinator(Coordinator(question.group_id))
         done(answer)
 
-    async def watch(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
+    async def watch_imported(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
         """Check once a minute whether groups that are served here have members at Kafka too, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -244,7 +244,7 @@ def _refused(question: ImportGroup, code: ErrorCode, text: str) -> GroupImported
     return GroupImported(question.group_id, question.ticket, (), code, text)
 
 
-def _failed(question: ImportGroup, error: KafkaError) -> GroupImported:
+def _import_failed(question: ImportGroup, error: KafkaError) -> GroupImported:
     """Return the import's failure: retriable, except for a missing permission, which waiting does not cure."""
     if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
         text = (
@@ -266,8 +266,8 @@ class CoordinatorHost(GroupHost):
 
     Attributes:
         me: this process as a candidate; set by `begin`.
-        door: the service through which coordinators elect a leader and share the placement.
-        tenures: the shards that this coordinator owns.
+        coordination: the service through which coordinators elect a leader and share the placement.
+        ownership: the shards that this coordinator owns.
         imports: the groups of Kafka's own coordinator.
     """
 
@@ -279,7 +279,7 @@ class CoordinatorHost(GroupHost):
         loop: asyncio.AbstractEventLoop,
         config: GroupConfig,
         client: AsyncClient,
-        door: CoordinationService,
+        coordination: CoordinationService,
         reserved: Collection[str],
         keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
@@ -289,17 +289,17 @@ class CoordinatorHost(GroupHost):
             loop: the event loop on which all of it runs.
             config: the settings of groups.
             client: a client of Kafka's brokers.
-            door: the service through which coordinators elect a leader and share the placement.
+            coordination: the service through which coordinators elect a leader and share the placement.
             reserved: groups that clients may not use.
             keys: the APIs that the ApiVersions response lists.
         """
-        self.door = door
+        self.coordination = coordination
         self._client = client
         self._finding: set[asyncio.Task[None]] = set()
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
         super().__init__(loop, fitting(config), self._make_topics, ClusterEndpoints(self), self._shard_journal, keys)
         self.features = {}
-        self.tenures = ShardOwnership(loop, self.groups, door, self._open)
+        self.ownership = ShardOwnership(loop, self.groups, coordination, self._open)
         self.imports = KafkaGroups(client, reserved)
 
     def begin(self, me: Candidate, topic: JournalTopic, settings: JournalSettings) -> None:
@@ -313,7 +313,7 @@ class CoordinatorHost(GroupHost):
         return KafkaTopics(self._client, groups)
 
     def _shard_journal(self, index: int) -> KafkaJournal:
-        return self.tenures.open_journal(index)
+        return self.ownership.open_journal(index)
 
     def _open(self, index: int) -> KafkaJournal:
         assert self._journal is not None
@@ -322,19 +322,19 @@ class CoordinatorHost(GroupHost):
 
     def _make_shard(self, index: int, term: int) -> Shard:
         driver = LoopDriver(self.loop, self)
-        times = self.tenures.append.setdefault(index, Histogram())
+        times = self.ownership.append.setdefault(index, Histogram())
         driver.metrics = _OfShard(self.metrics, times)
         return Shard(index, self._open_journal(index), term, self.group_config, driver)
 
     def shard_loaded(self, index: int) -> None:
         """Record that a shard has loaded."""
         super().shard_loaded(index)
-        self.tenures.loaded(index)
+        self.ownership.loaded(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
         """Record that a shard has ended by itself; after a fence it may begin again."""
         super().shard_ended(index, error)
-        self.tenures.lost(index, error)
+        self.ownership.lost(index, error)
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Request metadata from Kafka for topics that may have been created a moment ago."""
@@ -368,7 +368,7 @@ class CoordinatorHost(GroupHost):
         super().stop_waiting()
         for task in self._finding:
             task.cancel()
-        self.tenures.close()
+        self.ownership.close()
 
 
 class _Both:

@@ -23,7 +23,7 @@ from kohort.client.admin.security import describe_acls
 from kohort.client.admin.values import Acl, AclFilter, AclResource
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.retry import patiently
+from kohort.cluster.retry import retry_forever
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError
 from kohort.ids import AclOperation
 
@@ -120,11 +120,11 @@ class KafkaAuthorizer(Authorizer):
         Raises:
             InvalidInputError: the coordinator may not read them.
         """
-        await patiently("Kafka's access rules", self.refresh)
+        await retry_forever("Kafka's access rules", self.refresh)
         if not self._open:
             log.info("clients may do what %d access rules of Kafka allow them", len(self._rules))
 
-    async def watch(self) -> None:
+    async def poll_rules(self) -> None:
         """Read the rules again and again, until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_S)
@@ -195,7 +195,7 @@ async def refuse_secured_kafka(client: AsyncClient, config: ConnectionConfig) ->
     Raises:
         InvalidInputError: it is secured; the message says how to go on.
     """
-    sign = await patiently("Kafka's access rules", lambda: security_of(client, config))
+    sign = await retry_forever("Kafka's access rules", lambda: security_of(client, config))
     if sign is not None:
         raise InvalidInputError(
             f"this Kafka is secured: {sign}. Everyone who reaches this coordinator would join groups and commit "

@@ -152,7 +152,7 @@ class Refusals:
             self._log(request)
             request.connection.close()  # as Kafka does: there is no response that could carry the error
             return None
-        return self._answer(request, refusal(request, _error_code(message), self.text))
+        return self._log_refusal(request, refusal(request, _error_code(message), self.text))
 
     def api_versions(self, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
         """Introduce the client, and list the APIs that it is refused in words."""
@@ -183,7 +183,7 @@ class Refusals:
             topics = [make(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=self._as_topic())]
         node = MetadataResponse.MetadataResponseBroker(node_id=here.id, host=here.host, port=here.port)
         response = MetadataResponse(brokers=[node], cluster_id=self.text, controller_id=here.id, topics=topics)
-        return self._answer(request, response)
+        return self._log_refusal(request, response)
 
     def _led_here(self, request: Request[MetadataRequest], name: str | None) -> list[_Partition] | None:
         """Return the partitions of a topic, as if this coordinator led them; None: the client knows no such topic."""
@@ -213,7 +213,7 @@ class Refusals:
             controller_id=here.id,
             brokers=[node],
         )
-        return self._answer(request, response)
+        return self._log_refusal(request, response)
 
     @property
     def refuses_everyone(self) -> bool:
@@ -231,7 +231,7 @@ class Refusals:
         words = f"this-is-kohorts-group-coordinator.use-{self._kafka}-of-the-Kafka-cluster"
         return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in words)[:249]
 
-    def _answer(self, request: Request[Message], response: Message) -> Message | None:
+    def _log_refusal(self, request: Request[Message], response: Message) -> Message | None:
         """Log the client, and return the response; None: it is sent later, because the client goes on asking."""
         self._log(request)
         return self._later(request, response)

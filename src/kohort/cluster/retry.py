@@ -17,7 +17,7 @@ log = logging.getLogger("kohort.cluster")
 AGAIN_S = 1.0
 
 
-async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+async def retry_forever(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """Await `attempt` until it succeeds, with a pause of 1 s after each temporary failure.
 
     Raises:

@@ -48,13 +48,13 @@ from kohort.cluster.coordination.peers import Peers
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
-from kohort.cluster.journal.place import JournalSettings
+from kohort.cluster.journal.journal_partition import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
 from kohort.cluster.kafka_authorizer import KafkaAuthorizer, refuse_secured_kafka, watch_security
 from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
-from kohort.cluster.retry import patiently
+from kohort.cluster.retry import retry_forever
 from kohort.cluster.settings import Configured, advertised, coordinator_id
-from kohort.cluster.shard_ownership import Tenure
+from kohort.cluster.shard_ownership import OwnedShard
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
 from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
@@ -127,7 +127,7 @@ def describe_coordinators(
     """
     sees_shards = allowed(host, request, AclOperation.DESCRIBE, Resource.CLUSTER)
     response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)] if sees_shards else [])
-    placement = host.door.placement
+    placement = host.coordination.placement
     if placement is not None:
         make = DescribeCoordinatorsResponse.Coordinator
         response.elected_id, response.map_version = placement.elected, placement.version
@@ -142,26 +142,26 @@ def describe_coordinators(
 def own_shards(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
     """Return a row of metrics for each shard that this coordinator owns."""
     for shard in host.groups:
-        tenure = host.tenures.held.get(shard.index)
+        tenure = host.ownership.owned.get(shard.index)
         if tenure is not None:
             yield _shard(host, shard, tenure)
 
 
-def _shard(host: CoordinatorHost, shard: Shard, tenure: Tenure) -> DescribeCoordinatorsResponse.Shard:
-    times = host.tenures.append[shard.index]
+def _shard(host: CoordinatorHost, shard: Shard, owned: OwnedShard) -> DescribeCoordinatorsResponse.Shard:
+    times = host.ownership.append[shard.index]
     count = sum(times.counts)
     row = DescribeCoordinatorsResponse.Shard(
         index=shard.index,
         phase=shard.phase.name.lower(),
-        load_ms=-1 if tenure.load_s is None else round(tenure.load_s * 1000),
+        load_ms=-1 if owned.load_s is None else round(owned.load_s * 1000),
         appends=count,
         append_p50_us=round(times.quantile_s(0.5) * 1e6) if count else -1,
         append_p99_us=round(times.quantile_s(0.99) * 1e6) if count else -1,
-        fences=host.tenures.fences.get(shard.index, 0),
+        fences=host.ownership.fences.get(shard.index, 0),
         groups=sum(1 for _ in shard.group_states()),
     )
-    if tenure.journal is not None:
-        figures = tenure.journal.figures
+    if owned.journal is not None:
+        figures = owned.journal.metrics
         row.term = figures.epoch
         if figures.acknowledged_ms:
             row.proof_age_ms = max(0, round(host.loop.time() * 1000 - figures.acknowledged_ms))
@@ -246,12 +246,12 @@ class RunningCoordinator:
             self._host, self._port = advertised(config.socket, listener.host, listener.port)
             room = shares(open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
-            self._door = _door(options)
+            self._coordination = _coordination_service(options)
             self.host = CoordinatorHost(
                 loop,
                 config.groups,
                 self._client,
-                self._door,
+                self._coordination,
                 (config.own.placement_group,),
                 api_keys(COORDINATOR_ROUTES),
             )
@@ -311,17 +311,17 @@ class RunningCoordinator:
             KafkaError: a person has to change something; the message says what.
         """
         cluster, own = self._client.cluster, self._options.configured.own
-        await patiently("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
-        if cluster.links.apart:
+        await retry_forever("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
+        if cluster.connections.apart:
             raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
         if self._authorizer is not None:
             await self._authorizer.begin()
-            self._beside(self._authorizer.watch(), "access rules of Kafka")
+            self._beside(self._authorizer.poll_rules(), "access rules of Kafka")
         elif not self._options.trust_everyone:
             await refuse_secured_kafka(self._client, self._options.kafka)
             self._beside(watch_security(self._client, self._options.kafka), "security of Kafka")
         topics = self.host.topics
-        await patiently("Kafka's topics", topics.poll)
+        await retry_forever("Kafka's topics", topics.poll)
         me = self._candidate({place.node_id for place in topics.brokers})
         settings = JournalSettings(
             coordinator=me.id,
@@ -331,31 +331,31 @@ class RunningCoordinator:
             topic=own.journal_topic,
             partitions=own.journal_partitions,
             replication_factor=own.journal_replication,
-            foreign_records=own.journal_foreign_records,
+            unfenced_records=own.journal_unfenced_records,
             answer_ms=own.journal_answer_ms,
         )
-        topic = await patiently(
+        topic = await retry_forever(
             f"topic {own.journal_topic}", lambda: self._client.call(journal_topic(cluster, settings))
         )
         self.host.begin(me, topic, settings)
-        self._beside(topics.watch(), "topics of Kafka")
+        self._beside(topics.poll_topics(), "topics of Kafka")
         self.serving.listen()
-        await patiently("a place among the coordinators", lambda: self._door.open(me, topic.partitions))
+        await retry_forever("a place among the coordinators", lambda: self._coordination.open(me, topic.partitions))
         log.info("coordinator %d at %s, incarnation %s", me.id, me.address, me.incarnation)
-        self._peers = Peers(self._door, me, logs_in=self._listener.protocol != "PLAINTEXT")
-        self._door.listen(self._follow)
+        self._peers = Peers(self._coordination, me, logs_in=self._listener.protocol != "PLAINTEXT")
+        self._coordination.on_changes(self._follow)
         self._beside(self._show_life(me), "life of the loop")
-        self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
-        if isinstance(self._door, ZooKeeperCoordination):
-            self._door.listen_topics(topics.poll_soon)
-            self._beside(show_topics(self._door, self.host), "mirror of topics")
-            mirror = GroupMirror(self._door, self.host)
+        self._beside(self.host.imports.watch_imported(self.host.groups, self.host.record_metric), "groups at Kafka")
+        if isinstance(self._coordination, ZooKeeperCoordination):
+            self._coordination.listen_topics(topics.poll_soon)
+            self._beside(show_topics(self._coordination, self.host), "mirror of topics")
+            mirror = GroupMirror(self._coordination, self.host)
             self.host.metrics.mirror = mirror.meter
             self.host.on_rebalanced = mirror.soon
             self._beside(mirror.watch(), "mirror of groups")
-        self.host.tenures.begin(me)
+        self.host.ownership.begin(me)
         self._follow()
-        await self.host.tenures.settled()
+        await self.host.ownership.wait_settled()
 
     def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
         """Run a background task until shutdown; a fault in it ends the process with its traceback."""
@@ -372,7 +372,7 @@ class RunningCoordinator:
 
     def _follow(self) -> None:
         """Follow the placement, which may have changed."""
-        self.host.tenures.follow()
+        self.host.ownership.follow()
         if self._peers is not None:
             self._peers.follow()
 
@@ -387,7 +387,7 @@ class RunningCoordinator:
             KafkaError: it can't work any more; a person or another process has to take over.
         """
         while True:
-            self._door.alive()
+            self._coordination.alive()
             self._client.check()
             if any(place.node_id == me.id for place in self.host.topics.brokers):
                 raise InvalidInputError(f"Kafka has a broker {me.id} now, whom clients can't tell from this one: --id")
@@ -399,8 +399,8 @@ class RunningCoordinator:
         if peers is not None:
             await peers.close()
             try:
-                await asyncio.wait_for(self._door.retire(), RETIRE_S)
-                await self.host.tenures.handed_over()
+                await asyncio.wait_for(self._coordination.retire(), RETIRE_S)
+                await self.host.ownership.handed_over()
             except (TimeoutError, KafkaError) as error:
                 log.warning(
                     "the shards could not be handed over (%s): other coordinators take them over", error or "no answer"
@@ -411,12 +411,12 @@ class RunningCoordinator:
         await self.host.imports.close()
         await self.host.topics.close()
         await self.serving.close()
-        await self._door.close()
+        await self._coordination.close()
         await self._client.close()
         self._users.close()
 
 
-def _door(options: Options) -> CoordinationService:
+def _coordination_service(options: Options) -> CoordinationService:
     own = options.configured.own
     if options.zookeeper is not None:
         return ZooKeeperCoordination(options.zookeeper, own.placement_session_ms)

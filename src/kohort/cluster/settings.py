@@ -16,10 +16,10 @@ from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.security.settings import is_security, security_names
 from kohort.cluster.coordination.group_service import PLACEMENT_GROUP, SESSION_MS
 from kohort.cluster.coordination.placement import CANDIDATE_ID_MAX
-from kohort.cluster.journal.place import FOREIGN_RECORDS, REFUSE, SKIP, TOPIC
+from kohort.cluster.journal.journal_partition import REFUSE, SKIP, TOPIC, UNFENCED_RECORDS
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
-from kohort.settings.config import from_properties_many, knob, settings, unknown_key
+from kohort.settings.config import declare_setting, from_properties_many, settings, unknown_key
 
 OF_THE_SOCKET = (
     "advertised.host.name", "advertised.port", "allow.everyone.if.no.acl.found", "audit.log.file.bytes",
@@ -40,8 +40,10 @@ ID_MIN = 1_000
 class CoordinatorConfig:
     """The settings that only coordinators over Kafka have."""
 
-    journal_topic: str = knob("journal.topic", TOPIC, why="the topic of Kafka that keeps groups and their offsets")
-    journal_partitions: int = knob(
+    journal_topic: str = declare_setting(
+        "journal.topic", TOPIC, why="the topic of Kafka that keeps groups and their offsets"
+    )
+    journal_partitions: int = declare_setting(
         "journal.partitions",
         50,
         low=1,
@@ -49,7 +51,7 @@ class CoordinatorConfig:
         unit="partitions",
         why="of a journal topic that is made: groups are spread over them, and it can't be changed later",
     )
-    journal_replication: int = knob(
+    journal_replication: int = declare_setting(
         "journal.replication.factor",
         3,
         low=1,
@@ -57,28 +59,28 @@ class CoordinatorConfig:
         unit="replicas",
         why="of a journal topic that is made; with fewer brokers it gets as many as there are, and the log warns",
     )
-    journal_foreign_records: str = knob(
-        FOREIGN_RECORDS,
+    journal_unfenced_records: str = declare_setting(
+        UNFENCED_RECORDS,
         REFUSE,
         choices=(REFUSE, SKIP),
         why="what becomes of a shard whose journal has records that no coordinator wrote: it is not served, or without "
         "them",
     )
-    journal_answer_ms: int = knob(
+    journal_answer_ms: int = declare_setting(
         "journal.answer.ms", 5_000, low=100, unit="ms", why="an append that Kafka leaves unanswered is sent again then"
     )
-    audit_location: str = knob(
+    audit_location: str = declare_setting(
         "audit.log.location",
         "",
         why="a file of this coordinator alone, in a folder that exists: logins, refusals and changes, a line of JSON "
         "each; empty: none is written, because a coordinator has no folder of its own",
     )
-    placement_group: str = knob(
+    placement_group: str = declare_setting(
         "placement.group",
         PLACEMENT_GROUP,
         why="the group on Kafka in which coordinators without ZooKeeper find each other; nobody else may use it",
     )
-    placement_session_ms: int = knob(
+    placement_session_ms: int = declare_setting(
         "placement.session.timeout.ms",
         SESSION_MS,
         low=1_000,

@@ -48,7 +48,7 @@ LOOK_S = 0.02
 
 
 @dataclass(slots=True)
-class Tenure:
+class OwnedShard:
     """One shard while this coordinator owns it.
 
     Attributes:
@@ -76,7 +76,7 @@ class ShardOwnership:
     """The shards of one coordinator, which follow the placement and the journals' fences.
 
     Attributes:
-        held: the shards that are here, by number.
+        owned: the shards that are here, by number.
         append: the durations of appends, by shard; kept when a shard leaves and comes back.
         fences: how often each shard was taken over from here.
     """
@@ -85,17 +85,17 @@ class ShardOwnership:
         self,
         loop: asyncio.AbstractEventLoop,
         groups: GroupShards,
-        door: CoordinationService,
+        coordination: CoordinationService,
         open_journal: Callable[[int], KafkaJournal],
     ) -> None:
         self._loop = loop
         self._groups = groups
-        self._door = door
+        self._coordination = coordination
         self._open_journal = open_journal
         self._terms = itertools.count(1)
         self._me: Candidate | None = None
         self._news = asyncio.Event()
-        self.held: dict[int, Tenure] = {}
+        self.owned: dict[int, OwnedShard] = {}
         self.append: dict[int, Histogram] = {}
         self.fences: dict[int, int] = {}
 
@@ -106,9 +106,9 @@ class ShardOwnership:
 
     def mine(self) -> frozenset[int]:
         """Return the shards that the placement assigns to this process."""
-        placement, me = self._door.placement, self._me
+        placement, me = self._coordination.placement, self._me
         if placement is None or me is None:
-            return frozenset(self.held) - self._leaving()  # without a placement the journal decides
+            return frozenset(self.owned) - self._leaving()  # without a placement the journal decides
         named = placement.candidate(me.id)
         same = named is not None and named.incarnation == me.incarnation
         return placement.of(me.id) if same else frozenset()
@@ -117,20 +117,20 @@ class ShardOwnership:
         """Begin and end shards as the placement says. Call this whenever it may have changed."""
         mine = self.mine()
         leaving = self._leaving()
-        gone = sorted(self.held.keys() - mine - leaving)
-        new = sorted(mine - self.held.keys())
+        gone = sorted(self.owned.keys() - mine - leaving)
+        new = sorted(mine - self.owned.keys())
         for index in gone:
-            self._leave(self.held[index])
+            self._leave(self.owned[index])
         for index in mine & leaving:
-            self._stay(self.held[index])
+            self._stay(self.owned[index])
         for index in new:
-            self.held[index] = Tenure(index)
-            self._begin(self.held[index])
+            self.owned[index] = OwnedShard(index)
+            self._begin(self.owned[index])
         if gone or new:
             self._loop.call_soon(self._news.set)
-            log.info("shards: %d owned here, %d assigned, %d revoked", len(self.held), len(new), len(gone))
+            log.info("shards: %d owned here, %d assigned, %d revoked", len(self.owned), len(new), len(gone))
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Return once each shard that the placement assigns to this process serves, or can't."""
         while not self._is_settled():
             self._news.clear()
@@ -138,7 +138,7 @@ class ShardOwnership:
 
     def _is_settled(self) -> bool:
         here = {shard.index for shard in self._groups if shard.loaded or shard.phase.ended}
-        return self.mine() == self.held.keys() == here
+        return self.mine() == self.owned.keys() == here
 
     async def handed_over(self) -> None:
         """Return once no shard is here that the placement assigns to another coordinator."""
@@ -149,14 +149,14 @@ class ShardOwnership:
 
     def open_journal(self, index: int) -> KafkaJournal:
         """Return the journal of a shard that begins."""
-        tenure = self.held[index]
+        tenure = self.owned[index]
         if tenure.journal is None:
             tenure.journal = self._open_journal(index)
         return tenure.journal
 
     def loaded(self, index: int) -> None:
         """Record that a shard has loaded."""
-        tenure = self.held.get(index)
+        tenure = self.owned.get(index)
         if tenure is not None:
             tenure.load_s = time.monotonic() - tenure.began_s
             self._loop.call_soon(self._news.set)  # the shard serves after this turn of the loop
@@ -164,7 +164,7 @@ class ShardOwnership:
     def lost(self, index: int, error: Exception) -> None:
         """Record that a shard has ended by itself, and plan its next term if it was fenced."""
         self._loop.call_soon(self._news.set)
-        tenure = self.held.get(index)
+        tenure = self.owned.get(index)
         if tenure is None or not isinstance(error, FencedError):
             return
         if tenure.leaving is not None:
@@ -185,44 +185,44 @@ class ShardOwnership:
 
     def close(self) -> None:
         """End all shards."""
-        for index in sorted(self.held):
+        for index in sorted(self.owned):
             self._end(index)
 
-    def _ask(self, tenure: Tenure) -> None:
-        tenure.again = self._loop.create_task(self._begin_again(tenure), name=f"next term of shard {tenure.index}")
+    def _ask(self, owned: OwnedShard) -> None:
+        owned.again = self._loop.create_task(self._begin_again(owned), name=f"next term of shard {owned.index}")
 
-    async def _begin_again(self, tenure: Tenure) -> None:
+    async def _begin_again(self, owned: OwnedShard) -> None:
         """Begin a shard again if the refreshed placement still assigns it here."""
-        await self._door.ask()
-        tenure.again = None
+        await self._coordination.ask()
+        owned.again = None
         self.follow()
-        if self.held.get(tenure.index) is tenure:
-            self._begin(tenure)
+        if self.owned.get(owned.index) is owned:
+            self._begin(owned)
 
-    def _begin(self, tenure: Tenure) -> None:
-        tenure.began_s, tenure.load_s = time.monotonic(), None
-        self._groups.begin(tenure.index, next(self._terms))
+    def _begin(self, owned: OwnedShard) -> None:
+        owned.began_s, owned.load_s = time.monotonic(), None
+        self._groups.begin(owned.index, next(self._terms))
 
     def _leaving(self) -> frozenset[int]:
-        return frozenset(index for index, tenure in self.held.items() if tenure.leaving is not None)
+        return frozenset(index for index, tenure in self.owned.items() if tenure.leaving is not None)
 
-    def _leave(self, tenure: Tenure) -> None:
+    def _leave(self, owned: OwnedShard) -> None:
         """Release a shard to its next owner."""
-        if self._groups.let_go(tenure.index):
-            tenure.leaving = self._loop.call_later(LEAVING_S, self._end, tenure.index)
+        if self._groups.expect_takeover(owned.index):
+            owned.leaving = self._loop.call_later(LEAVING_S, self._end, owned.index)
         else:
-            self._end(tenure.index)
+            self._end(owned.index)
 
-    def _stay(self, tenure: Tenure) -> None:
+    def _stay(self, owned: OwnedShard) -> None:
         """Keep a shard that was leaving, because the placement assigns it here again."""
-        assert tenure.leaving is not None
-        tenure.leaving.cancel()
-        tenure.leaving = None
-        if not self._groups.keep(tenure.index):
-            self._begin(tenure)
+        assert owned.leaving is not None
+        owned.leaving.cancel()
+        owned.leaving = None
+        if not self._groups.keep(owned.index):
+            self._begin(owned)
 
     def _end(self, index: int) -> None:
-        tenure = self.held.pop(index)
+        tenure = self.owned.pop(index)
         self._loop.call_soon(self._news.set)
         for timer in (tenure.again, tenure.leaving):
             if timer is not None:

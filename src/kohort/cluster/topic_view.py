@@ -205,44 +205,44 @@ class TopicView:
 
     # -- conclusions
 
-    def _take(self, told: TopicAnswer, node: int, *, alone: bool) -> None:
-        if told.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+    def _take(self, answer: TopicAnswer, node: int, *, alone: bool) -> None:
+        if answer.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             says = None
-        elif told.error is ErrorCode.NONE and told.id != NO_TOPIC_ID:
-            if self._is_replaced(told.id):
+        elif answer.error is ErrorCode.NONE and answer.id != NO_TOPIC_ID:
+            if self._is_replaced(answer.id):
                 return
-            says = told.id
+            says = answer.id
         else:
-            self._unsaid(told)
+            self._unsaid(answer)
             return
-        self.hidden.discard(told.name)
-        known = self.by_name.get(told.name)
+        self.hidden.discard(answer.name)
+        known = self.by_name.get(answer.name)
         if known is not None and says == known.id:
-            self._update(known, told)
+            self._update(known, answer)
         elif known is None and says is not None and says not in self._former:
-            self._put(told)
-        doubt = self._doubts.get(told.name)
-        agrees = says == self._id_of(told.name)
+            self._put(answer)
+        doubt = self._doubts.get(answer.name)
+        agrees = says == self._id_of(answer.name)
         if doubt is None:
             if agrees:
                 return
-            doubt = self._doubts[told.name] = Doubt()
+            doubt = self._doubts[answer.name] = Doubt()
         elif agrees and not doubt.recorded:
-            del self._doubts[told.name]
+            del self._doubts[answer.name]
             return
         if doubt.take(says, node, alone=alone):
-            self._conclude(told, says, doubt)
+            self._conclude(answer, says, doubt)
 
-    def _unsaid(self, told: TopicAnswer) -> None:
+    def _unsaid(self, answer: TopicAnswer) -> None:
         """Take an error, which proves neither that the topic exists nor that it does not."""
-        if told.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and told.name in self.by_name:
-            self.hidden.add(told.name)
-        doubt = self._doubts.get(told.name)
+        if answer.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and answer.name in self.by_name:
+            self.hidden.add(answer.name)
+        doubt = self._doubts.get(answer.name)
         if doubt is not None:
             doubt.forget()
 
-    def _conclude(self, told: TopicAnswer, says: TopicId | None, doubt: Doubt) -> None:
-        name = told.name
+    def _conclude(self, answer: TopicAnswer, says: TopicId | None, doubt: Doubt) -> None:
+        name = answer.name
         del self._doubts[name]
         known = self.by_name.get(name)
         if known is not None and known.id != says:
@@ -250,7 +250,7 @@ class TopicView:
             self._deleted[name] = None
         if says is not None and name not in self.by_name:
             self._former.pop(says, None)
-            self._put(told)
+            self._put(answer)
         if (says is None and doubt.recorded) or doubt.recorded - {says, NO_TOPIC_ID}:
             self._deleted[name] = None
 
@@ -267,37 +267,37 @@ class TopicView:
 
     # -- changes of the view
 
-    def _put(self, told: TopicAnswer) -> None:
-        topic = self._made(told, tuple(told.leaders))
-        before = self.by_name.get(told.name)
-        self.by_name[told.name] = self.by_id[told.id] = topic
+    def _put(self, answer: TopicAnswer) -> None:
+        topic = self._made(answer, tuple(answer.leaders))
+        before = self.by_name.get(answer.name)
+        self.by_name[answer.name] = self.by_id[answer.id] = topic
         if before is None or before.image != topic.image:
             self._image = None
 
-    def _update(self, known: KafkaTopic, told: TopicAnswer) -> None:
+    def _update(self, known: KafkaTopic, answer: TopicAnswer) -> None:
         """Merge an answer about a known topic: the newer leader epoch wins, and partitions never become fewer."""
         newer = (
             known.leaders[number]
-            if number >= len(told.leaders)
-            or (number < len(known.leaders) and 0 <= told.leaders[number][1] < known.leaders[number][1])
-            else told.leaders[number]
-            for number in range(max(len(told.leaders), len(known.leaders)))
+            if number >= len(answer.leaders)
+            or (number < len(known.leaders) and 0 <= answer.leaders[number][1] < known.leaders[number][1])
+            else answer.leaders[number]
+            for number in range(max(len(answer.leaders), len(known.leaders)))
         )
         leaders = tuple(newer)
         if leaders != known.leaders or self._moved:
-            topic = self._made(told, leaders)
-            self.by_name[told.name] = self.by_id[told.id] = topic
+            topic = self._made(answer, leaders)
+            self.by_name[answer.name] = self.by_id[answer.id] = topic
             if topic.image != known.image:
                 self._image = None
 
-    def _made(self, told: TopicAnswer, leaders: tuple[Leader, ...]) -> KafkaTopic:
+    def _made(self, answer: TopicAnswer, leaders: tuple[Leader, ...]) -> KafkaTopic:
         racks: tuple[tuple[str, ...], ...] = ()
         if self._racks:
             racks = tuple(
                 tuple(sorted({self._racks[node] for node in leader[2] if node in self._racks})) for leader in leaders
             )
-        image = Topic(told.name, told.id, len(leaders), racks)
-        return KafkaTopic(told.name, told.id, len(leaders), leaders, image, told.is_internal)
+        image = Topic(answer.name, answer.id, len(leaders), racks)
+        return KafkaTopic(answer.name, answer.id, len(leaders), leaders, image, answer.is_internal)
 
     def _remove(self, known: KafkaTopic, *, replaced: bool) -> None:
         del self.by_name[known.name], self.by_id[known.id]
@@ -341,13 +341,13 @@ class KafkaTopics:
         """Poll through `client`, bootstrapped at Kafka's brokers; send changes to the shards of `groups`."""
         self._client = client
         self._groups = groups
-        self._told = TopicView()
-        self._image = self._told.image()
+        self._announced = TopicView()
+        self._image = self._announced.image()
         self._hidden: frozenset[str] = frozenset()
         self._asking = asyncio.Lock()
         self._soon = asyncio.Event()
         self._last_node = -1
-        self._silent = False
+        self._unanswered = False
         self._listed_at = float("-inf")
         self._missing: dict[str, float] = {}
         self._wanted: set[str] = set()
@@ -364,12 +364,12 @@ class KafkaTopics:
     @property
     def by_name(self) -> Mapping[str, KafkaTopic]:
         """All topics by name."""
-        return self._told.by_name
+        return self._announced.by_name
 
     @property
     def by_id(self) -> Mapping[UUID, KafkaTopic]:
         """All topics by id."""
-        return self._told.by_id
+        return self._announced.by_id
 
     def image(self) -> TopicImage:
         """Return all topics as the group coordinator sees them."""
@@ -385,7 +385,7 @@ class KafkaTopics:
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         """Return the leaders of partitions of an existing topic."""
-        leaders = self._told.by_name[topic].leaders
+        leaders = self._announced.by_name[topic].leaders
         return [leaders[number] for number in partitions]
 
     # -- requests to brokers
@@ -399,8 +399,8 @@ class KafkaTopics:
         async with self._asking:
             node, answer = await self._client.call(self._next(None))
             alone = len(answer.brokers) <= 1
-            self._told.racks({broker.node_id: broker.rack for broker in answer.brokers})
-            self._told.listed(node, told_by(answer), alone=alone)
+            self._announced.racks({broker.node_id: broker.rack for broker in answer.brokers})
+            self._announced.listed(node, topic_answers(answer), alone=alone)
             self.brokers = tuple(
                 Endpoint(broker.node_id, broker.host, broker.port, broker.rack) for broker in answer.brokers
             )
@@ -408,14 +408,14 @@ class KafkaTopics:
             self.controller_id = answer.controller_id
             self.polls += 1
             self._listed_at = asyncio.get_running_loop().time()
-            self._tell()
-            if names := self._told.to_ask():
+            self._notify_shards()
+            if names := self._announced.to_ask():
                 named = await self._client.call(self._ask(node, names))
-                self._told.answered(node, told_by(named), alone=alone)
-                self._tell()
+                self._announced.answered(node, topic_answers(named), alone=alone)
+                self._notify_shards()
             self._refresh_brokers()
 
-    async def watch(self) -> None:
+    async def poll_topics(self) -> None:
         """Poll until cancelled. Log once when the brokers stop answering, and once when they answer again."""
         loop = asyncio.get_running_loop()
         while True:
@@ -423,28 +423,28 @@ class KafkaTopics:
             try:
                 await self.poll()
             except KafkaError as error:
-                if not self._silent:
+                if not self._unanswered:
                     log.warning(
                         "metadata of Kafka's topics cannot be refreshed; the last known topics are used: %s", error
                     )
-                self._silent = True
+                self._unanswered = True
             else:
-                if self._silent:
+                if self._unanswered:
                     log.info("metadata of Kafka's topics is refreshed again")
-                self._silent = False
-            pause = max(POLL_S, POLL_SHARE * (loop.time() - began)) if not self._silent else POLL_S
+                self._unanswered = False
+            pause = max(POLL_S, POLL_SHARE * (loop.time() - began)) if not self._unanswered else POLL_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):  # wait_for loses a cancel in the turn in which it is set
                     await self._soon.wait()
             self._soon.clear()
 
     def poll_soon(self) -> None:
-        """Make `watch` poll now, because something is known to have changed."""
+        """Make `poll_topics` poll now, because something is known to have changed."""
         self._soon.set()
 
     def look_for(self, question: LookForTopics) -> None:
         """Find out whether topics were deleted: a shard holds offsets of topics that the view does not have."""
-        self._told.look_for(question.topics)
+        self._announced.look_for(question.topics)
         self.poll_soon()
 
     def find(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
@@ -464,9 +464,9 @@ class KafkaTopics:
         self._wants_all = self._wants_all or bool(ids)
         self._finding.append(then)
         if self._finder is None:
-            self._finder = loop.create_task(self._find(), name="topics that are not known")
+            self._finder = loop.create_task(self._find_topics(), name="topics that are not known")
 
-    async def _find(self) -> None:
+    async def _find_topics(self) -> None:
         """Request the wanted topics until none are left; those added meanwhile share the next request."""
         loop = asyncio.get_running_loop()
         while self._finding:
@@ -496,8 +496,8 @@ class KafkaTopics:
     async def _poll_names(self, names: Sequence[str]) -> None:
         async with self._asking:
             node, answer = await self._client.call(self._next(names))
-            self._told.answered(node, told_by(answer), alone=len(answer.brokers) <= 1)
-            self._tell()
+            self._announced.answered(node, topic_answers(answer), alone=len(answer.brokers) <= 1)
+            self._notify_shards()
 
     async def _next(self, names: Sequence[str] | None) -> tuple[int, MetadataResponse]:
         """Request these topics, or all for None, from the next broker that answers; return its id and response."""
@@ -543,7 +543,7 @@ class KafkaTopics:
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
         cluster: Cluster = self._client.cluster
         return await cluster.send(
-            Between(request, lowest=IDS_SINCE), BrokerById(node), timeout_ms=ANSWER_MS, lane="topics"
+            Between(request, lowest=IDS_SINCE), BrokerById(node), timeout_ms=ANSWER_MS, channel="topics"
         )
 
     def _refresh_brokers(self) -> None:
@@ -554,18 +554,18 @@ class KafkaTopics:
             cluster.request_metadata()
             self._client.wake()
 
-    def _tell(self) -> None:
+    def _notify_shards(self) -> None:
         """Send the shards what has changed: first the existing topics, then those whose offsets are dropped."""
-        before, self._image = self._image, self._told.image()
-        deleted = self._told.take_deleted()
+        before, self._image = self._image, self._announced.image()
+        deleted = self._announced.take_deleted()
         if self._image is not before:
-            self._groups.tell_all(TopicsChanged(self._image))
+            self._groups.queue_for_all(TopicsChanged(self._image))
         if deleted:
             for name in deleted:
                 change = "recreated" if name in self._image.topics else "deleted"
                 log.info("topic %s was %s: its committed offsets are dropped", name, change)
-            self._groups.tell_all(TopicsDeleted(deleted))
-        hidden = frozenset(self._told.hidden)
+            self._groups.queue_for_all(TopicsDeleted(deleted))
+        hidden = frozenset(self._announced.hidden)
         if more := sorted(hidden - self._hidden):
             log.warning(
                 "%d topics are not authorized any more and are kept as they were (%s): the coordinator needs DESCRIBE",
@@ -583,7 +583,7 @@ def is_up(node: int, answer: MetadataResponse) -> bool:
     return any(broker.node_id == node for broker in answer.brokers)
 
 
-def told_by(answer: MetadataResponse) -> list[TopicAnswer]:
+def topic_answers(answer: MetadataResponse) -> list[TopicAnswer]:
     """Convert a Metadata response to one answer for each topic that it names."""
     return [
         TopicAnswer(

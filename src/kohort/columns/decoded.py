@@ -117,7 +117,7 @@ class Decoded:
             return self.sets[index].first_offset
         return self._block.offset(row - 1) + 1
 
-    def error(self, index: int) -> CorruptDataError | None:
+    def damage_of(self, index: int) -> CorruptDataError | None:
         """Return the damage of record set `index` as the exception to raise once its rows are consumed."""
         damage = self.ranges[index].damage
         return None if damage is None else damage_error(self.sets[index], damage, self.options)

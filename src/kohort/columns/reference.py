@@ -148,7 +148,7 @@ class RowColumns:
             self.headers,
         )
 
-    def cut(self, length: int) -> None:
+    def truncate_rows(self, length: int) -> None:
         """Remove the rows from `length` on."""
         for column in self.lists():
             del column[length:]
@@ -228,7 +228,7 @@ class DecodeLimits:
         self.any = False
         self.spent = False
 
-    def admit(self, size: int) -> bool:
+    def allows_decoding(self, size: int) -> bool:
         """Return whether a batch of this many decompressed bytes may still be decoded."""
         if self.any and size > self.bytes:
             self.spent = True
@@ -314,7 +314,7 @@ class SetDecoder:
             try:
                 going_on = self._records(batch)
             except RecordSetDamagedError as damaged:
-                self.rows.cut(start)
+                self.rows.truncate_rows(start)
                 self._damaged(damaged.kind, batch.base_offset, batch.last_offset)
                 return False
             if not going_on:
@@ -343,7 +343,7 @@ class SetDecoder:
         body = self._body(batch)
         if batch.count > len(body) // RECORD_BYTES_MIN:
             raise RecordSetDamagedError(DamageKind.RECORD)
-        if not self.limits.admit(len(body)):
+        if not self.limits.allows_decoding(len(body)):
             return False
         start = len(self.rows.offsets)
         room = self.limits.rows

@@ -99,11 +99,11 @@ class Driver(Protocol):
     def push(self, push: Push) -> None:
         """Send a frame that answers no request."""
 
-    def note(self, note: Counted | Rebalanced) -> None:
+    def record_metric(self, note: Counted | Rebalanced) -> None:
         """Update a metric."""
 
-    def tell(self, line: LogLine) -> None:
+    def log_line(self, line: LogLine) -> None:
         """Write a log line about a group."""
 
-    def error(self, text: str, fault: Exception | None = None) -> None:
+    def log_error(self, text: str, fault: Exception | None = None) -> None:
         """Log an error of the shard, with the exception if it is a bug."""

@@ -6,7 +6,7 @@ journal in one append. Only when the append is durable are the replies sent, in 
 | phase | meaning | reply to requests | next phase |
 |---|---|---|---|
 | LOADING | the journal's replay, and its appends | COORDINATOR_LOAD_IN_PROGRESS | SERVING, FAILED, FENCED, DAMAGED |
-| SERVING | the machine steps events | the machine's reply | FAILED (`let_go`: CLOSED), FENCED, CLOSED, LOADING |
+| SERVING | the machine steps events | its reply | FAILED (`expects_takeover`: CLOSED), FENCED, CLOSED, LOADING |
 | FAILED | after a failure: no machine, one reload is scheduled | COORDINATOR_LOAD_IN_PROGRESS | LOADING |
 | FENCED | another coordinator has taken over | NOT_COORDINATOR | none |
 | DAMAGED | the journal cannot be read | UNKNOWN_SERVER_ERROR, which clients report and do not retry | none |
@@ -51,12 +51,12 @@ from kohort.journal.protocol import Journal
 #
 # The effects of steps are released in order as soon as they are durable.
 #
-# Some journals tell their owner late that another one has begun a term (`Journal.proof_ms`). With such a journal
-# nothing is answered without an ownership proof. A deposed owner could otherwise keep members alive whose sessions its
-# successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its age counts from
-# when it was sent. A reply leaves while the newest proof is young enough; the reply to a read needs a proof that was
-# sent after the read came. If there is nothing else to write, an empty append is sent. It serves all replies that came
-# before it.
+# Some journals tell their owner late that another one has begun a term (`Journal.ownership_proof_ms`). With such a
+# journal nothing is answered without an ownership proof. A deposed owner could otherwise keep members alive whose
+# sessions its successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its
+# age counts from when it was sent. A reply leaves while the newest proof is young enough; the reply to a read needs a
+# proof that was sent after the read came. If there is nothing else to write, an empty append is sent. It serves all
+# replies that came before it.
 
 Step: TypeAlias = tuple[Event | None, Effects]
 """An event and its effects; the event is None for the effects of loading."""
@@ -108,7 +108,7 @@ class Appends:
         ended: the load is over.
         wrote: some append was durable.
         proven_ms: the send time of the newest durable append with a later answer: until then this was the owner.
-        proof_ms: the greatest age of a proof for replies, as the journal demands; None: no proof is needed.
+        ownership_proof_ms: the greatest age of a proof for replies, as the journal demands; None: no proof is needed.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class Appends:
         self._release = release
         self._lost = lost
         self.bytes_max = journal.append_bytes_max
-        self.proof_ms = journal.proof_ms
+        self.ownership_proof_ms = journal.ownership_proof_ms
         self._elapsed_ms = driver.elapsed_ms
-        self._proof_at: int | None = None
+        self._ownership_proved_at: int | None = None
         self._sending_at = 0
         self._unproven: list[Step] = []
         self.waiting = 0
@@ -178,7 +178,7 @@ class Appends:
             return
         self.waiting += len(steps)
         records = [record for _, outcome in steps for record in outcome.records]
-        if not records and not self._behind and not (self.proof_ms is not None and _reads(steps)):
+        if not records and not self._behind and not (self.ownership_proof_ms is not None and _reads(steps)):
             self._sent += steps
             return
         if not self._behind or self._behind[-1].alone:
@@ -216,7 +216,7 @@ class Appends:
         self.proven_ms = sent_ms
         self._took(self._clock() - self._sent_at)
         self.wrote = True
-        if self.proof_ms is not None:
+        if self.ownership_proof_ms is not None:
             steps = self._proved(steps)
         self.waiting -= len(steps)
         self._release(steps)
@@ -244,9 +244,9 @@ class Appends:
         for _, outcome in steps:
             if outcome.records:
                 records += outcome.records
-        if records or (self.proof_ms is not None and self._needs_proof(steps)):
+        if records or (self.ownership_proof_ms is not None and self._needs_ownership_proof(steps)):
             began = self._clock()
-            if self.proof_ms is not None:
+            if self.ownership_proof_ms is not None:
                 self._sending_at = self._elapsed_ms()
             try:
                 token = self._journal.append(self._term, records, now.wall_ms)
@@ -264,7 +264,7 @@ class Appends:
                 return
             self._took(self._clock() - began)
             self.wrote = True
-            if self.proof_ms is not None:
+            if self.ownership_proof_ms is not None:
                 self.waiting += len(steps)
                 steps = self._proved(steps)
                 self.waiting -= len(steps)
@@ -282,7 +282,7 @@ class Appends:
 
     # -- ownership proof
 
-    def _needs_proof(self, steps: list[Step]) -> bool:
+    def _needs_ownership_proof(self, steps: list[Step]) -> bool:
         """Return whether steps without records wait for an append all the same."""
         if self._unproven or _reads(steps):
             return True
@@ -290,15 +290,18 @@ class Appends:
 
     def _is_proven(self) -> bool:
         """Return whether a reply may leave now."""
-        assert self.proof_ms is not None
-        return self._proof_at is not None and self._elapsed_ms() - self._proof_at <= self.proof_ms
+        assert self.ownership_proof_ms is not None
+        return (
+            self._ownership_proved_at is not None
+            and self._elapsed_ms() - self._ownership_proved_at <= self.ownership_proof_ms
+        )
 
     def _proved(self, steps: list[Step]) -> list[Step]:
         """Return the steps that may leave after a durable append: all, or none if it took too long to prove anything.
 
         In that case they wait for the next append, which is sent immediately.
         """
-        self._proof_at = self._sending_at
+        self._ownership_proved_at = self._sending_at
         steps, self._unproven = self._unproven + steps, []
         if self._is_proven():
             return steps
@@ -365,7 +368,7 @@ class Shard:
     A shard has no event loop of its own; its driver schedules its turns and tells the time.
 
     Attributes:
-        let_go: another process is to own the shard. So fencing is expected, and a failure does not lead to a reload.
+        expects_takeover: another process is to own the shard. So fencing is expected, and a failure leads to no reload.
     """
 
     def __init__(
@@ -379,7 +382,7 @@ class Shard:
     ) -> None:
         self.index = index
         self.phase = Phase.LOADING
-        self.let_go = False
+        self.expects_takeover = False
         self._journal = journal
         self._term = term
         self._config = config
@@ -423,7 +426,7 @@ class Shard:
         return self._machine is not None and self._machine.has_unshown
 
     @property
-    def settled(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing waits: no event in the queue, no step for the journal."""
         return not self._queue and (self._appends is None or not self._appends.waiting)
 
@@ -464,8 +467,8 @@ class Shard:
                     self._driver.soon(partial(self._replay, appends, machine, batches))
                     return
             time_now, driver = self._driver.now(), self._driver
-            settings, proof_ms = driver.own_settings(self.index), self._journal.proof_ms or 0
-            loaded = machine.on_loaded(time_now, driver.topic_image(), settings, proof_ms)
+            settings, ownership_proof_ms = driver.own_settings(self.index), self._journal.ownership_proof_ms or 0
+            loaded = machine.on_loaded(time_now, driver.topic_image(), settings, ownership_proof_ms)
             steps: list[Step] = [(None, loaded)]
             if unseen := driver.unseen_topics(self.index):
                 event = TopicsDeleted(tuple(unseen))
@@ -473,12 +476,12 @@ class Shard:
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
-            self._failed(f"journal not loaded: {error}")
+            self._discard_machine(f"journal not loaded: {error}")
         except KafkaError as error:
-            self._driver.error(f"shard {self.index}: journal damaged, groups not served: {error.message}")
+            self._driver.log_error(f"shard {self.index}: journal damaged, groups not served: {error.message}")
             self._ended(Phase.DAMAGED, error)
         except Exception as fault:  # noqa: BLE001  # a bug here, which is logged
-            self._failed("a fault while it loads", fault)
+            self._discard_machine("a fault while it loads", fault)
         else:
             self._machine = machine
             appends.add(steps, time_now)
@@ -490,7 +493,7 @@ class Shard:
         try:
             self._driver.shard_loaded(self.index)
         except OSError as error:
-            self._failed(f"load not recorded: {error}")
+            self._discard_machine(f"load not recorded: {error}")
             return
         self.phase = Phase.SERVING
         if self._queue and not self._scheduled:
@@ -509,7 +512,7 @@ class Shard:
             self._waiting[event.request] = on_reply
             self._enqueue(event)
 
-    def tell(self, event: Event) -> None:
+    def queue_event(self, event: Event) -> None:
         """Queue an event without reply; a shard that is loading finds its content in the journal or the driver."""
         if self.phase is Phase.SERVING or self._machine is not None:
             self._enqueue(event)
@@ -583,28 +586,28 @@ class Shard:
         """Carry out the effects of durable steps."""
         for _, outcome in steps:
             for token, value in outcome.replies:
-                self._answer(token, value)
+                self._answer_request(token, value)
             for push in outcome.pushes:
                 self._driver.push(push)
             for work in outcome.work:
-                self._driver.run_work(work, self.tell)
+                self._driver.run_work(work, self.queue_event)
             for note in outcome.notes:
                 if isinstance(note, LogLine):
-                    self._driver.tell(note)
+                    self._driver.log_line(note)
                 else:
-                    self._driver.note(note)
+                    self._driver.record_metric(note)
         self._set_timer()
         if self._queue and not self._scheduled:
             self._wake()
 
-    def _answer(self, token: int | None, value: ReplyValue | ErrorCode) -> None:
+    def _answer_request(self, token: int | None, value: ReplyValue | ErrorCode) -> None:
         """Answer a request if it still waits; an exception in one recipient must not affect other requests."""
         on_reply = self._waiting.pop(token, None) if token is not None else None
         if on_reply is not None:
             try:
                 on_reply(value)
             except Exception as fault:  # noqa: BLE001  # a bug here, which is logged
-                self._driver.error(f"shard {self.index}: reply not delivered", fault)
+                self._driver.log_error(f"shard {self.index}: reply not delivered", fault)
 
     # -- the end of serving
 
@@ -614,19 +617,19 @@ class Shard:
             self._fenced(error)
         elif refused is not None and isinstance(error, KafkaError):
             event = refused[0]
-            self._answer(getattr(event, "request", None), error.code)
-            self._failed(f"journal refused the records of {_name(event)}: {error.message}")
+            self._answer_request(getattr(event, "request", None), error.code)
+            self._discard_machine(f"journal refused the records of {_name(event)}: {error.message}")
         elif isinstance(error, OSError | KafkaError):
-            self._failed(f"journal not written: {error}")
+            self._discard_machine(f"journal not written: {error}")
         else:
-            self._failed("a fault in the journal", error)
+            self._discard_machine("a fault in the journal", error)
 
     def _fault(self, event: Event, before: list[Step], time_now: Now, fault: Exception) -> None:
         """Handle an exception in the machine: keep the steps before the event, and discard the machine."""
 
         def out() -> None:
-            self._answer(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
-            self._failed(f"a fault in the coordinator at {_name(event)}", fault)
+            self._answer_request(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
+            self._discard_machine(f"a fault in the coordinator at {_name(event)}", fault)
 
         self._machine, appends = None, self._appends
         assert appends is not None
@@ -634,17 +637,19 @@ class Shard:
         if not appends.ended:
             appends.when_out(out)
 
-    def _failed(self, why: str, fault: Exception | None = None) -> None:
+    def _discard_machine(self, why: str, fault: Exception | None = None) -> None:
         """Discard the machine, and schedule one reload, unless another process is to own the shard."""
-        if self.let_go:
-            self._driver.error(f"shard {self.index}: {why}; not reloaded, since another coordinator takes over", fault)
+        if self.expects_takeover:
+            self._driver.log_error(
+                f"shard {self.index}: {why}; not reloaded, since another coordinator takes over", fault
+            )
             self._unload(Phase.CLOSED, ErrorCode.NOT_COORDINATOR)
             return
         if self._appends is not None and self._appends.wrote:
             self._failures = 0
         self._failures += 1
         delay_ms = int(exponential_backoff(self._failures, RELOAD_DELAY_MS, RELOAD_DELAY_MAX_MS))
-        self._driver.error(f"shard {self.index}: {why}; reloading in {delay_ms / 1000:.1f} s", fault)
+        self._driver.log_error(f"shard {self.index}: {why}; reloading in {delay_ms / 1000:.1f} s", fault)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.load)
 
@@ -655,8 +660,8 @@ class Shard:
             if proven_ms is None
             else f"; its own last append was sent {self._driver.now().mono_ms - proven_ms} ms before"
         )
-        if not self.let_go:
-            self._driver.error(f"shard {self.index}: another coordinator has taken over: {error}{since}")
+        if not self.expects_takeover:
+            self._driver.log_error(f"shard {self.index}: another coordinator has taken over: {error}{since}")
         self._ended(Phase.FENCED, error)
 
     def _ended(self, phase: Phase, error: Exception) -> None:
@@ -680,7 +685,7 @@ class Shard:
                 timer.cancel()
         self._timer = self._reload = None
         for token in [*self._waiting]:
-            self._answer(token, error)
+            self._answer_request(token, error)
 
     # -- time
 

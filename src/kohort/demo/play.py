@@ -111,9 +111,9 @@ def run(options: DemoOptions) -> int:
         else:
             play.console.print()
             show(outcome, play.console)
-            play.note("done")
+            play.print_event("done")
         if options.keep:
-            play.note(f"the broker stays at {servers} until Ctrl-C (process {os.getpid()})")
+            play.print_event(f"the broker stays at {servers} until Ctrl-C (process {os.getpid()})")
             with contextlib.suppress(KeyboardInterrupt):
                 threading.Event().wait()
     return 0 if outcome["exact"] else 1
@@ -204,7 +204,7 @@ class Play:
         self.asked_s = self.said_s = 0.0
         self.killed_processes, self.takeover_s = 0, 0.0
 
-    def note(self, text: str) -> None:
+    def print_event(self, text: str) -> None:
         """Print an event."""
         line = f"{time.monotonic() - self.began_s:5.1f} s  {text}"
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -213,25 +213,25 @@ class Play:
 
     def play(self) -> None:
         """Run the demo from the start of the applications until the group has nothing left to read."""
-        self.note(f"broker at {self.servers}")
+        self.print_event(f"broker at {self.servers}")
         self.admin.create_topics([NewTopic(self.topic, PARTITIONS)]).all()
-        self.note(f"topic {self.topic} with {PARTITIONS} partitions, keyed by aircraft")
+        self.print_event(f"topic {self.topic} with {PARTITIONS} partitions, keyed by aircraft")
         program = f"kohort.demo.{'region' if self.options.region else 'group'}_query"
         command = [program, "--servers", self.servers, "--topic", self.topic, "--group", self.group]
         command += [f"--client={name}={value}" for name, value in self.options.client.items()]
         for name in APPLICATIONS:
             self.applications[name] = DemoApplication(name, self.home, command)
-        self.note(f"two Spark applications are starting: python -m {program}")
+        self.print_event(f"two Spark applications are starting: python -m {program}")
         self.until(lambda: {share.owner for share in self.shares} == set(APPLICATIONS), "both hold partitions")
-        self.note(f"both are members of one group ({self.held_partitions()}); the replay begins")
+        self.print_event(f"both are members of one group ({self.held_partitions()}); the replay begins")
         self.replay.limit = round(KILLED_BY * self.total)
         self.until(lambda: self.replay.sent >= KILL_AT * self.total, "the replay comes to the kill")
         self._kill()
         self.replay.limit = self.total
         self.until(self.replaying.done, "the replay ends")
-        self.note("all flights are replayed")
+        self.print_event("all flights are replayed")
         self.until(self._is_drained, "everything is read and committed")
-        self.note("nothing is left to read")
+        self.print_event("nothing is left to read")
         self.is_over = True
         self.applications[SURVIVOR].end()
 
@@ -249,7 +249,7 @@ class Play:
         killed_s = time.monotonic()
         self.killed_processes = self.applications.pop(VICTIM).kill()
         orphans = {share.partition for share in self.shares if share.owner == VICTIM}
-        self.note(f"SIGKILL to {VICTIM}, {self.killed_processes} processes; it held partitions {words(orphans)}")
+        self.print_event(f"SIGKILL to {VICTIM}, {self.killed_processes} processes; it held partitions {words(orphans)}")
         self.ask()
         committed = {share.partition: share.committed for share in self.shares if share.partition in orphans}
         self.until(
@@ -257,7 +257,7 @@ class Play:
             f"{SURVIVOR} takes over",
         )
         self.takeover_s = time.monotonic() - killed_s
-        self.note(f"{SURVIVOR} has committed records of these partitions now, {self.takeover_s:.1f} s after")
+        self.print_event(f"{SURVIVOR} has committed records of these partitions now, {self.takeover_s:.1f} s after")
 
     def conclude(self) -> dict[str, Any]:
         """Read what the applications wrote, count every flight once, and draw the picture; return the result."""
@@ -334,7 +334,7 @@ class Play:
                 )
             if time.monotonic() - self.said_s > LINE_S:
                 self.said_s = time.monotonic()
-                self.note(f"{self.line()}; waits until {what}")
+                self.print_event(f"{self.line()}; waits until {what}")
 
     def line(self) -> str:
         """Return the progress in a line."""

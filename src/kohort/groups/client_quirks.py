@@ -16,17 +16,17 @@ class DelayTolerance(NamedTuple):
     """A client's tolerance of delayed heartbeat responses.
 
     Attributes:
-        hold_ms: the longest delay; 0: none.
+        delay_ms: the longest delay; 0: none.
         short_interval: the client may be told a short interval while it is settled, since its responses are delayed
-            anyway. Otherwise the delay is at most `SHARE_OF_TOLD` of the interval it was told last.
+            anyway. Otherwise the delay is at most `INTERVAL_SHARE` of the interval it was sent last.
     """
 
-    hold_ms: int = 0
+    delay_ms: int = 0
     short_interval: bool = False
 
 
 NONE = DelayTolerance()
-SHARE_OF_TOLD = 0.8
+INTERVAL_SHARE = 0.8
 
 CONSUMER_CLIENTS = {
     "apache-kafka-java": DelayTolerance(4_500, True),
@@ -40,15 +40,15 @@ CONSUMER_CLIENTS = {
 CLASSIC_CLIENTS = frozenset(("apache-kafka-java", "librdkafka", "confluent-kafka-python", "kafka-python", "kohort"))
 """Members of classic groups that tolerate a delay of 9/10 of their interval. See docs/notification.md."""
 NEVER_HELD = frozenset(("sarama",))
-CLASSIC_HOLD_MS = 30_000
+CLASSIC_DELAY_MS = 30_000
 """No limit in practice: `deferred_notification` takes less, by the interval, and `long_polling` by the session."""
 
 
-def classic_hold_ms(mode: str, software: str | None) -> int:
+def classic_delay_ms(mode: str, software: str | None) -> int:
     """Return how long this client's classic Heartbeat may be delayed, 0: not at all (arguments: `delay_tolerance`)."""
     if mode == "off" or not software or software in NEVER_HELD:
         return 0
-    return CLASSIC_HOLD_MS if mode == "all" or software in CLASSIC_CLIENTS else 0
+    return CLASSIC_DELAY_MS if mode == "all" or software in CLASSIC_CLIENTS else 0
 
 
 def delay_tolerance(mode: str, software: str | None) -> DelayTolerance:

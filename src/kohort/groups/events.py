@@ -170,7 +170,7 @@ class Heartbeat(NamedTuple):
     """A Heartbeat request, versions 0-4.
 
     Attributes:
-        hold_ms: how long the client tolerates a delayed reply; 0: reply immediately.
+        delay_ms: how long the client tolerates a delayed reply; 0: reply immediately.
         interval_ms: the client's known heartbeat interval; 0: unknown.
     """
 
@@ -179,7 +179,7 @@ class Heartbeat(NamedTuple):
     generation: int
     member_id: str
     instance_id: str | None = None
-    hold_ms: int = 0
+    delay_ms: int = 0
     connection: int = NO_CONNECTION
     interval_ms: int = 0
 
@@ -317,7 +317,7 @@ class ConsumerGroupHeartbeat:
         member_epoch: 0 joins, -1 leaves, -2 marks the temporary leave of a static member.
         rebalance_timeout_ms: -1: unchanged.
         owned: the member's partitions; None: unchanged.
-        hold_ms: how long the client tolerates a delayed reply; 0: reply immediately.
+        delay_ms: how long the client tolerates a delayed reply; 0: reply immediately.
         short_interval: the flag of `client_quirks.DelayTolerance`.
     """
 
@@ -334,7 +334,7 @@ class ConsumerGroupHeartbeat:
     subscribed_regex: str | None = None
     server_assignor: str | None = None
     owned: tuple[TopicPartitions, ...] | None = None
-    hold_ms: int = 0
+    delay_ms: int = 0
     short_interval: bool = False
     connection: int = NO_CONNECTION
 

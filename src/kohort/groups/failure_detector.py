@@ -3,11 +3,11 @@
 Members of every protocol derive from `MonitoredMember`, and groups from `MonitoredGroup`. Protocols differ only in the
 `DetectorSettings`, the session timeout, and the interval to assume if none is known.
 
-- **Interval** (`interval_ms`). Known if the member was told one in a reply or with its lease. Otherwise its heartbeats
+- **Interval** (`interval_ms`). Known if the member got one in a reply or with its lease. Otherwise its heartbeats
   show it (`beat`), or the group's usual interval applies (`usual_interval_ms`).
 - **Due** (`due_ms`). One interval after the last heartbeat, or with `any_sign` after the last sign of any kind.
-- **Silent** (`silent_from_ms`). So late that it is suspected to be dead, or without a connection. A member that waits
-  for a response is never silent. The protocol decides what follows (`classic.deferred_notification`,
+- **Suspected** (`suspected_from_ms`). So late that it may be dead, or without a connection. A member that waits
+  for a response is never suspected. The protocol decides what follows (`classic.deferred_notification`,
   `consumer.suspicion`). No protocol evicts a member for silence alone; the session timeout does that.
 """
 
@@ -23,9 +23,9 @@ from kohort.groups.timers import Deadline, Timer
 
 # -- Sessions that began before this owner's term
 #
-# A coordinator that was overtaken may go on answering until its ownership proof is too old (`Journal.proof_ms`). A
-# member counts its session from its own requests. A member that the earlier owner heard in that time therefore owns its
-# partitions for a whole session after it. The check runs when a session ends, not at each sign of life, because
+# A coordinator that was overtaken may answer until its proof of ownership is too old (`Journal.ownership_proof_ms`).
+# A member counts its session from its own requests. If the earlier owner heard a member in that time, the member owns
+# its partitions for a whole session after it. The check runs when a session ends, not at each sign of life, because
 # sessions seldom end.
 #
 # -- Eviction of members whose connection ended without a leave
@@ -98,7 +98,7 @@ class LongPoll(Protocol):
         """The token of the request to answer."""
 
     @property
-    def hold_ms(self) -> int:
+    def delay_ms(self) -> int:
         """How long its client tolerates a delay, 0: not at all."""
 
 
@@ -199,18 +199,18 @@ class MonitoredMember:
         ended = "stands" if self.gone_ms is None else f"ended {now_ms - self.gone_ms} ms ago"
         return f"client {client_id} at {client_host}{heard}, connection {ended}"
 
-    def beat(self, step: Step, told_ms: int) -> None:
+    def beat(self, step: Step, interval_ms: int) -> None:
         """Learn from a heartbeat: the member's interval, and whether the client tolerated the last delay.
 
         Args:
             step: the step.
-            told_ms: the interval that the member was told; 0: none, so its heartbeats must show it. The learnt interval
+            interval_ms: the interval sent to the member; 0: none, so its heartbeats must show it. The learnt interval
                 is the longest recent time between two heartbeats that were answered immediately. Consecutive delays
                 show a shorter one.
         """
         now_ms, before_ms, released_ms = step.now.mono_ms, self.beat_ms, self.released_ms
-        if told_ms:
-            self.interval_ms = told_ms
+        if interval_ms:
+            self.interval_ms = interval_ms
             self.times_from_reply = False
         elif before_ms is not None:
             spacing, interval = now_ms - before_ms, self.interval_ms
@@ -236,7 +236,7 @@ class MonitoredMember:
             return since_ms + interval
         return self.released_ms + interval if self.times_from_reply else max(self.released_ms, since_ms + interval)
 
-    def silent_from_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
+    def suspected_from_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
         """Return when the member counts as silent unless it is heard before.
 
         A member that was suspected by mistake gets as much time as it took then. So clients with an interval of their
@@ -256,7 +256,7 @@ class MonitoredMember:
         longest = max(interval, self.slowest_ms)
         return due_ms + longest - interval + longest * settings.late_percent // 100 + settings.late_ms
 
-    def was_not_silent(self, step: Step) -> None:
+    def clear_suspicion(self, step: Step) -> None:
         """Record that a suspected member was heard again, and how long it took."""
         if self.heard_ms is not None:
             self.slowest_ms = max(self.slowest_ms, step.now.mono_ms - self.heard_ms)
@@ -289,13 +289,13 @@ class MonitoredGroup(ABC):
         """Answer a delayed heartbeat because its connection has ended; by default there is none."""
         return
 
-    def silent_from_ms(self, step: Step, member: MonitoredMember) -> int | None:
+    def suspected_from_ms(self, step: Step, member: MonitoredMember) -> int | None:
         """Return when a member counts as silent, by the detector settings of its group's protocol."""
-        return member.silent_from_ms(self.detector, self.usual_interval_ms(step))
+        return member.suspected_from_ms(self.detector, self.usual_interval_ms(step))
 
-    def is_silent(self, step: Step, member: MonitoredMember) -> bool:
+    def is_suspected(self, step: Step, member: MonitoredMember) -> bool:
         """Return whether a member is silent now: it is overdue, or its connection has ended."""
-        from_ms = self.silent_from_ms(step, member)
+        from_ms = self.suspected_from_ms(step, member)
         return from_ms is not None and from_ms <= step.now.mono_ms
 
     def lose_connection(

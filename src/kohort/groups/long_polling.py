@@ -63,7 +63,7 @@ class LongPollingGroup(MonitoredGroup):
         Returns:
             False if the response must be sent now: the limit is below `SHORTEST_MS`, or the member gets no more delays.
         """
-        limit = min(event.hold_ms, limit_ms, self.member_session_ms(step, member) // SESSION_PARTS)
+        limit = min(event.delay_ms, limit_ms, self.member_session_ms(step, member) // SESSION_PARTS)
         if limit < SHORTEST_MS or member.no_long_polls:
             return False
         member.long_poll = event

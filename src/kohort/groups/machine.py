@@ -2,7 +2,7 @@
 
     machine = GroupMachine(config)
     for record in journal: machine.apply(record)
-    outcome = machine.on_loaded(now, image, settings, proof_ms)
+    outcome = machine.on_loaded(now, image, settings, ownership_proof_ms)
     outcome = machine.step(event, now)
 
 `step` applies its records before it returns them. The caller appends them to the journal and only then sends the
@@ -243,7 +243,7 @@ class GroupMachine:
         now: Now,
         image: TopicImage,
         settings: Mapping[str, GroupSettings] = MappingProxyType({}),
-        proof_ms: int = 0,
+        ownership_proof_ms: int = 0,
     ) -> Effects:
         """Build the soft state after a replay: sessions restart, and unfinished rebalances are over.
 
@@ -254,13 +254,13 @@ class GroupMachine:
             image: all topics.
             settings: the groups' own settings, by group. No record holds them, and they set the length of the sessions
                 that restart here.
-            proof_ms: how long an earlier owner may go on answering, and so may still hear members.
+            ownership_proof_ms: how long an earlier owner may go on answering, and so may still hear members.
         """
         context = self.context
         context.begin(now)
         context.image = image
         context.settings = dict(settings)
-        context.sessions_from_ms = now.mono_ms + proof_ms
+        context.sessions_from_ms = now.mono_ms + ownership_proof_ms
         self._offsets.on_loaded()
         for group in list(context.ledger.groups.values()):
             group.membership.load(context)

@@ -34,7 +34,7 @@ class GatePlace:
         """Move to the authenticated connections; return False if they are as many as there may be, or it was closed."""
         return self._gate._prove(self)
 
-    def leave(self) -> None:
+    def give_back(self) -> None:
         """Give the place up; a second call does nothing."""
         self._gate._leave(self)
 

@@ -94,7 +94,7 @@ class _Reader:
     def number(self) -> int:
         return int.from_bytes(self.take(4), "big")
 
-    def text(self) -> bytes:
+    def read_text(self) -> bytes:
         (size,) = struct.unpack(">H", self.take(2))
         return self.take(size)
 
@@ -134,7 +134,7 @@ def _entries(reader: _Reader) -> tuple[PrivateKeys, list[bytes]]:
     found: list[bytes] = []
     for _ in range(count):
         tag = reader.number()
-        reader.text()
+        reader.read_text()
         reader.take(8)
         if tag == _KEY:
             key = reader.take(reader.number())
@@ -148,7 +148,7 @@ def _entries(reader: _Reader) -> tuple[PrivateKeys, list[bytes]]:
 
 def _certificate(reader: _Reader, version: int) -> bytes:
     if version == 2:
-        kind = reader.text()
+        kind = reader.read_text()
         if kind not in (b"X.509", b"X509"):
             raise ValueError(f"a certificate is of the kind {kind!r}")
     return reader.take(reader.number())

@@ -578,12 +578,12 @@ def _read_current(fields: tuple[Any, ...], data: bytes, version: int) -> MemberA
         value.member_epoch,
         value.previous_member_epoch,
         ReconciliationState(value.state) if known else ReconciliationState.UNKNOWN,
-        _held(value.assigned_partitions, value.member_epoch),
-        _held(value.partitions_pending_revocation, value.member_epoch),
+        _decode_partitions(value.assigned_partitions, value.member_epoch),
+        _decode_partitions(value.partitions_pending_revocation, value.member_epoch),
     )
 
 
-def _held(found: Sequence[Any], epoch: int) -> tuple[HeldPartitions, ...]:
+def _decode_partitions(found: Sequence[Any], epoch: int) -> tuple[HeldPartitions, ...]:
     """Decode partitions; without epochs, as written before Kafka 4.3, all have the member's own epoch."""
     return tuple(
         HeldPartitions(

@@ -45,7 +45,7 @@ class LogJournal:
 
     holds_transactions: Final = True
     append_bytes_max: Final = None
-    proof_ms: Final = None
+    ownership_proof_ms: Final = None
 
     def __init__(self, log: PartitionLog, *, older_values: bool = False) -> None:
         """Open a journal on a partition's log.
@@ -57,7 +57,7 @@ class LogJournal:
         self._log = log
         self._older_values = older_values
         self._reader = GroupRecordReader()
-        self._told_cut = self._told_damage = False
+        self._logged_cut = self._logged_damage = False
 
     def begin(self, term: int, owner: Owner | None = None) -> Iterator[Sequence[Record]]:
         """Begin a term (`Journal.begin`): FencedError if it is over, DamagedError if the log cannot be opened.
@@ -74,14 +74,14 @@ class LogJournal:
         yield from self.replay()
         self._log.flush_due()
 
-    def _check(self, term: int) -> None:
+    def _check_term(self, term: int) -> None:
         if term != self._log.leader_epoch:
             text = f"{self._log.path.name}: term {term} is over, term {self._log.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> None:
         """Append records (`Journal.append`): durable when it returns."""
-        self._check(term)
+        self._check_term(term)
         if not records:
             return
         try:
@@ -101,8 +101,8 @@ class LogJournal:
         Args:
             offset: where to begin, at the first record of an append.
         """
-        if not self._told_cut:
-            self._told_cut = True
+        if not self._logged_cut:
+            self._logged_cut = True
             log_truncation(self._log, group_of, "group")
         records: list[Record] = []
         size = 0
@@ -139,8 +139,8 @@ class LogJournal:
         Raises:
             DamagedError: unless damaged parts are skipped.
         """
-        if not self._told_damage:
-            self._told_damage = True
+        if not self._logged_damage:
+            self._logged_damage = True
             survey = Survey(self._log, lambda header, batch: self._read_batch(batch, header, []), group_of, "group")
             for _ in survey.steps():
                 yield ()

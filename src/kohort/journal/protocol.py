@@ -43,7 +43,7 @@ class Journal(Protocol):
         """The size from which an append should take in no further step; None if sizes need not be counted."""
 
     @property
-    def proof_ms(self) -> int | None:
+    def ownership_proof_ms(self) -> int | None:
         """The greatest age, in ms, of the ownership proof on which an owner's replies rely.
 
         None: an owner learns immediately that another term begins. Otherwise it learns so only from its next append.
@@ -69,7 +69,7 @@ class Journal(Protocol):
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> int | None:
         """Append all records or none. Not called again before the append under way is durable.
 
-        Without records, if there is a `proof_ms`, the append only proves that the term is not over.
+        Without records, if there is a `ownership_proof_ms`, the append only proves that the term is not over.
 
         Returns:
             None if the records are durable, else a token, larger than earlier ones, that `owner.durable` will name.

@@ -172,7 +172,7 @@ class Catalog:
     def note_power_loss(self) -> None:
         """Increase `power_losses`; durable when this returns."""
         self.power_losses += 1
-        self._write(self.topics)
+        self._write_catalog(self.topics)
 
     def put(self, topics: Mapping[str, CatalogTopic]) -> None:
         """Add new or changed topics; durable when this returns.
@@ -180,7 +180,7 @@ class Catalog:
         Raises:
             OSError: the file could not be written; nothing has changed.
         """
-        self._write({**self.topics, **topics})
+        self._write_catalog({**self.topics, **topics})
         self.topics.update(topics)
         for topic in topics.values():
             self.by_id[topic.id] = topic
@@ -192,7 +192,7 @@ class Catalog:
         Raises:
             OSError: the file could not be written; nothing has changed.
         """
-        self._write({name: topic for name, topic in self.topics.items() if name not in names})
+        self._write_catalog({name: topic for name, topic in self.topics.items() if name not in names})
         gone = [self.topics.pop(name) for name in names]
         for topic in gone:
             del self.by_id[topic.id]
@@ -207,9 +207,9 @@ class Catalog:
 
         """
         if self._unsure:
-            self._write(self.topics)
+            self._write_catalog(self.topics)
 
-    def _write(self, topics: Mapping[str, CatalogTopic]) -> None:
+    def _write_catalog(self, topics: Mapping[str, CatalogTopic]) -> None:
         self._unsure = True
         write_catalog(self._folder, topics, self.power_losses)
         self._unsure = False

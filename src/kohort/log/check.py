@@ -207,7 +207,7 @@ class PartitionCheck:
                 self._records(LogDamage(path, 0, None, base, following, "the file is missing"), "records")
                 continue
             self._segment(Rules(path, base, following, gaps, epochs), known_end, progress)
-        self._tell_hole()
+        self._report_hole()
         start = self._options.log_start_offset or 0
         if not everything and known_end > start:
             path = self.path / f"{start:020d}.log"
@@ -216,7 +216,7 @@ class PartitionCheck:
         if there and not (self.path / checkpoints.PARTITION_METADATA).exists():
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
-    def _tell_hole(self) -> None:
+    def _report_hole(self) -> None:
         """Add a note if a broker would truncate the log at its next start (`recovery.end_at_hole`)."""
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:

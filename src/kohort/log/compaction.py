@@ -236,7 +236,7 @@ def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment], aborted: 
 
     """
     for segment in group:
-        segment.give_up(OSError(errno.EIO, "a compacted file could not take its place yet", str(segment.path)))
+        segment.release_file(OSError(errno.EIO, "a compacted file could not take its place yet", str(segment.path)))
     merged = finish_swap(log.path, swap, log.files, log.config)
     for entry in aborted:
         if entry not in merged.transactions.entries:
@@ -248,7 +248,7 @@ def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment], aborted: 
     log.set_segments([*log.segments[:first], merged, *log.segments[first + len(group) :]])
     log.unfinished = None
     for segment in group:
-        segment.give_up()
+        segment.release_file()
 
 
 def _sound(segment: Segment, batch: Located) -> bytes:

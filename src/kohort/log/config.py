@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kohort.errors import ErrorCode, InvalidInputError
-from kohort.settings.config import knob
+from kohort.settings.config import declare_setting
 
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
@@ -43,13 +43,13 @@ def _pairs(words: tuple[str, ...]) -> None:
 class LogConfig:
     """The log settings of one topic. -1 means no limit where it is allowed."""
 
-    cleanup_policy: tuple[str, ...] = knob(
+    cleanup_policy: tuple[str, ...] = declare_setting(
         "cleanup.policy",
         ("delete",),
         choices=("delete", "compact"),
         why="how old records go: whole segments, by key, both",
     )
-    segment_bytes: int = knob(
+    segment_bytes: int = declare_setting(
         "segment.bytes",
         1 << 30,
         low=14,
@@ -57,13 +57,13 @@ class LogConfig:
         unit="bytes",
         why="retention and compaction work on whole segments",
     )
-    segment_ms: int = knob(
+    segment_ms: int = declare_setting(
         "segment.ms", 7 * _DAY_MS, low=1, high=_LONG_MAX, unit="ms", why="a quiet topic's records can still expire"
     )
-    segment_index_bytes: int = knob(
+    segment_index_bytes: int = declare_setting(
         "segment.index.bytes", 10 << 20, low=4, high=_INT_MAX, unit="bytes", why="a full index starts a new segment"
     )
-    index_interval_bytes: int = knob(
+    index_interval_bytes: int = declare_setting(
         "index.interval.bytes",
         4096,
         low=0,
@@ -71,7 +71,7 @@ class LogConfig:
         unit="bytes",
         why="log bytes scanned at most for one look-up",
     )
-    retention_bytes: int = knob(
+    retention_bytes: int = declare_setting(
         "retention.bytes",
         -1,
         low=-_LONG_MAX - 1,
@@ -79,10 +79,10 @@ class LogConfig:
         unit="bytes",
         why="bounds one partition's disk space; below 0: no bound",
     )
-    retention_ms: int = knob(
+    retention_ms: int = declare_setting(
         "retention.ms", 7 * _DAY_MS, low=-1, high=_LONG_MAX, unit="ms", why="bounds the age of records"
     )
-    delete_retention_ms: int = knob(
+    delete_retention_ms: int = declare_setting(
         "delete.retention.ms",
         _DAY_MS,
         low=0,
@@ -90,16 +90,16 @@ class LogConfig:
         unit="ms",
         why="readers have this long to see a tombstone",
     )
-    min_cleanable_dirty_ratio: float = knob(
+    min_cleanable_dirty_ratio: float = declare_setting(
         "min.cleanable.dirty.ratio", 0.5, low=0.0, high=1.0, why="compaction rewrites the log only when it pays"
     )
-    min_compaction_lag_ms: int = knob(
+    min_compaction_lag_ms: int = declare_setting(
         "min.compaction.lag.ms", 0, low=0, high=_LONG_MAX, unit="ms", why="records stay uncompacted at least this long"
     )
-    max_message_bytes: int = knob(
+    max_message_bytes: int = declare_setting(
         "max.message.bytes", 1_048_588, low=0, high=_INT_MAX, unit="bytes", why="bounds one batch"
     )
-    max_decompressed_message_bytes: int = knob(
+    max_decompressed_message_bytes: int = declare_setting(
         "max.decompressed.message.bytes",
         RECORD_BYTES_UNLIMITED,
         low=1,
@@ -107,13 +107,13 @@ class LogConfig:
         unit="bytes",
         why="bounds one record of a compressed batch, which is small on the wire whatever its records are",
     )
-    message_timestamp_type: str = knob(
+    message_timestamp_type: str = declare_setting(
         "message.timestamp.type",
         "CreateTime",
         choices=("CreateTime", "LogAppendTime"),
         why="whose clock stamps records: the producer's or ours",
     )
-    message_timestamp_before_max_ms: int = knob(
+    message_timestamp_before_max_ms: int = declare_setting(
         "message.timestamp.before.max.ms",
         _LONG_MAX,
         low=0,
@@ -121,7 +121,7 @@ class LogConfig:
         unit="ms",
         why="refuses records stamped too long ago",
     )
-    message_timestamp_after_max_ms: int = knob(
+    message_timestamp_after_max_ms: int = declare_setting(
         "message.timestamp.after.max.ms",
         3_600_000,
         low=0,
@@ -129,16 +129,16 @@ class LogConfig:
         unit="ms",
         why="a wrong clock would keep segments for ever",
     )
-    flush_messages: int = knob(
+    flush_messages: int = declare_setting(
         "flush.messages", _LONG_MAX, low=1, high=_LONG_MAX, why="records between two fsyncs; 1 survives a power loss"
     )
-    compression_type: str = knob(
+    compression_type: str = declare_setting(
         "compression.type",
         "producer",
         choices=("producer", *COMPRESSIONS),
         why="producer: batches stay as they come; else those that come otherwise are compressed anew",
     )
-    compression_gzip_level: int = knob(
+    compression_gzip_level: int = declare_setting(
         "compression.gzip.level",
         -1,
         low=-1,
@@ -146,14 +146,16 @@ class LogConfig:
         check=_not_zero,
         why="of what the broker compresses; -1: gzip's own",
     )
-    compression_lz4_level: int = knob("compression.lz4.level", 9, low=1, high=17, why="of what the broker compresses")
-    compression_zstd_level: int = knob(
+    compression_lz4_level: int = declare_setting(
+        "compression.lz4.level", 9, low=1, high=17, why="of what the broker compresses"
+    )
+    compression_zstd_level: int = declare_setting(
         "compression.zstd.level", 3, low=-131_072, high=22, why="of what the broker compresses"
     )
-    min_insync_replicas: int = knob(
+    min_insync_replicas: int = declare_setting(
         "min.insync.replicas", 1, low=1, high=_INT_MAX, why="taken as it is: there is one replica"
     )
-    max_compaction_lag_ms: int = knob(
+    max_compaction_lag_ms: int = declare_setting(
         "max.compaction.lag.ms",
         _LONG_MAX,
         low=1,
@@ -161,7 +163,7 @@ class LogConfig:
         unit="ms",
         why="records are compacted at the latest after this",
     )
-    file_delete_delay_ms: int = knob(
+    file_delete_delay_ms: int = declare_setting(
         "file.delete.delay.ms",
         60_000,
         low=0,
@@ -169,7 +171,7 @@ class LogConfig:
         unit="ms",
         why="taken as it is: open readers keep a deleted file anyway",
     )
-    flush_ms: int = knob(
+    flush_ms: int = declare_setting(
         "flush.ms",
         FLUSH_NEVER_MS,
         low=0,
@@ -177,7 +179,7 @@ class LogConfig:
         unit="ms",
         why="a power loss costs no more than this, and the second of a look",
     )
-    segment_jitter_ms: int = knob(
+    segment_jitter_ms: int = declare_setting(
         "segment.jitter.ms",
         0,
         low=0,
@@ -185,20 +187,20 @@ class LogConfig:
         unit="ms",
         why="taken as it is: few segments end at the same time here",
     )
-    local_retention_bytes: int = knob(
+    local_retention_bytes: int = declare_setting(
         "local.retention.bytes", -2, low=-2, high=_LONG_MAX, unit="bytes", why="taken as it is: all segments are local"
     )
-    local_retention_ms: int = knob(
+    local_retention_ms: int = declare_setting(
         "local.retention.ms", -2, low=-2, high=_LONG_MAX, unit="ms", why="taken as it is: all segments are local"
     )
-    leader_throttled: tuple[str, ...] = knob(
+    leader_throttled: tuple[str, ...] = declare_setting(
         "leader.replication.throttled.replicas", (), check=_pairs, why="taken as it is: there is one replica"
     )
-    follower_throttled: tuple[str, ...] = knob(
+    follower_throttled: tuple[str, ...] = declare_setting(
         "follower.replication.throttled.replicas", (), check=_pairs, why="taken as it is: there is one replica"
     )
-    preallocate: bool = knob("preallocate", False, why="taken as it is: segments grow by appending")
-    unclean_leader_election_enable: bool = knob(
+    preallocate: bool = declare_setting("preallocate", False, why="taken as it is: segments grow by appending")
+    unclean_leader_election_enable: bool = declare_setting(
         "unclean.leader.election.enable", False, why="taken as it is: there is one replica"
     )
 

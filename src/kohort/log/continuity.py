@@ -228,7 +228,7 @@ class _Survey:
             yield self.pending
             self.pending = None
         if short and expected is not None and limit is not None and expected < limit:
-            yield LogDamage(self.rules.path, self.size, 0, expected, limit, _ended(self.size, limit))
+            yield LogDamage(self.rules.path, self.size, 0, expected, limit, _torn_end_text(self.size, limit))
 
     def _read(self, position: int, length: int) -> bytes:
         at = position - self._chunk_at
@@ -351,7 +351,7 @@ class _Survey:
         return Located(position, header) if crc_ok(data, header) else None
 
 
-def _ended(size: int, limit: int) -> str:
+def _torn_end_text(size: int, limit: int) -> str:
     what = f"the file ends after {size} bytes" if size else "the file is empty"
     return f"{what}, and the next segment begins at {limit}"
 

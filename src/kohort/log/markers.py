@@ -80,6 +80,6 @@ def note_batches(
             if marker is not None:
                 apply_marker(producers, segment, marker, offset, now_ms)
         elif header.producer_id >= 0:
-            producers.note(header, offset, now_ms)
+            producers.record_batch(header, offset, now_ms)
         offset += header.last_offset_delta + 1
         at += header.size

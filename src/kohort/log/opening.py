@@ -147,7 +147,7 @@ def _last_entry_fits(segment: Segment, file: OpenFile) -> bool:
     return header.last_offset - segment.base_offset == segment.index.offsets[-1]
 
 
-def cut(segment: Segment, report: RecoveryReport) -> None:
+def truncate_torn_end(segment: Segment, report: RecoveryReport) -> None:
     """Truncate a torn end that `load` found."""
     file = segment.open()
     report.truncated_bytes += file.size() - segment.size
@@ -157,7 +157,7 @@ def cut(segment: Segment, report: RecoveryReport) -> None:
         damage for damage in report.damages if damage.path != segment.path or damage.position < segment.size
     ]
     if segment.inherited is not None:
-        segment.inherited.cut(segment.size)
+        segment.inherited.truncate_at(segment.size)
         if segment.inherited.done:
             segment.inherited = None
 

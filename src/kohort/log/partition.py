@@ -321,7 +321,7 @@ class PartitionLog:
         )
         return self.roll() if full or active.first_timestamp >= 0 else active
 
-    def _refuse(self, code: ErrorCode, text: str) -> Exception:
+    def _refuse_append(self, code: ErrorCode, text: str) -> Exception:
         return error_for(code, f"{self.path.name}: {text}")
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
@@ -374,7 +374,7 @@ class PartitionLog:
         stable = self.last_stable_offset
         if offset > end or offset < self.log_start_offset:
             text = f"offset {offset} is outside {self.log_start_offset} to {end}"
-            raise self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+            raise self._refuse_append(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         committed = isolation == Isolation.READ_COMMITTED
         if committed:
             end = stable
@@ -493,7 +493,7 @@ class PartitionLog:
             before_offset = self.end_offset
         if before_offset > self.end_offset or before_offset < 0:
             text = f"offset {before_offset} is outside {self.log_start_offset} to {self.end_offset}"
-            raise self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+            raise self._refuse_append(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if before_offset > self.log_start_offset:
             known, self.log_start_offset = self.log_start_offset, before_offset
             try:
@@ -591,8 +591,8 @@ class PartitionLog:
         for segment in self.segments:
             segment.close()
 
-    def give_up(self) -> None:
+    def release_files(self) -> None:
         """Release the files of a deleted partition. Users of this object get NotFoundError from now on."""
         self.missing = False
         for segment in self.segments:
-            segment.give_up()
+            segment.release_file()

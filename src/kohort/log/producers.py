@@ -86,7 +86,7 @@ class Producers:
                 continue
             if producer is not None:
                 self._check_epoch(producer_id, producer, header)
-                repeated = _find(producer, header) if sequences and len(headers) == 1 else None
+                repeated = _find_duplicate(producer, header) if sequences and len(headers) == 1 else None
                 if repeated is not None:
                     return repeated
             if sequences:
@@ -96,12 +96,12 @@ class Producers:
 
     def _check_epoch(self, producer_id: int, producer: PartitionProducer, header: BatchHeader) -> None:
         if header.producer_epoch < producer.epoch:
-            raise self._refuse(
+            raise self._refuse_batch(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
                 f"producer {producer_id} has epoch {header.producer_epoch}, the partition saw {producer.epoch}",
             )
         if producer.first_open_offset >= 0 and not header.is_transactional:
-            raise self._refuse(
+            raise self._refuse_batch(
                 ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} wrote outside its open transaction"
             )
 
@@ -116,15 +116,15 @@ class Producers:
         epoch, last_sequence = last
         expected = 0 if header.producer_epoch != epoch else (last_sequence + 1) & _SEQUENCE_MASK
         if header.base_sequence != expected:
-            raise self._refuse(
+            raise self._refuse_batch(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"producer {header.producer_id} sent sequence {header.base_sequence}, expected {expected}",
             )
 
-    def _refuse(self, code: ErrorCode, text: str) -> KafkaError:
+    def _refuse_batch(self, code: ErrorCode, text: str) -> KafkaError:
         return error_for(code, f"{self._name}: {text}")
 
-    def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+    def record_batch(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Record that a data batch of a producer is in the log at `base_offset`."""
         producer_id = header.producer_id
         producer = self.by_id.get(producer_id)
@@ -158,12 +158,12 @@ class Producers:
         if producer is None:
             return
         if epoch < producer.epoch:
-            raise self._refuse(
+            raise self._refuse_batch(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
                 f"a marker for producer {producer_id} has epoch {epoch}, the partition saw {producer.epoch}",
             )
         if coordinator_epoch < producer.coordinator_epoch:
-            raise self._refuse(
+            raise self._refuse_batch(
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
                 f"a marker of coordinator epoch {coordinator_epoch}, the partition saw {producer.coordinator_epoch}",
             )
@@ -277,7 +277,7 @@ def _written(header: BatchHeader, base_offset: int) -> ProducerBatch:
     return ProducerBatch(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
 
 
-def _find(producer: PartitionProducer, header: BatchHeader) -> ProducerBatch | None:
+def _find_duplicate(producer: PartitionProducer, header: BatchHeader) -> ProducerBatch | None:
     if producer.epoch != header.producer_epoch:
         return None
     first = header.base_sequence

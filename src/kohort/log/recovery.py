@@ -124,7 +124,7 @@ def _ended(
     if hole.position == 0:
         segment.delete()
     else:
-        segment.give_up()
+        segment.release_file()
         fs.truncate(segment.path, hole.position)
         for suffix in (".index", ".timeindex"):
             remove(segment.path.with_suffix(suffix), fs)
@@ -346,7 +346,7 @@ def _end_at(
     if last.readable:
         if last.end_offset >= known_end:
             if torn:
-                opening.cut(last, report)
+                opening.truncate_torn_end(last, report)
             return segments
         opening.keep_end(last, known_end, report)
     fresh = Segment(last.path.parent, known_end, files, config.index_interval_bytes)
@@ -504,7 +504,7 @@ def load_producers(
             if header.producer_id < 0 or header.base_offset < start:
                 continue
             if not header.is_control:
-                producers.note(header, header.base_offset, now_ms)
+                producers.record_batch(header, header.base_offset, now_ms)
                 continue
             marker = _marker(segment, batch)
             if marker is not None:

@@ -417,7 +417,7 @@ class SegmentFile:
         self.finish()
         self._files.forget(self)
 
-    def give_up(self, why: Exception | None = None) -> None:
+    def release_file(self, why: Exception | None = None) -> None:
         """Release the log file permanently. Later users get an error that it was deleted, or `why`.
 
         Readers with an open file keep what they read.
@@ -429,7 +429,7 @@ class SegmentFile:
 
     def delete(self) -> None:
         """Delete the files. Readers with an open file keep what they read."""
-        self.give_up()
+        self.release_file()
         for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
             remove(self.path.with_suffix(suffix), self._fs)
 
@@ -569,12 +569,12 @@ class Segment(SegmentFile):
         """
         for batch in self.sound_from(offset):
             if self.inherited is not None and batch.header.base_offset > offset:
-                self._refuse(offset)
+                self._refuse_offset(offset)
             return batch
-        self._refuse(offset)
+        self._refuse_offset(offset)
         return None
 
-    def _refuse(self, offset: int) -> None:
+    def _refuse_offset(self, offset: int) -> None:
         damage = None if self.inherited is None else self.inherited.damage_of(offset)
         if damage is not None:
             raise DamagedError(damage)
@@ -691,7 +691,7 @@ class Segment(SegmentFile):
         start = self.index.positions[-1] if self.index.positions else 0
         self.restart(start)
         if self.inherited is not None:
-            self.inherited.cut(found.position)
+            self.inherited.truncate_at(found.position)
         self.take_over(self.headers(start, found.position), start if self.index.positions else -1, UnverifiedBytes(0))
         self.transactions.truncate_to_offset(self.end_offset)
         self.flush_indexes()

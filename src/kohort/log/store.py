@@ -315,7 +315,7 @@ class LogStore(ClosedOnExit):
         self._producers_ms = 0
         self._closed = False
         self.compact_in: OffLoop | None = None
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._not_compacted: set[TopicPartition] = set()
         try:
             self._open_all()
@@ -340,7 +340,7 @@ class LogStore(ClosedOnExit):
         self.topics_by_id = catalog.by_id
         ids = remove_strays(self.path, self.topics)
         points = StoreCheckpoints.read(self.path)
-        self._told = points.topics() - topics.keys()
+        self._logged = points.topics() - topics.keys()
         began = time.monotonic()
         for topic in topics.values():
             config = usable_config(topic.name, self.defaults, topic.configs)
@@ -530,9 +530,9 @@ class LogStore(ClosedOnExit):
 
         `settled`: their logs have the settings already.
         """
-        if not self._told.isdisjoint(topics):  # what is said of an earlier topic of a name is not this one's
+        if not self._logged.isdisjoint(topics):  # what is said of an earlier topic of a name is not this one's
             self._write_bounds()
-            self._told.clear()
+            self._logged.clear()
         self._catalog.put(topics)
         self._logs.update(logs)
         for topic in () if settled else topics.values():
@@ -563,13 +563,13 @@ class LogStore(ClosedOnExit):
         """
         logs = []
         for topic in self._catalog.remove(dict.fromkeys(names)):
-            self._told.add(topic.name)
+            self._logged.add(topic.name)
             for number in range(topic.partitions):
                 self._unflushed.pop((topic.name, number), None)
                 logs.append(self._logs.pop((topic.name, number)))
         for log_gone in logs:
             missing = log_gone.missing
-            log_gone.give_up()
+            log_gone.release_files()
             if not missing:
                 self._set_aside(log_gone.path)
             yield

@@ -37,7 +37,7 @@ class UnverifiedBytes:
             begin, stop = min(begin, span[0]), max(stop, span[1])
         insort(self._spans, (begin, stop))
 
-    def cut(self, end: int) -> None:
+    def truncate_at(self, end: int) -> None:
         """Record that the file was truncated at `end`."""
         self.end, self.closed = min(self.end, end), False
         self.damages = [damage for damage in self.damages if damage.position < end]

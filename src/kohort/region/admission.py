@@ -39,7 +39,7 @@ class Applicant:
     reads_again: bool = False
 
 
-def admit(
+def admit_member(
     region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, into: Sink | None, letters: Sink | None
 ) -> tuple[UUID, Sink | None, Sink | None]:
     """Check a member's group and sinks, then claim the group for the region.

@@ -91,9 +91,9 @@ class RegionConsumer:
         return self._events.machine.names
 
     @property
-    def figures(self) -> MemberMetrics:
+    def metrics(self) -> MemberMetrics:
         """The member's metrics: counters and times."""
-        return self._events.figures
+        return self._events.metrics
 
     # -- tables
 
@@ -253,7 +253,7 @@ class RegionConsumer:
         except AWAY as error:
             if not is_away(error):
                 raise
-            self._events.sink_waits(wait.failed(error))
+            self._events.sink_waits(wait.record_failure(error))
             self._flow.wait_void(wait.again_s - time.monotonic())
             return False
         return True
@@ -315,7 +315,7 @@ class RegionConsumer:
             return
         self._events.aborting = True
         if not self.is_in_use_here():  # otherwise the event thread clears it
-            self._flow.clear()
+            self._flow.discard_all()
         self.ask_to_close(CLOSE_S)
         self._events.post_quietly(ResetWanted(cause))
         if not self.is_in_use_here():
@@ -339,9 +339,9 @@ class RegionConsumer:
             if not self._forgotten:
                 self._forgotten = True
                 self._ended(self)
-        self._tell_if_late()
+        self._raise_if_late()
 
-    def _tell_if_late(self) -> None:
+    def _raise_if_late(self) -> None:
         """Raise the timeout error of a late close, once."""
         late, self._events.late = self._events.late, ""
         if late:

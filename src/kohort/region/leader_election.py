@@ -24,7 +24,7 @@ log = logging.getLogger("kohort.region")
 
 CONNECT_S = 2.0
 """Timeout in seconds for an answer: a control plane that is paused accepts connections, but sends nothing."""
-PATIENCE_S = (0.5, 1.5)
+ELECTION_DELAY_S = (0.5, 1.5)
 """Range of the random time in seconds for which a control plane may be unreachable before it is replaced. It is
 random, so that the first candidate is usually alone."""
 LOSSES_MAX = 4
@@ -54,7 +54,7 @@ class ControlPlaneAddress:
 class ElectionTopic(Protocol):
     """The region's topic, as far as leader election needs it. All methods may block."""
 
-    def address(self) -> ControlPlaneAddress | None:
+    def newest_address(self) -> ControlPlaneAddress | None:
         """Return the address of the newest term; None: there was no term yet."""
 
     def token(self, term: int) -> bytes:
@@ -79,24 +79,24 @@ class LeaderElection:
         *,
         serves: bool = True,
         host: str = "127.0.0.1",
-        told: str | None = None,
+        advertised: str | None = None,
     ) -> None:
-        """Initialise a candidate that listens on `host` and is reached by others as `told`, by default the same."""
+        """Initialise a candidate that listens on `host`, and that others reach as `advertised`, by default the same."""
         self._place, self._config, self._serves = place, config, serves
-        self._host, self._told = host, host if told is None else told
+        self._host, self._advertised = host, host if advertised is None else advertised
         self._lock = threading.Lock()
         self._missed: dict[int, float] = {}
-        self._told_of: set[int] = set()
+        self._announced_term: set[int] = set()
         self._losses, self._stays_behind_s = 0, 0.0
         self._plane: ControlPlane | None = None
         self._closed = False
         self.replaced = threading.Event()
 
-    def reach(self, *, patiently: bool = True) -> Link:
+    def reach(self, *, retries: bool = True) -> Link:
         """Return a connection to the current control plane.
 
         Args:
-            patiently: take over if there is no control plane and this application may serve.
+            retries: take over if there is no control plane and this application may serve.
 
         Raises:
             OSError: there is none at the moment; the caller should retry.
@@ -105,18 +105,18 @@ class LeaderElection:
         with self._lock:
             if self._closed:
                 raise NobodyServesError("the region was closed")
-            address = self._place.address()
+            address = self._place.newest_address()
             if address is not None:
                 try:
                     link = self._connect(address)
                 except OSError as error:
-                    if not patiently:
+                    if not retries:
                         raise
                     self._wait_for(address, error)
                 else:
                     self._missed.clear()
                     return link
-            if not self._serves or not patiently:
+            if not self._serves or not retries:
                 raise NobodyServesError("there is no control plane; start one with `kohort region serve`")
             return self._connect(self._compete())
 
@@ -130,11 +130,11 @@ class LeaderElection:
 
     def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
         """Raise the error until an unreachable control plane has been unreachable for long enough."""
-        until_s = self._missed.setdefault(address.term, time.monotonic() + random.uniform(*PATIENCE_S))
+        until_s = self._missed.setdefault(address.term, time.monotonic() + random.uniform(*ELECTION_DELAY_S))
         if time.monotonic() < until_s:
             raise error
-        if address.term not in self._told_of:
-            self._told_of.add(address.term)
+        if address.term not in self._announced_term:
+            self._announced_term.add(address.term)
             where = f"{address.host}:{address.port}"
             log.info("the control plane of term %s can't be reached at %s: %s", address.term, where, error)
 
@@ -156,7 +156,7 @@ class LeaderElection:
             self._plane.close()
         listening = listen(self._host)
         try:
-            book, known = self._place.take_over(self._told, listening.port, listening.pin)
+            book, known = self._place.take_over(self._advertised, listening.port, listening.pin)
             token = self._place.token(known.term)
         except BaseException:
             listening.close()
@@ -164,7 +164,7 @@ class LeaderElection:
         self._plane = ControlPlane(book, known, self._config, listening, token, self._serve_again)
         self.replaced.clear()
         self._plane.start()
-        return ControlPlaneAddress(known.term, self._told, listening.port, token, listening.pin)
+        return ControlPlaneAddress(known.term, self._advertised, listening.port, token, listening.pin)
 
     def plane(self) -> ControlPlane | None:
         """Return the control plane, if this process runs it."""
@@ -205,7 +205,7 @@ class LeaderElection:
                 if self._closed or self._plane is not lost:
                     return
                 try:
-                    address = self._place.address()
+                    address = self._place.newest_address()
                     if address is not None and address.term != lost.term:
                         break
                     log.info(
@@ -232,5 +232,5 @@ class LeaderElection:
 
 def _backoff_s(losses: int) -> float:
     """Return the wait after this many lost elections in a row."""
-    base_s = random.uniform(*PATIENCE_S)
+    base_s = random.uniform(*ELECTION_DELAY_S)
     return exponential_backoff(losses, base_s, base_s * 2**LOSSES_MAX)

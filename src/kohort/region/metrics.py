@@ -41,7 +41,7 @@ class Measured(Protocol):
         """The member's name in the region."""
 
     @property
-    def figures(self) -> MemberMetrics:
+    def metrics(self) -> MemberMetrics:
         """The member's metrics."""
 
 
@@ -87,7 +87,7 @@ class RegionExporter(Collector):
             labels=["region", "member"],
         )
         for member in self._members():
-            labels, figures = [self._region, member.name], member.figures
+            labels, figures = [self._region, member.name], member.metrics
             gauges["partitions"].add_metric(labels, figures.partitions)
             gauges["topics"].add_metric(labels, figures.topics)
             gauges["waits_for_sink"].add_metric(labels, float(bool(figures.waits_for)))

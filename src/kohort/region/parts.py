@@ -24,6 +24,6 @@ class Part(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-def part_of(told: Position | Span | Initial) -> Part:
+def part_of(given: Position | Span | Initial) -> Part:
     """Return the partition of a position, a span or an initial offset."""
-    return Part(told.group, told.topic, told.partition, told.topic_id)
+    return Part(given.group, given.topic, given.partition, given.topic_id)

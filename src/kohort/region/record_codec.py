@@ -37,7 +37,7 @@ from kohort.region.staged import StagedKey
 VERSION = 1
 RECORD_BYTES_MAX = 1_000_000
 """Below `message.max.bytes`, by default 1 MiB, with a margin for the batch around it."""
-Told = TypeVar("Told", Position, Span)
+Located = TypeVar("Located", Position, Span)
 
 _KINDS: dict[str, type[Fact]] = {
     kind.__name__.lower(): kind
@@ -132,18 +132,20 @@ def _packed(keys: Iterable[StagedKey]) -> list[tuple[bytes, int, str, int]]:
     return [(key.region_id.bytes, key.epoch, key.member, key.unit) for key in keys]
 
 
-def _unpacked(told: Iterable[Any]) -> list[StagedKey]:
-    return [StagedKey(UUID(bytes=key[0]), *key[1:]) for key in told]
+def _unpacked(given: Iterable[Any]) -> list[StagedKey]:
+    return [StagedKey(UUID(bytes=key[0]), *key[1:]) for key in given]
 
 
-def _by_topic(told: Iterable[Told], row: Callable[[Told], tuple[int, ...]]) -> list[tuple[str, str, bytes, list[Any]]]:
+def _by_topic(
+    given: Iterable[Located], row: Callable[[Located], tuple[int, ...]]
+) -> list[tuple[str, str, bytes, list[Any]]]:
     topics: dict[tuple[str, str, bytes], list[Any]] = {}
-    for entry in told:
+    for entry in given:
         topics.setdefault((entry.group, entry.topic, entry.topic_id.bytes), []).append(row(entry))
     return [(group, topic, topic_id, rows) for (group, topic, topic_id), rows in topics.items()]
 
 
-def _one_by_one(topics: Iterable[Any], kind: type[Told]) -> Iterable[Told]:
+def _one_by_one(topics: Iterable[Any], kind: type[Located]) -> Iterable[Located]:
     for group, topic, topic_id, rows in topics:
         for row in rows:
             yield kind(group, topic, UUID(bytes=topic_id), *row)

@@ -18,7 +18,7 @@ from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
 from kohort.io.closing import ClosedOnExit
 from kohort.region import messages
-from kohort.region.admission import Applicant, admit
+from kohort.region.admission import Applicant, admit_member
 from kohort.region.agreement import compare
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
@@ -111,7 +111,7 @@ class Region(ClosedOnExit):
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
         self._servers, self._settings = bootstrap_servers, settings
         self._home = Home(name, bootstrap_servers, settings, None if key is None else region_key(key))
-        self._tenure = LeaderElection(self._home, self.config, serves=serves, host=host)
+        self._election = LeaderElection(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
         self._counted: set[Measured] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
@@ -139,7 +139,7 @@ class Region(ClosedOnExit):
             self._counted.add(member)
 
     def _plane_seen(self) -> messages.RegionSeen | None:
-        plane = self._tenure.plane()
+        plane = self._election.plane()
         return None if plane is None else plane.describe()
 
     @property
@@ -211,7 +211,7 @@ class Region(ClosedOnExit):
         events = EventThread(machine, consumer, flow, stager, publishers, own, config)
         member = RegionConsumer(events, flow, stager, own, self._forget)
         try:
-            member.start(self._tenure.reach)
+            member.start(self._election.reach)
         except BaseException:
             consumer.close()
             raise
@@ -240,7 +240,7 @@ class Region(ClosedOnExit):
     ) -> tuple[UUID, Sink | None, Sink | None]:
         if self._closed:
             raise InvalidInputError(f"region {self.name} was closed here: make another Region for {applicant.member}")
-        return admit(self.name, self._home, self._tenure.reach, applicant, into, letters)
+        return admit_member(self.name, self._home, self._election.reach, applicant, into, letters)
 
     def state_of(self, member: str) -> bytes | None:
         """Return the state from which a member continues, according to the region's topic; None: no state.
@@ -278,7 +278,7 @@ class Region(ClosedOnExit):
             KafkaError: the region's topic can't be read or written.
         """
         with self._call("reach"):
-            return self._tenure.reach()
+            return self._election.reach()
 
     def _forget(self, member: RegionConsumer) -> None:
         with self._calls.enter(), self._lock:
@@ -367,7 +367,7 @@ class Region(ClosedOnExit):
     def serve(self) -> ControlPlane:
         """Become the control plane, until another takes over or `close` is called."""
         with self._call("serve"):
-            return self._tenure.serve()
+            return self._election.serve()
 
     def wait_replaced(self, timeout_s: float) -> bool:
         """Wait until this application, which served the region, no longer does; return whether it does not.
@@ -375,7 +375,7 @@ class Region(ClosedOnExit):
         A term that ends without a successor, for example when the cluster aborts its transaction, is followed by
         another one here.
         """
-        return self._tenure.replaced.wait(timeout_s)
+        return self._election.replaced.wait(timeout_s)
 
     def is_served(self) -> bool:
         """Return whether a control plane answers."""
@@ -384,7 +384,7 @@ class Region(ClosedOnExit):
 
     def _is_served(self) -> bool:
         try:
-            self._tenure.reach(patiently=False).close()
+            self._election.reach(retries=False).close()
         except OSError:
             return False
         return True
@@ -487,7 +487,7 @@ class Region(ClosedOnExit):
         until_s = time.monotonic() + ANSWER_S
         while True:
             try:
-                return self._tenure.reach()
+                return self._election.reach()
             except OSError as error:
                 if time.monotonic() > until_s:
                     raise TimedOutError(f"region {self.name} has no control plane: {error}") from error
@@ -526,6 +526,6 @@ class Region(ClosedOnExit):
             if self._metrics is not None:
                 closing.callback(self._metrics.close)
             closing.callback(self._home.close)
-            closing.callback(self._tenure.close)
+            closing.callback(self._election.close)
             for member in reversed(members):
                 closing.callback(member.close)

@@ -122,7 +122,7 @@ class Home:
         saved.refuse_unproven(self._region)
         return saved
 
-    def address(self) -> ControlPlaneAddress | None:
+    def newest_address(self) -> ControlPlaneAddress | None:
         """Return the address of the newest term; None: there was no term yet."""
         term = self.saved().term
         if term is None:
@@ -364,7 +364,7 @@ class RegionLogWriter:
         if saved.birth is None:
             saved.birth = Birth(self._region, uuid4(), _now_ms())
             facts.append(saved.birth)
-        self._write(facts)
+        self._write_facts(facts)
         return saved.known(self._region, self._term)
 
     def _settled(self) -> SavedFacts:
@@ -422,13 +422,13 @@ class RegionLogWriter:
     def save(self, facts: Iterable[Fact]) -> None:
         """Write facts, in one transaction."""
         try:
-            self._write(facts)
+            self._write_facts(facts)
         except UnknownOutcomeError as error:
             raise TimedOutError(
                 str(error)
             ) from error  # the same facts are written again, whether they were committed or not
 
-    def _write(self, facts: Iterable[Fact]) -> None:
+    def _write_facts(self, facts: Iterable[Fact]) -> None:
         records = [(key_of(fact), value_of(fact)) for fact in facts]
         self._transact(lambda producer: self._send(producer, records))
 

@@ -100,7 +100,7 @@ def _refuse_coordinators(servers: Servers, settings: Mapping[str, Any]) -> None:
     client = ThreadClient(client_config(ConnectionConfig, servers, dict(settings)))
     try:
         client.call(client.cluster.refresh_metadata())
-        apart = client.cluster.links.apart
+        apart = client.cluster.connections.apart
     finally:
         client.close()
     if apart:

@@ -365,7 +365,7 @@ class ControlPlane:
         except (OSError, ValueError, TimeoutError) as error:
             log.debug("region %s: a connection of %s ended: %s", self.region, address, error)
         finally:
-            place.leave()
+            place.give_back()
             if self._links.pop(connection, None) is not None and not self._end.is_set():
                 self._step(events.Disconnected(connection))
             if link is not None:

@@ -1,12 +1,12 @@
 """Configuration: every setting with Kafka's property name, its unit, its limits and its purpose.
 
-A configuration is one frozen dataclass whose fields are made by `knob`. `from_properties` turns user input (strings
-from a file, values from Python) into an instance. It refuses invalid input: for an unknown key it names the nearest
-known one, for a value out of range the range.
+A configuration is one frozen dataclass whose fields are made by `declare_setting`. `from_properties` turns user input
+(strings from a file, values from Python) into an instance. It refuses invalid input: for an unknown key it names the
+nearest known one, for a value out of range the range.
 
     @dataclass(frozen=True, slots=True)
     class FetchConfig:
-        fetch_max_bytes: int = knob("fetch.max.bytes", 52_428_800, low=0, unit="bytes", why="bounds one answer")
+        fetch_max_bytes: int = declare_setting("fetch.max.bytes", 52_428_800, low=0, unit="bytes", why="limits it")
 
     from_properties(FetchConfig, {"fetch.max.bytes": "1000"})
 
@@ -33,12 +33,12 @@ from kohort.settings.validation import is_secret
 
 T = TypeVar("T")
 
-_KNOB = "kohort.knob"
+_DECLARATION = "kohort.setting"
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Knob:
+class SettingDeclaration:
     """The declaration of one setting besides its type and default, which the dataclass field holds.
 
     Attributes:
@@ -64,15 +64,15 @@ class Knob:
     check: Callable[[Any], None] | None = None
 
 
-def knob(name: str, default: Any, **facts: Any) -> Any:
+def declare_setting(name: str, default: Any, **facts: Any) -> Any:
     """Declare a dataclass field that is a setting.
 
     Args:
         name: Kafka's property name.
         default: the value when the user gives none.
-        **facts: the other attributes of `Knob`: unit, why, low, high, choices, aliases, elsewhere, check.
+        **facts: the other attributes of `SettingDeclaration`: unit, why, low, high, choices, aliases, elsewhere, check.
     """
-    return dataclasses.field(default=default, metadata={_KNOB: Knob(name, **facts)})
+    return dataclasses.field(default=default, metadata={_DECLARATION: SettingDeclaration(name, **facts)})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Setting:
     """One setting: its declaration and its field in a configuration class."""
 
     field: str
-    knob: Knob
+    declaration: SettingDeclaration
     type: Any
     default: Any
 
@@ -91,7 +91,7 @@ def settings(cls: type) -> dict[str, Setting]:
     hints = typing.get_type_hints(cls)
     declared: dict[str, Setting] = {}
     for field in dataclasses.fields(cls):
-        fact = field.metadata.get(_KNOB)
+        fact = field.metadata.get(_DECLARATION)
         if fact is not None:
             declared[fact.name] = Setting(field.name, fact, hints[field.name], field.default)
     return declared
@@ -165,16 +165,16 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
         key: the given key.
         known: the known keys; in a mapping to `Setting`, other projects' names count too.
     """
-    names = {_plain(name): name for name in known if "." in name or "." not in key}
-    names |= {_plain(name): name for name in known if ("." in name) == ("." in key)}
+    names = {_bare_key(name): name for name in known if "." in name or "." not in key}
+    names |= {_bare_key(name): name for name in known if ("." in name) == ("." in key)}
     if isinstance(known, Mapping):
         for name in list(names.values()):
-            for other in known[name].knob.elsewhere:
-                names.setdefault(_plain(other), name)
-    return _nearest(_plain(key), names)
+            for other in known[name].declaration.elsewhere:
+                names.setdefault(_bare_key(other), name)
+    return _nearest(_bare_key(key), names)
 
 
-def _plain(key: str) -> str:
+def _bare_key(key: str) -> str:
     """Return a key without its spelling: `groupId`, `group_id` and `group.id` are one."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", ".", str(key)).lower()
 
@@ -185,7 +185,7 @@ def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
     Raises:
         InvalidInputError: the value is of the wrong kind or out of range.
     """
-    fact = setting.knob
+    fact = setting.declaration
     name = key or fact.name
     if type(raw) is int and str(raw) in fact.choices:
         raw = str(raw)
@@ -277,7 +277,7 @@ def _by_key(cls: type, field_names: bool) -> dict[str, Setting]:
     table: dict[str, Setting] = {}
     for name, setting in settings(cls).items():
         table[name] = setting
-        for alias in setting.knob.aliases:
+        for alias in setting.declaration.aliases:
             table[alias] = setting
         if field_names:
             table[setting.field] = setting
@@ -316,7 +316,7 @@ def _convert(kind: Any, raw: Any) -> Any:
 
 def _as_text(setting: Setting, raw: Any, name: str) -> str:
     """Return the text form of a value that should have been a string."""
-    if _kind(setting.type) != _kind(str) or setting.knob.choices or isinstance(raw, bool) or is_secret(name):
+    if _kind(setting.type) != _kind(str) or setting.declaration.choices or isinstance(raw, bool) or is_secret(name):
         return ""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw) if isinstance(raw, int) else ""
     return f"; write {name}={text!r}" if text else ""
@@ -342,7 +342,7 @@ def _kind(kind: Any) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}.get(kind, str(kind))
 
 
-def _range(fact: Knob) -> str:
+def _range(fact: SettingDeclaration) -> str:
     unit = f" {fact.unit}" if fact.unit else ""
     if fact.high is None:
         return f"at least {fact.low:g}{unit}" if isinstance(fact.low, float) else f"at least {fact.low}{unit}"
@@ -357,7 +357,7 @@ def described(cls: type, indent: str = "") -> str:
     for setting in settings(cls).values():
         lines += [
             f"{setting.field}: {default_of(setting)}",
-            f"    {setting.knob.why[:1].upper()}{setting.knob.why[1:]}.",
+            f"    {setting.declaration.why[:1].upper()}{setting.declaration.why[1:]}.",
         ]
     return "\n".join(indent + line for line in lines)
 
@@ -386,7 +386,7 @@ class _Documentation:
 
 def default_of(setting: Setting) -> str:
     """Return a setting's default with its unit, and the other values that it allows."""
-    fact = setting.knob
+    fact = setting.declaration
     default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
     text = f"{default!r}" + (f" {fact.unit}" if fact.unit and setting.default is not None else "")
     if fact.choices:

@@ -371,7 +371,7 @@ def _int(name: str) -> Validator:
 
     def take(value: Any) -> int:
         if type(value) is not int:
-            value = _whole(value)
+            value = _as_integer(value)
         if low <= value <= high:
             return value  # type: ignore[no-any-return]
         raise ValidationError(_bounds(low, high, value), value)
@@ -379,7 +379,7 @@ def _int(name: str) -> Validator:
     return Validator("int", take, int)
 
 
-def _whole(value: Any) -> int:
+def _as_integer(value: Any) -> int:
     """Return another library's integer, or an IntEnum's member, as int."""
     if not isinstance(value, bool):
         try:

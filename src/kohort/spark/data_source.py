@@ -32,7 +32,7 @@ from kohort.spark.source.error_frames import reason_first
 from kohort.spark.source.single_reader_lock import Load
 
 if TYPE_CHECKING:
-    from kohort.spark.driver_channel import Contact
+    from kohort.spark.driver_channel import ChannelAddress
     from kohort.spark.tasks.write import Writing
     from kohort.spark.values.decoding import Values
 
@@ -90,10 +90,10 @@ class KohortDataSource(DataSource):
     """`format("kohort")`: Kafka topics, read as a member of a consumer group, and written.
 
     Attributes:
-        contact: the application's address, set in a subclass that `register` passes to Spark as a pickle.
+        address: the application's address, set in a subclass that `register` passes to Spark as a pickle.
     """
 
-    contact: ClassVar[Contact | None] = None
+    address: ClassVar[ChannelAddress | None] = None
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         """Keep the options; only the next call tells whether they are a read's or a write's."""
@@ -104,9 +104,9 @@ class KohortDataSource(DataSource):
         self._used = False
 
     @classmethod
-    def reaching(cls, contact: Contact | None) -> type[KohortDataSource]:
+    def reaching(cls, address: ChannelAddress | None) -> type[KohortDataSource]:
         """Return a subclass with this address; as it is not importable from a module, it is pickled by value."""
-        return type(cls.__name__, (cls,), {"contact": contact, "__module__": cls.__module__, "__doc__": cls.__doc__})
+        return type(cls.__name__, (cls,), {"address": address, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Pickle without the address after a reader or writer was made: Spark's workers have no use for it."""
@@ -172,7 +172,7 @@ class KohortDataSource(DataSource):
         options = self._options(streaming=True)
         columns = columns_of(options)
         values = _values(options, schema, columns)
-        return KohortStreamReader(options, columns, self.contact, values, load=self._load)
+        return KohortStreamReader(options, columns, self.address, values, load=self._load)
 
     @reason_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

@@ -46,7 +46,7 @@ NAME_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Contact:
+class ChannelAddress:
     """The address of an application for its sources: a port on loopback and a shared token."""
 
     port: int
@@ -70,13 +70,13 @@ def decode(body: bytes) -> Message:
     return message
 
 
-class Switchboard:
+class ChannelServer:
     """The application's end of the channel: listens, and knows the connections of each query.
 
     A forked child closes its copy, as it does a source's end.
 
     Attributes:
-        contact: the address that sources connect to.
+        address: the address that sources connect to.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Switchboard:
         self._gate = ConnectionGate(SOURCES_MAX)
         self._links: dict[str, set[Link]] = {}
         self._listening = socket.create_server((LOOPBACK, 0), backlog=SOURCES_MAX)
-        self.contact = Contact(self._listening.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
+        self.address = ChannelAddress(self._listening.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
         self._closed = threading.Event()
         _OPEN_ENDS.add(self)
         threading.Thread(target=self._accept, name="kohort-channel", daemon=True).start()
 
-    def tell(self, query: str, message: Message) -> int:
+    def send_message(self, query: str, message: Message) -> int:
         """Send a message to every source of a query; return the number of sources."""
         with self._lock:
             links = list(self._links.get(query, ()))
@@ -144,7 +144,7 @@ class Switchboard:
         query: str | None = None
         link: Link | None = None
         try:
-            link = greet_caller(sock, self.contact.token)
+            link = greet_caller(sock, self.address.token)
             if not place.prove():
                 log.warning("rejected a source's connection: the limit of %s connections is reached", SOURCES_MAX)
                 return
@@ -165,7 +165,7 @@ class Switchboard:
         finally:
             if link is not None:
                 self._part(link, query)
-            place.leave()
+            place.give_back()
             with self._lock:
                 self._sockets.discard(sock)
             sock.close()
@@ -204,23 +204,23 @@ def _hang_up(sock: socket.socket) -> None:
     sock.close()
 
 
-class Line:
+class ChannelClient:
     """A source's end of the channel: connects in the background, and reconnects when the connection ends."""
 
     def __init__(
         self,
-        contact: Contact,
+        address: ChannelAddress,
         handlers: Mapping[str, Callable[[Message], None]],
         lost: Callable[[], None] = lambda: None,
     ) -> None:
         """Set up the client; it connects after `start`.
 
         Args:
-            contact: the application's address.
+            address: the application's address.
             handlers: functions for the application's messages by kind; called one at a time by the client's thread.
             lost: called by the client's thread when the connection has ended.
         """
-        self._contact, self._handlers, self._lost = contact, dict(handlers), lost
+        self._address, self._handlers, self._lost = address, dict(handlers), lost
         self._changed = threading.Condition(threading.Lock())
         self._query = ""
         self._link: Link | None = None
@@ -289,7 +289,7 @@ class Line:
                 if self._links or self._ended.is_set():
                     raise ConnectionError("the application is gone")
                 if left_s <= 0:
-                    raise ConnectionError(f"the application can't be reached on port {self._contact.port}")
+                    raise ConnectionError(f"the application can't be reached on port {self._address.port}")
                 left_s = self._wait(left_s)
             return self._link, left_s
 
@@ -324,7 +324,7 @@ class Line:
                 link = self._connect()
             except OSError as error:
                 if not self._logged:
-                    log.info("the application can't be reached on port %s: %s", self._contact.port, error)
+                    log.info("the application can't be reached on port %s: %s", self._address.port, error)
                     self._logged = True
             else:
                 self._logged = False
@@ -332,9 +332,9 @@ class Line:
             self._ended.wait(RECONNECT_DELAY_S)
 
     def _connect(self) -> Link:
-        sock = socket.create_connection((LOOPBACK, self._contact.port), GREETING_S)
+        sock = socket.create_connection((LOOPBACK, self._address.port), GREETING_S)
         try:
-            return greet_listener(sock, self._contact.token)
+            return greet_listener(sock, self._address.token)
         except BaseException:
             sock.close()
             raise
@@ -372,7 +372,7 @@ class Line:
             link.forget()
 
 
-_OPEN_ENDS: weakref.WeakSet[Switchboard | Line] = weakref.WeakSet()
+_OPEN_ENDS: weakref.WeakSet[ChannelServer | ChannelClient] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -398,17 +398,17 @@ class SinkDoneReceiver:
         line: the connection to the application.
     """
 
-    def __init__(self, contact: Contact, sink_done: Callable[[str], bool]) -> None:
+    def __init__(self, address: ChannelAddress, sink_done: Callable[[str], bool]) -> None:
         """Connect in the background.
 
         Args:
-            contact: the application's address.
+            address: the application's address.
             sink_done: called with a batch's end; returns whether that completed the running batch.
         """
         self._sink_done = sink_done
         self._stopping = False
         self._enough = threading.Event()
-        self.line = Line(contact, {"done": self._done, "over": self._over}, self._lost)
+        self.line = ChannelClient(address, {"done": self._done, "over": self._over}, self._lost)
         self.line.start()
 
     @property

@@ -29,9 +29,9 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from kohort.spark.driver_channel import Contact, Message, Switchboard
+from kohort.spark.driver_channel import ChannelAddress, ChannelServer, Message
 from kohort.spark.source.read_twice import ReadTwice, loads_of
-from kohort.spark.source_sessions import SEATS
+from kohort.spark.source_sessions import SOURCE_SESSIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +92,7 @@ class CompletedBatches:
 class SinkListener(StreamingQueryListener):
     """A query listener that forwards completed batches and ended runs; other sources' batches cost one look."""
 
-    def __init__(self, completed: CompletedBatches, server: Switchboard, jvm: Any) -> None:
+    def __init__(self, completed: CompletedBatches, server: ChannelServer, jvm: Any) -> None:
         """Set up the listener; it is not added to a session yet.
 
         Args:
@@ -146,15 +146,15 @@ class SinkListener(StreamingQueryListener):
         self.rows += sum(
             source["numInputRows"] for source, end in zip(report["sources"], ends, strict=True) if query_of(end)
         )
-        self._tell(self._completed.progress(report["runId"], ends))
+        self._send_messages(self._completed.progress(report["runId"], ends))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._read_twice.terminated(str(event.runId))
-        self._tell(self._completed.terminated(str(event.runId)))
+        self._send_messages(self._completed.terminated(str(event.runId)))
 
-    def _tell(self, messages: dict[str, Message]) -> None:
+    def _send_messages(self, messages: dict[str, Message]) -> None:
         for query, message in messages.items():
-            self._server.tell(query, message)
+            self._server.send_message(query, message)
 
 
 class _JsonProgressListener(JStreamingQueryListener):
@@ -182,14 +182,14 @@ class Application:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._completed = CompletedBatches()
-        answers = {"ask": SEATS.answer, "initial": self._initial}
-        self._server = Switchboard(self._completed.known, {"lost": SEATS.lost}, answers)
+        answers = {"ask": SOURCE_SESSIONS.answer, "initial": self._initial}
+        self._server = ChannelServer(self._completed.known, {"lost": SOURCE_SESSIONS.lost}, answers)
         self._listener: SinkListener | None = None
         self._gateway: Any = None
 
     @property
-    def contact(self) -> Contact:
-        return self._server.contact
+    def channel_address(self) -> ChannelAddress:
+        return self._server.address
 
     def listen(self, spark: SparkSession, gateway: Any) -> None:
         """Listen to a session's queries; repeated calls do nothing."""
@@ -227,7 +227,7 @@ def rows_read() -> int:
     return 0 if _application is None else _application.rows_read()
 
 
-def install(spark: SparkSession) -> Contact | None:
+def install(spark: SparkSession) -> ChannelAddress | None:
     """Listen to a session's queries; return the address for their sources.
 
     Return None on Spark Connect, where the sources run on the server's machine and can't reach this one.
@@ -241,4 +241,4 @@ def install(spark: SparkSession) -> Contact | None:
         if _application is None or _application.pid != os.getpid():
             _application = Application()
         _application.listen(spark, context._gateway)
-        return _application.contact
+        return _application.channel_address

@@ -71,7 +71,7 @@ class Changes:
         """Return whether a session's jobs run on kohort."""
         return self.everywhere or session in self.sessions
 
-    def note(self, what: str) -> None:
+    def count_change(self, what: str) -> None:
         """Count a change, and log the first of its kind."""
         if what not in self.counts:
             log.info("in place of kafka: %s", what)
@@ -126,7 +126,7 @@ def without_source_packages(text: str) -> str:
     def cleaned(word: str) -> str:
         kept = [package for package in word.split(",") if not _PACKAGE.match(package)]
         if len(kept) < word.count(",") + 1:
-            CHANGES.note("left out the package of Spark's own Kafka source")
+            CHANGES.count_change("left out the package of Spark's own Kafka source")
         return ",".join(kept)
 
     words = [cleaned(word) for word in text.split(" ")]
@@ -189,7 +189,7 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     if not given_options.is_kafka:
         return original(end, source)
     _register(session)
-    CHANGES.note(f'{type(end).__name__}.format("kafka") became format("kohort")')
+    CHANGES.count_change(f'{type(end).__name__}.format("kafka") became format("kohort")')
     return original(end, "kohort")
 
 
@@ -251,7 +251,7 @@ def _save(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> A
     given_options, mode = _options_set_on(end), arguments.get("mode")
     if given_options.is_kafka and (mode.lower() if mode else given_options.mode) in _WITHOUT_A_MODE:
         arguments["mode"] = "append"
-        CHANGES.note("a batch write without a mode appends")
+        CHANGES.count_change("a batch write without a mode appends")
     return original(end, **arguments)
 
 
@@ -265,7 +265,7 @@ def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> 
     if given_options.is_kafka and given_options.mode == "update":
         more = {key: value for key, value in arguments.items() if key not in _START}
         end.foreachBatch(WriteBatch(_of_the_sink(given_options.options | more)))
-        CHANGES.note("update mode writes each batch by foreachBatch")
+        CHANGES.count_change("update mode writes each batch by foreachBatch")
     return original(end, **arguments)
 
 

@@ -156,7 +156,11 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
     Raises:
         InvalidInputError: a setting must not be ignored, or its name is probably misspelt.
     """
-    known = {name for setting in settings(config).values() for name in (setting.knob.name, *setting.knob.aliases)}
+    known = {
+        name
+        for setting in settings(config).values()
+        for name in (setting.declaration.name, *setting.declaration.aliases)
+    }
     refused = {**REFUSED, **({"source": REFUSED_OF_SOURCE, "sink": REFUSED_OF_SINK}.get(side, {}))}
     found = ClientSettings()
     by_reason: dict[str, list[str]] = {}

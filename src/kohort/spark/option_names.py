@@ -68,13 +68,13 @@ class GivenOptions:
     unknown: list[str] = field(default_factory=list)
 
 
-def sort_options(raw: Mapping[str, str], declared: type, silent: Iterable[str] = ()) -> GivenOptions:
+def sort_options(raw: Mapping[str, str], declared: type, ignored: Iterable[str] = ()) -> GivenOptions:
     """Sort the given options by owner.
 
     Args:
         raw: the options as Spark passes them; case does not matter.
         declared: a class whose fields are options.
-        silent: names, in lower case, that are ignored without a warning.
+        ignored: names, in lower case, that are ignored without a warning.
 
     Raises:
         InvalidInputError: a name is probably a misspelt option, or there are no bootstrap servers.
@@ -87,7 +87,7 @@ def sort_options(raw: Mapping[str, str], declared: type, silent: Iterable[str] =
             given.own[spelling[lower]] = value
         elif lower.startswith(KAFKA_PREFIX):
             given.kafka[lower.removeprefix(KAFKA_PREFIX)] = value
-        elif lower not in silent:
+        elif lower not in ignored:
             meant = meant_name(lower, [*spelling, SERVERS])
             if meant is not None:
                 raise InvalidInputError(f"unknown option {key}; did you mean {spelling.get(meant, meant)}?")
@@ -101,7 +101,7 @@ def sort_options(raw: Mapping[str, str], declared: type, silent: Iterable[str] =
 def _names(declared: type) -> Iterable[str]:
     for name, setting in settings(declared).items():
         yield name
-        yield from setting.knob.aliases
+        yield from setting.declaration.aliases
 
 
 def meant_name(name: str, known: Iterable[str]) -> str | None:

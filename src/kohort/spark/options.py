@@ -14,7 +14,7 @@ from typing import Any
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.settings.config import from_properties, knob
+from kohort.settings.config import declare_setting, from_properties
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
 from kohort.spark.topic_pattern import topic_pattern
@@ -60,7 +60,7 @@ class ClientOptions:
         ignored: options that have no effect, each with the reason.
     """
 
-    strict_options: bool = knob(
+    strict_options: bool = declare_setting(
         STRICT, False, why="whether an option that has no effect is an error instead of a warning"
     )
     kafka: dict[str, str] = field(default_factory=dict)
@@ -75,100 +75,104 @@ class ClientOptions:
 class SourceOptions(ClientOptions):
     """The options of a source."""
 
-    subscribe: tuple[str, ...] | None = knob("subscribe", None, why="topics to read, by name")
-    subscribe_pattern: str | None = knob(
+    subscribe: tuple[str, ...] | None = declare_setting("subscribe", None, why="topics to read, by name")
+    subscribe_pattern: str | None = declare_setting(
         "subscribePattern", None, why="topics to read: those whose names contain a match of this expression of Java's"
     )
-    assign: str | None = knob("assign", None, why="partitions to read, as JSON, without sharing them in a group")
-    group_id: str | None = knob(
+    assign: str | None = declare_setting(
+        "assign", None, why="partitions to read, as JSON, without sharing them in a group"
+    )
+    group_id: str | None = declare_setting(
         "group.id",
         None,
         aliases=("kafka.group.id",),
         why="the group the query is a member of; without one it reads every partition and commits nothing",
     )
-    group_protocol: str = knob(
+    group_protocol: str = declare_setting(
         "group.protocol",
         "classic",
         aliases=("kafka.group.protocol",),
         choices=("classic", "consumer", "push"),
         why="how the member and the coordinator talk",
     )
-    starting_offsets: str | None = knob(
+    starting_offsets: str | None = declare_setting(
         "startingOffsets", None, why="where a partition starts that the group has no offset for"
     )
-    starting_timestamp: int | None = knob("startingTimestamp", None, low=0, unit="ms", why="the same, by time")
-    starting_offsets_by_timestamp: str | None = knob(
+    starting_timestamp: int | None = declare_setting(
+        "startingTimestamp", None, low=0, unit="ms", why="the same, by time"
+    )
+    starting_offsets_by_timestamp: str | None = declare_setting(
         "startingOffsetsByTimestamp", None, why="the same, by time for each partition"
     )
-    starting_strategy: str = knob(
+    starting_strategy: str = declare_setting(
         "startingOffsetsByTimestampStrategy",
         "error",
         choices=("error", "latest"),
         why="what to do where no record is as young as the timestamp",
     )
-    ending_offsets: str | None = knob("endingOffsets", None, why="where a batch read ends")
-    ending_timestamp: int | None = knob("endingTimestamp", None, low=0, unit="ms", why="the same, by time")
-    ending_offsets_by_timestamp: str | None = knob(
+    ending_offsets: str | None = declare_setting("endingOffsets", None, why="where a batch read ends")
+    ending_timestamp: int | None = declare_setting("endingTimestamp", None, low=0, unit="ms", why="the same, by time")
+    ending_offsets_by_timestamp: str | None = declare_setting(
         "endingOffsetsByTimestamp", None, why="the same, by time for each partition"
     )
-    max_offsets_per_trigger: int | None = knob(
+    max_offsets_per_trigger: int | None = declare_setting(
         "maxOffsetsPerTrigger", None, low=1, unit="offsets", why="bounds a micro-batch"
     )
-    min_offsets_per_trigger: int | None = knob(
+    min_offsets_per_trigger: int | None = declare_setting(
         "minOffsetsPerTrigger",
         None,
         low=1,
         unit="offsets",
         why="keeps micro-batches from being tiny",
     )
-    max_trigger_delay: str = knob(
+    max_trigger_delay: str = declare_setting(
         "maxTriggerDelay",
         "15m",
         why="the longest time that minOffsetsPerTrigger may hold records back",
     )
-    max_bytes_per_trigger: int | None = knob(
+    max_bytes_per_trigger: int | None = declare_setting(
         "maxBytesPerTrigger",
         None,
         low=1,
         unit="bytes",
         why="bounds a micro-batch's memory; an estimate by the bytes per record seen lately",
     )
-    min_partitions: int | None = knob(
+    min_partitions: int | None = declare_setting(
         "minPartitions",
         None,
         low=1,
         why="the least number of Spark tasks when there are enough records",
     )
-    max_records_per_partition: int | None = knob(
+    max_records_per_partition: int | None = declare_setting(
         "maxRecordsPerPartition",
         None,
         low=1,
         unit="offsets",
         why="the most records of one Spark task",
     )
-    include_headers: bool = knob("includeHeaders", False, why="adds the headers column, which costs time")
-    columns: tuple[str, ...] | None = knob(
+    include_headers: bool = declare_setting("includeHeaders", False, why="adds the headers column, which costs time")
+    columns: tuple[str, ...] | None = declare_setting(
         "columns", None, why="the columns to hand over; every one left out is time saved"
     )
-    fail_on_data_loss: bool = knob(
+    fail_on_data_loss: bool = declare_setting(
         "failOnDataLoss",
         True,
         why="whether records that retention took before they were read, or that went with their topic, end the query",
     )
-    planned_ranges: str = knob(
+    planned_ranges: str = declare_setting(
         "plannedRanges",
         "owned",
         choices=("owned", "all", "none"),
         why="which ranges of an unfinished batch are read again after a restart: those of partitions still owned, "
         "all, or none",
     )
-    on_revocation_timeout: str = knob(
+    on_revocation_timeout: str = declare_setting(
         "onRevocationTimeout",
         "fail",
         choices=("fail", "release"),
         why="what a query does whose batch outlived the rebalance timeout: fail, or go on without the partitions",
     )
-    join_timeout_ms: int | None = knob(
+    join_timeout_ms: int | None = declare_setting(
         "joinTimeoutMs",
         None,
         low=1,
@@ -176,28 +180,30 @@ class SourceOptions(ClientOptions):
         why="bounds the wait for partitions; when not given, a minute more than a rebalance waits for other members' "
         "batches (kafka.max.poll.interval.ms, with group.protocol=push kafka.session.timeout.ms)",
     )
-    value_format: str | None = knob(
+    value_format: str | None = declare_setting(
         "valueFormat",
         None,
         choices=("string", "json", "avro"),
         why="makes value a column of its own type instead of bytes",
     )
-    value_schema: str | None = knob("valueSchema", None, why="the type of values, as DDL or as an Avro schema")
-    on_bad_record: str = knob(
+    value_schema: str | None = declare_setting(
+        "valueSchema", None, why="the type of values, as DDL or as an Avro schema"
+    )
+    on_bad_record: str = declare_setting(
         "onBadRecord",
         "fail",
         choices=("fail", "null", "column"),
         why="what a value does that is not of the type: ends the query, is null, or is null with its bytes in badValue",
     )
-    value_time_zone: str | None = knob(
+    value_time_zone: str | None = declare_setting(
         "valueTimeZone", None, why="the zone of times in JSON that name none; UTC when not given"
     )
-    value_writer_schemas: str | None = knob(
+    value_writer_schemas: str | None = declare_setting(
         "valueWriterSchemas",
         None,
         why="module:function, which gives the Avro schema that a value was written with by the id before it",
     )
-    region_seat: str | None = knob(
+    region_session: str | None = declare_setting(
         "regionSeat",
         None,
         why="set by SparkRegion alone: the seat in the application that says what the source reads and from where, so "
@@ -240,7 +246,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
     _check_reset(options, given.kafka)
     client = client_settings_of(given.kafka, ConsumerConfig, "source")
     options.kafka.update(client.taken)
-    _check(options, own, streaming)
+    _check_options(options, own, streaming)
     checked_config(ConsumerConfig, options.bootstrap_servers, client_settings(options))
     lower = {name.lower() for name in raw}
     tuning = [name for known, name in OF_SPARKS_OWN.items() if known in lower]
@@ -294,8 +300,8 @@ def passed_on(kafka: Mapping[str, str], *own: str) -> dict[str, Any]:
     return {"client.id": "kohort-spark"} | {k: v for k, v in kafka.items() if k not in ("bootstrap.servers", *own)}
 
 
-def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | None) -> None:
-    if options.region_seat is not None:
+def _check_options(options: SourceOptions, given: Mapping[str, str], streaming: bool | None) -> None:
+    if options.region_session is not None:
         _check_in_region(options, given)
     chosen = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()]
     if len(chosen) != 1:

@@ -9,7 +9,7 @@ from typing import Any
 from kohort.client.producer.core import producer_config
 from kohort.client.producer.settings import ProducerConfig
 from kohort.errors import InvalidInputError
-from kohort.settings.config import from_properties, knob
+from kohort.settings.config import declare_setting, from_properties
 from kohort.spark.java_settings import client_settings_of, with_prefix
 from kohort.spark.option_names import ignored, refuse_ignored, sort_options
 from kohort.spark.options import ClientOptions, passed_on
@@ -33,14 +33,16 @@ They are the name of a query (`queryName`), its checkpoint, and the argument of 
 class SinkOptions(ClientOptions):
     """The options of a sink."""
 
-    topic: str | None = knob("topic", None, why="where all records go; without it a column `topic` says it for each")
-    delivery: str = knob(
+    topic: str | None = declare_setting(
+        "topic", None, why="where all records go; without it a column `topic` says it for each"
+    )
+    delivery: str = declare_setting(
         "delivery",
         "at-least-once",
         choices=("at-least-once", "exactly-once"),
         why="what a task that is tried again may do: at-least-once may write its records again",
     )
-    transactional_id_prefix: str | None = knob(
+    transactional_id_prefix: str | None = declare_setting(
         "transactionalIdPrefix", None, why="with delivery=exactly-once: how its transactional ids begin"
     )
 

@@ -118,7 +118,7 @@ class Idle:
         """
         if "known" not in message:
             return None
-        return cls(_number(message, "known"), _number(message, "idle_ms", IDLE_MS))
+        return cls(_integer_of(message, "known"), _integer_of(message, "idle_ms", IDLE_MS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,9 @@ class LostRecords:
     fatal: bool
     parts: tuple[LostPart, ...]
 
-    def to_message(self, seat: str) -> Message:
+    def to_message(self, session: str) -> Message:
         parts = [[p.topic, str(p.topic_id), p.partition, p.handing, p.at, p.next] for p in self.parts]
-        return {"kind": "lost", "seat": seat, "text": self.text, "fatal": self.fatal, "parts": parts}
+        return {"kind": "lost", "seat": session, "text": self.text, "fatal": self.fatal, "parts": parts}
 
     @classmethod
     def from_message(cls, message: Message) -> LostRecords:
@@ -177,14 +177,14 @@ class LostRecords:
             raise ValueError(f"no word of lost records: {message!r:.200}") from error
 
 
-class Seat(Protocol):
+class SourceSession(Protocol):
     """The session of one source in the application, for one run of its query.
 
     The thread of the source's connection calls its methods. Each may raise InvalidInputError, which ends the query with
     its text.
     """
 
-    def held(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
         """Return the partitions that the query may read now; None if no batch may be planned.
 
         Args:
@@ -214,24 +214,24 @@ class Seat(Protocol):
         """Report lost records, before the batch that begins behind them, or before the query ends."""
 
 
-class Seats:
+class SourceSessions:
     """The sessions of a process, by their ids."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seats: dict[str, Seat] = {}
+        self._sessions: dict[str, SourceSession] = {}
         self._queries: dict[str, str] = {}  # by session, the query whose source has used it
 
-    def add(self, id: str, seat: Seat) -> None:
+    def add(self, id: str, session: SourceSession) -> None:
         """Add a session: from now on it answers sources with this id, in place of an earlier one."""
         with self._lock:
-            self._seats[id] = seat
+            self._sessions[id] = session
             self._queries.pop(id, None)
 
     def remove(self, id: str) -> None:
         """Remove a session: from now on sources with this id are refused."""
         with self._lock:
-            self._seats.pop(id, None)
+            self._sessions.pop(id, None)
             self._queries.pop(id, None)
 
     def query_at(self, id: str) -> str | None:
@@ -247,7 +247,7 @@ class Seats:
             message: the request.
         """
         try:
-            return self._answer(self._seat(query, message.get("seat")), message)
+            return self._answer_source(self._session(query, message.get("seat")), message)
         except InvalidInputError as error:
             return {"refused": error.message}
 
@@ -256,34 +256,34 @@ class Seats:
         lost = LostRecords.from_message(message)
         log.warning("%s", lost.text)
         try:
-            seat = self._seat(query, message.get("seat"))
+            seat = self._session(query, message.get("seat"))
         except InvalidInputError:
             return
         seat.lost(lost)
 
-    def _seat(self, query: str, id: object) -> Seat:
+    def _session(self, query: str, id: object) -> SourceSession:
         with self._lock:
-            seat = self._seats.get(id) if isinstance(id, str) else None
+            seat = self._sessions.get(id) if isinstance(id, str) else None
             if seat is None or not isinstance(id, str):
                 raise InvalidInputError(UNKNOWN)
             if self._queries.setdefault(id, query) != query:
                 raise InvalidInputError(ANOTHER)
             return seat
 
-    def _answer(self, seat: Seat, message: Message) -> Message:
+    def _answer_source(self, session: SourceSession, message: Message) -> Message:
         what = message.get("what")
         if what == "held":
-            handed = seat.held(_number(message, "wait_ms", WAIT_MS_MAX), Idle.from_message(message))
-            return {"hold": True, "stay": seat.stays()} if handed is None else handed.to_message()
+            handed = session.wait_partitions(_integer_of(message, "wait_ms", WAIT_MS_MAX), Idle.from_message(message))
+            return {"hold": True, "stay": session.stays()} if handed is None else handed.to_message()
         if what == "begin":
-            return {"ok": seat.begin(_number(message, "version"), _number(message, "batch"))}
+            return {"ok": session.begin(_integer_of(message, "version"), _integer_of(message, "batch"))}
         if what == "end":
-            seat.end(_number(message, "batch"))
+            session.end(_integer_of(message, "batch"))
             return {"ok": True}
         raise InvalidInputError(f"a source asked {what!r:.50}, which this kohort does not know: use one version of it")
 
 
-def _number(message: Message, name: str, most: int | None = None) -> int:
+def _integer_of(message: Message, name: str, most: int | None = None) -> int:
     number = message.get(name)
     if not isinstance(number, int) or number < 0:
         raise InvalidInputError(f"a source asked without {name}: use one version of kohort on both sides")
@@ -295,5 +295,5 @@ def topic_ids(parts: Iterable[HandedPart]) -> dict[str, TopicId]:
     return {part.topic: part.topic_id for part in parts if part.topic_id != NO_TOPIC_ID}
 
 
-SEATS = Seats()
+SOURCE_SESSIONS = SourceSessions()
 """The sessions of this process."""

@@ -20,7 +20,7 @@ from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.lag import LagReader
-from kohort.settings.config import did_you_mean, from_properties, knob
+from kohort.settings.config import declare_setting, did_you_mean, from_properties
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import refuse_ignored, sort_options
 from kohort.spark.options import ClientOptions, passed_on
@@ -51,14 +51,14 @@ _MANY = "array<struct<topic: string, partition: int>>"
 class TableOptions(ClientOptions):
     """The options of a table."""
 
-    table: str = knob(
+    table: str = declare_setting(
         "table",
         "groups",
         choices=("groups", "members", "offsets", "lag", "topics", "commits"),
         why="what is read: groups, their members, offsets and lag, topics, or the commits that the brokers still keep",
     )
-    group_id: tuple[str, ...] | None = knob("group.id", None, why="only these groups")
-    subscribe: tuple[str, ...] | None = knob("subscribe", None, why="only these topics")
+    group_id: tuple[str, ...] | None = declare_setting("group.id", None, why="only these groups")
+    subscribe: tuple[str, ...] | None = declare_setting("subscribe", None, why="only these topics")
 
     def settings(self) -> dict[str, Any]:
         """Return the `kafka.*` options as client settings, without the bootstrap servers."""

@@ -406,15 +406,15 @@ class _Parser:
         if letter in _CONTROLS:
             return _CONTROLS[letter]
         if letter == "0":
-            return self._number(r"[0-3][0-7]{0,2}|[0-7]{1,2}", 8)
+            return self._parse_number(r"[0-3][0-7]{0,2}|[0-7]{1,2}", 8)
         if letter == "u":
-            return self._number(r"[0-9a-fA-F]{4}", 16)
+            return self._parse_number(r"[0-9a-fA-F]{4}", 16)
         if letter == "x":
             braced = re.compile(r"\{([0-9a-fA-F]{1,6})\}").match(self._pattern, self._at)
             if braced is not None and int(braced[1], 16) < 0x110000:
                 self._at = braced.end()
                 return chr(int(braced[1], 16))
-            return self._number(r"[0-9a-fA-F]{2}", 16)
+            return self._parse_number(r"[0-9a-fA-F]{2}", 16)
         if letter == "c":
             return chr(ord(self._take()) ^ 64)
         if letter in "123456789k":
@@ -423,7 +423,7 @@ class _Parser:
             raise _NotTranslated(f"\\{letter} is no escape that can be written for other engines")
         return letter
 
-    def _number(self, digits: str, base: int) -> str:
+    def _parse_number(self, digits: str, base: int) -> str:
         found = re.compile(digits).match(self._pattern, self._at)
         if found is None:
             raise _NotTranslated("an escape lacks its digits")

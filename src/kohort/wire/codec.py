@@ -168,7 +168,7 @@ class FunctionSource:
         self.depth = 1
         self._count = 0
 
-    def put(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write one line at the current depth."""
         self.lines.append("    " * self.depth + line)
 

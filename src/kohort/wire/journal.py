@@ -294,7 +294,7 @@ def decode_key(buf: Buffer) -> Message | None:
     Raises:
         WireError: the bytes are not what their kind says.
     """
-    kind = KEYS.get(_number(buf))
+    kind = KEYS.get(_version_of(buf))
     return None if kind is None else kind.decode(memoryview(buf)[2:], 0)
 
 
@@ -304,13 +304,13 @@ def decode_value(key: type[Message], buf: Buffer) -> Message:
     Raises:
         WireError: the bytes are not that value, or of an unknown version.
     """
-    kind, version = VALUES[key], _number(buf)
+    kind, version = VALUES[key], _version_of(buf)
     if not kind.MIN_VERSION <= version <= kind.MAX_VERSION:
         raise WireError(f"{kind.__name__}: version {version} is not known")
     return kind.decode(memoryview(buf)[2:], version)
 
 
-def _number(buf: Buffer) -> int:
+def _version_of(buf: Buffer) -> int:
     if len(buf) < 2:
         raise WireError(f"a record key or value of {len(buf)} bytes")
     return int.from_bytes(buf[:2], "big", signed=True)

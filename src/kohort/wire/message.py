@@ -51,7 +51,7 @@ class EncoderSource(FunctionSource):
 
     def function(self, cls: type[Struct]) -> Callable[[Any], list[Buffer]]:
         """Return the encoder of `cls`."""
-        self.put("out = []")
+        self.write_line("out = []")
         self.structure(cls, "o")
         self.flush()
         encoder: Callable[[Any], list[Buffer]] = self.make("o", ["return out"])
@@ -74,9 +74,9 @@ class EncoderSource(FunctionSource):
                 items.append(expression)
         self.run.clear()
         if len(items) == 1:
-            self.put(f"{self.out}.append({items[0]})")
+            self.write_line(f"{self.out}.append({items[0]})")
         elif items:
-            self.put(f"{self.out} += ({', '.join(items)})")
+            self.write_line(f"{self.out} += ({', '.join(items)})")
 
     def structure(self, cls: type[Struct], instance: str) -> None:
         """Write all fields of one structure, then its tagged fields."""
@@ -97,8 +97,8 @@ class EncoderSource(FunctionSource):
             return
         self.flush()
         here = f"{instance}.{field.name}"
-        self.put(f"if {self.differs(field, here)}:")
-        self.put(f"    raise refuse({self.owner!r}, {field.name!r}, {self.version})")
+        self.write_line(f"if {self.differs(field, here)}:")
+        self.write_line(f"    raise refuse({self.owner!r}, {field.name!r}, {self.version})")
 
     def differs(self, field: Field, here: str) -> str:
         """Return the condition that a value is not the default."""
@@ -125,7 +125,7 @@ class EncoderSource(FunctionSource):
         elif field.kind == "records":
             self.flush()
             nullable = field.null_since <= self.version
-            self.put(f"put_records({self.out}, {here}, {self.flexible}, {nullable})")
+            self.write_line(f"put_records({self.out}, {here}, {self.flexible}, {nullable})")
         elif field.kind == "array":
             self.nullable(field, here, "", self.sequence)
         elif field.null_since <= self.version:
@@ -136,15 +136,15 @@ class EncoderSource(FunctionSource):
     def nullable(self, field: Field, here: str, marker: str, body: Callable[[Field, str], None]) -> None:
         """Write a branch for null, where it is allowed, around the code for other values."""
         value = self.name("v")
-        self.put(f"{value} = {here}")
+        self.write_line(f"{value} = {here}")
         if field.null_since > self.version:
             body(field, value)
             return
         self.flush()
-        self.put(f"if {value} is None:")
+        self.write_line(f"if {value} is None:")
         null = r"b'\xff'" if marker and field.tag is None else r"b'\0'" if self.flexible else r"b'\xff\xff\xff\xff'"
-        self.put(f"    {self.out}.append({null})")
-        self.put("else:")
+        self.write_line(f"    {self.out}.append({null})")
+        self.write_line("else:")
         self.depth += 1
         if marker:
             self.run.append((marker, "1"))
@@ -158,7 +158,7 @@ class EncoderSource(FunctionSource):
             self.run.append((code, size))
             return
         number = self.name("n")
-        self.put(f"{number} = {size} + 1")
+        self.write_line(f"{number} = {size} + 1")
         self.run.append(("", f"short[{number}] if {number} < {len(VARINTS)} else long({number})"))
 
     def text(self, field: Field, here: str) -> None:
@@ -167,18 +167,18 @@ class EncoderSource(FunctionSource):
         code = "h" if field.kind == "string" else "i"
         encoded = f"{here}.encode()" if field.kind == "string" else here
         if field.null_since > self.version:
-            self.put(f"{value} = {encoded}")
+            self.write_line(f"{value} = {encoded}")
             self.length(code, f"len({value})")
             self.run.append(("", value))
             return
-        self.put(f"{value} = {here}")
+        self.write_line(f"{value} = {here}")
         number = self.name("n")
-        self.put(f"if {value} is None:")
-        self.put(f"    {value} = b''; {number} = {0 if self.flexible else -1}")
-        self.put("else:")
+        self.write_line(f"if {value} is None:")
+        self.write_line(f"    {value} = b''; {number} = {0 if self.flexible else -1}")
+        self.write_line("else:")
         if field.kind == "string":
-            self.put(f"    {value} = {value}.encode()")
-        self.put(f"    {number} = len({value}){' + 1' if self.flexible else ''}")
+            self.write_line(f"    {value} = {value}.encode()")
+        self.write_line(f"    {number} = len({value}){' + 1' if self.flexible else ''}")
         if self.flexible:
             self.run.append(("", f"short[{number}] if {number} < {len(VARINTS)} else long({number})"))
         else:
@@ -190,7 +190,7 @@ class EncoderSource(FunctionSource):
         element = field.element
         assert element is not None
         size = self.name("size")
-        self.put(f"{size} = len({value})")
+        self.write_line(f"{size} = len({value})")
         self.length("i", size)
         if element.kind in FIXED:
             layout = FIXED[element.kind]
@@ -200,7 +200,7 @@ class EncoderSource(FunctionSource):
             return
         self.flush()
         item = self.name("x")
-        self.put(f"for {item} in {value}:")
+        self.write_line(f"for {item} in {value}:")
         self.depth += 1
         self.value(element, item)
         self.flush()
@@ -218,24 +218,24 @@ class EncoderSource(FunctionSource):
             return
         self.flush()
         count, outer, section = self.name("count"), self.out, self.name("tags")
-        self.put(f"{count} = 0")
-        self.put(f"{section} = []")
+        self.write_line(f"{count} = 0")
+        self.write_line(f"{section} = []")
         for field in fields:
             here = f"{instance}.{field.name}"
-            self.put(f"if {self.differs(field, here)}:")
+            self.write_line(f"if {self.differs(field, here)}:")
             self.depth += 1
             self.out = self.name("tag")
-            self.put(f"{self.out} = []")
+            self.write_line(f"{self.out} = []")
             self.value(field, here)
             self.flush()
             data = self.name("data")
-            self.put(f"{data} = b''.join({self.out})")
-            self.put(f"{count} += 1")
-            self.put(f"{section} += ({uvarint_bytes(field.tag or 0)!r}, long(len({data})), {data})")
+            self.write_line(f"{data} = b''.join({self.out})")
+            self.write_line(f"{count} += 1")
+            self.write_line(f"{section} += ({uvarint_bytes(field.tag or 0)!r}, long(len({data})), {data})")
             self.depth -= 1
         self.out = outer
-        self.put(f"{outer}.append(long({count}))")
-        self.put(f"{outer} += {section}")
+        self.write_line(f"{outer}.append(long({count}))")
+        self.write_line(f"{outer} += {section}")
 
 
 # -- Decoder: the source of one message version's decoder
@@ -273,14 +273,14 @@ class DecoderSource(FunctionSource):
         """Return the decoder of `cls`."""
         self.views = self.has_records(cls)
         if self.views:
-            self.put("buf = memoryview(buf).cast('B')")
+            self.write_line("buf = memoryview(buf).cast('B')")
         else:
-            self.put("if type(buf) is not bytes: buf = bytes(buf)")
-        self.put("end = len(buf)")
+            self.write_line("if type(buf) is not bytes: buf = bytes(buf)")
+        self.write_line("end = len(buf)")
         self.elements_max = elements_max(cls.API_KEY)
         if self.counted:
-            self.put(f"left = {self.elements_max}")
-        self.put("p = 0")
+            self.write_line(f"left = {self.elements_max}")
+        self.write_line("p = 0")
         self.structure(cls, "o")
         self.flush()
         decoder: Callable[[Buffer], tuple[Any, int]] = self.make("buf", ["return o, p"])
@@ -303,16 +303,16 @@ class DecoderSource(FunctionSource):
         layout = "".join(code for code, _ in self.run)
         targets = "".join(f"{target}, " for _, target in self.run)
         size = packing.calcsize(">" + layout)
-        self.put(f"{targets}= {self.packer(layout, 'unpack_from')}(buf, p)")
-        self.put(f"p += {size}")
+        self.write_line(f"{targets}= {self.packer(layout, 'unpack_from')}(buf, p)")
+        self.write_line(f"p += {size}")
         self.run.clear()
         for line in self.uuids:
-            self.put(line)
+            self.write_line(line)
         self.uuids.clear()
 
     def structure(self, cls: type[Struct], instance: str) -> None:
         """Read all fields of one structure, then its tagged fields."""
-        self.put(f"{instance} = new({self.constant('C_' + cls.__name__, cls)})")
+        self.write_line(f"{instance} = new({self.constant('C_' + cls.__name__, cls)})")
         tagged = []
         for field in cls.FIELDS:
             here = f"{instance}.{field.name}"
@@ -330,16 +330,16 @@ class DecoderSource(FunctionSource):
         """Set a field that the version does not carry to its default."""
         default = field.fresh_default()
         if default is field.default:
-            self.put(f"{here} = {self.literal(default)}")
+            self.write_line(f"{here} = {self.literal(default)}")
         elif field.kind == "array":
-            self.put(f"{here} = []")
+            self.write_line(f"{here} = []")
         else:
             assert field.struct is not None
             inner = self.name("s")
-            self.put(f"{inner} = new({self.constant('C_' + field.struct.__name__, field.struct)})")
+            self.write_line(f"{inner} = new({self.constant('C_' + field.struct.__name__, field.struct)})")
             for part in field.struct.FIELDS:
                 self.default(part, f"{inner}.{part.name}")
-            self.put(f"{here} = {inner}")
+            self.write_line(f"{here} = {inner}")
 
     def value(self, field: Field, here: str) -> None:
         """Read one value into `here`."""
@@ -359,7 +359,7 @@ class DecoderSource(FunctionSource):
             assert field.struct is not None
             inner = self.name("s")
             self.structure(field.struct, inner)
-            self.put(f"{here} = {inner}")
+            self.write_line(f"{here} = {inner}")
 
     def length(self, code: str) -> str:
         """Return the name of a length just read; -1 is null."""
@@ -369,20 +369,20 @@ class DecoderSource(FunctionSource):
             self.flush()
             return number
         self.flush()
-        self.put(f"{number} = buf[p]")
-        self.put("p += 1")
-        self.put(f"if {number} > 127: {number}, p = read_uvarint(buf, p - 1)")
-        self.put(f"{number} -= 1")
+        self.write_line(f"{number} = buf[p]")
+        self.write_line("p += 1")
+        self.write_line(f"if {number} > 127: {number}, p = read_uvarint(buf, p - 1)")
+        self.write_line(f"{number} -= 1")
         return number
 
     def null(self, field: Field, number: str, here: str) -> None:
         """Write the branch for a length below zero."""
         refuse = f"raise bad_length({self.owner + '.' + field.name!r}, {number})"
         if field.null_since <= self.version:
-            self.put(f"elif {number} == -1: {here} = None")
-            self.put(f"else: {refuse}")
+            self.write_line(f"elif {number} == -1: {here} = None")
+            self.write_line(f"else: {refuse}")
         else:
-            self.put(f"else: {refuse}")
+            self.write_line(f"else: {refuse}")
 
     def text(self, field: Field, here: str) -> None:
         """Read a string, bytes or a record set."""
@@ -391,11 +391,11 @@ class DecoderSource(FunctionSource):
             return
         number = self.length("h" if field.kind == "string" else "i")
         stop = self.name("e")
-        self.put(f"if {number} >= 0:")
-        self.put(f"    {stop} = p + {number}")
-        self.put(f"    if {stop} > end: raise bad_length({self.owner + '.' + field.name!r}, {number})")
-        self.put(f"    {here} = {self.converted(field, f'buf[p:{stop}]')}")
-        self.put(f"    p = {stop}")
+        self.write_line(f"if {number} >= 0:")
+        self.write_line(f"    {stop} = p + {number}")
+        self.write_line(f"    if {stop} > end: raise bad_length({self.owner + '.' + field.name!r}, {number})")
+        self.write_line(f"    {here} = {self.converted(field, f'buf[p:{stop}]')}")
+        self.write_line(f"    p = {stop}")
         self.null(field, number, here)
 
     def converted(self, field: Field, piece: str) -> str:
@@ -412,15 +412,15 @@ class DecoderSource(FunctionSource):
         self.flush()
         number, stop = self.name("n"), self.name("e")
         name = f"{self.owner}.{field.name}"
-        self.put(f"{number} = buf[p]")
-        self.put("p += 1")
-        self.put(f"if {number} > 127: {number}, p = read_uvarint(buf, p - 1)")
-        self.put(f"if {number}:")
-        self.put(f"    {stop} = p + {number} - 1")
-        self.put(f"    if {stop} > end: raise bad_length({name!r}, {number} - 1)")
-        self.put(f"    {here} = {self.converted(field, f'buf[p:{stop}]')}")
-        self.put(f"    p = {stop}")
-        self.put(
+        self.write_line(f"{number} = buf[p]")
+        self.write_line("p += 1")
+        self.write_line(f"if {number} > 127: {number}, p = read_uvarint(buf, p - 1)")
+        self.write_line(f"if {number}:")
+        self.write_line(f"    {stop} = p + {number} - 1")
+        self.write_line(f"    if {stop} > end: raise bad_length({name!r}, {number} - 1)")
+        self.write_line(f"    {here} = {self.converted(field, f'buf[p:{stop}]')}")
+        self.write_line(f"    p = {stop}")
+        self.write_line(
             f"else: {here} = None" if field.null_since <= self.version else f"else: raise bad_length({name!r}, -1)"
         )
 
@@ -430,32 +430,36 @@ class DecoderSource(FunctionSource):
         assert element is not None
         number = self.length("i")
         least = min_size(element, self.version, self.flexible)
-        self.put(f"if {number} >= 0:")
+        self.write_line(f"if {number} >= 0:")
         self.depth += 1
-        self.put(f"if {number} * {least} > end - p: raise bad_length({self.owner + '.' + field.name!r}, {number})")
+        self.write_line(
+            f"if {number} * {least} > end - p: raise bad_length({self.owner + '.' + field.name!r}, {number})"
+        )
         if self.counted:
-            self.put(f"left -= {number}")
-            self.put(f"if left < 0: raise too_many({self.owner + '.' + field.name!r}, {self.elements_max})")
+            self.write_line(f"left -= {number}")
+            self.write_line(f"if left < 0: raise too_many({self.owner + '.' + field.name!r}, {self.elements_max})")
         if element.kind in FIXED:
             code = FIXED[element.kind]
             table = self.constant(f"unpackers_{code}_", short_arrays(code, "unpack_from"))
-            self.put(f"if {number} < {SHORT_ARRAYS}: {here} = list({table}[{number}](buf, p))")
-            self.put(f"else: {here} = list(unpack_from(f'>{{{number}}}{code}', buf, p))")
-            self.put(f"p += {number} * {least}")
+            self.write_line(f"if {number} < {SHORT_ARRAYS}: {here} = list({table}[{number}](buf, p))")
+            self.write_line(f"else: {here} = list(unpack_from(f'>{{{number}}}{code}', buf, p))")
+            self.write_line(f"p += {number} * {least}")
         else:
             items, item = self.name("l"), self.name("x")
-            self.put(f"{items} = []")
+            self.write_line(f"{items} = []")
             plain = None if element.struct is None else self.plain_elements(element.struct, number, items)
-            self.put(f"for _ in range({number}):" if plain is None else f"for _ in range(0 if {plain} else {number}):")
+            self.write_line(
+                f"for _ in range({number}):" if plain is None else f"for _ in range(0 if {plain} else {number}):"
+            )
             self.depth += 1
             if element.struct is not None:
                 self.structure(element.struct, item)
             else:
                 self.value(element, item)
             self.flush()
-            self.put(f"{items}.append({item})")
+            self.write_line(f"{items}.append({item})")
             self.depth -= 1
-            self.put(f"{here} = {items}")
+            self.write_line(f"{here} = {items}")
         self.depth -= 1
         self.null(field, number, here)
 
@@ -478,17 +482,17 @@ class DecoderSource(FunctionSource):
             if field.kind == "string":
                 allowed = b"\0\1" if field.null_since <= self.version else b"\1"
                 tests.append(f"not {block}[{position}::{size}].strip({allowed!r})")
-        self.put(f"{plain} = False")
-        self.put(f"if {number} >= {PLAIN_ARRAYS}:")
+        self.write_line(f"{plain} = False")
+        self.write_line(f"if {number} >= {PLAIN_ARRAYS}:")
         self.depth += 1
-        self.put(f"{block} = buf[p:p + {number} * {size}]")
-        self.put(f"{plain} = {' and '.join(tests)}")
-        self.put(f"if {plain}:")
+        self.write_line(f"{block} = buf[p:p + {number} * {size}]")
+        self.write_line(f"{plain} = {' and '.join(tests)}")
+        self.write_line(f"if {plain}:")
         self.depth += 1
-        self.put(f"p += {number} * {size}")
-        self.put(f"for {', '.join(names)}, _ in {self.packer(layout, 'iter_unpack')}({block}):")
+        self.write_line(f"p += {number} * {size}")
+        self.write_line(f"for {', '.join(names)}, _ in {self.packer(layout, 'iter_unpack')}({block}):")
         self.depth += 1
-        self.put(f"{item} = new({self.constant('C_' + cls.__name__, cls)})")
+        self.write_line(f"{item} = new({self.constant('C_' + cls.__name__, cls)})")
         values = dict(zip((field.name for field in fields), names, strict=True))
         for field in cls.FIELDS:
             here = f"{item}.{field.name}"
@@ -496,8 +500,8 @@ class DecoderSource(FunctionSource):
                 self.default(field, here)
             else:
                 value = values[field.name]
-                self.put(f"{here} = '' if {value} else None" if field.kind == "string" else f"{here} = {value}")
-        self.put(f"{items}.append({item})")
+                self.write_line(f"{here} = '' if {value} else None" if field.kind == "string" else f"{here} = {value}")
+        self.write_line(f"{items}.append({item})")
         self.depth -= 3
         return plain
 
@@ -507,38 +511,38 @@ class DecoderSource(FunctionSource):
         marker, inner = self.name("m"), self.name("s")
         self.run.append(("b", marker))
         self.flush()
-        self.put(f"if {marker} {'< 0' if field.tag is None else '== 0'}: {here} = None")
-        self.put("else:")
+        self.write_line(f"if {marker} {'< 0' if field.tag is None else '== 0'}: {here} = None")
+        self.write_line("else:")
         self.depth += 1
         self.structure(field.struct, inner)
         self.flush()
-        self.put(f"{here} = {inner}")
+        self.write_line(f"{here} = {inner}")
         self.depth -= 1
 
     def tags(self, fields: list[Field], instance: str) -> None:
         """Read the tagged fields that this version knows and skip the others."""
         self.flush()
         if not fields:
-            self.put("if buf[p]: p = skip_tags(buf, p, end)")
-            self.put("else: p += 1")
+            self.write_line("if buf[p]: p = skip_tags(buf, p, end)")
+            self.write_line("else: p += 1")
             return
         count, tag, size, stop = self.name("count"), self.name("t"), self.name("n"), self.name("stop")
-        self.put(f"{count}, p = read_uvarint(buf, p)")
-        self.put(f"if {count} > {TAGS_MAX}: raise bad_length({self.owner + ' tagged fields'!r}, {count})")
-        self.put(f"for _ in range({count}):")
+        self.write_line(f"{count}, p = read_uvarint(buf, p)")
+        self.write_line(f"if {count} > {TAGS_MAX}: raise bad_length({self.owner + ' tagged fields'!r}, {count})")
+        self.write_line(f"for _ in range({count}):")
         self.depth += 1
-        self.put(f"{tag}, p = read_uvarint(buf, p)")
-        self.put(f"{size}, p = read_uvarint(buf, p)")
-        self.put(f"{stop} = p + {size}")
-        self.put(f"if {stop} > end: raise bad_length({self.owner + ' tagged field'!r}, {size})")
+        self.write_line(f"{tag}, p = read_uvarint(buf, p)")
+        self.write_line(f"{size}, p = read_uvarint(buf, p)")
+        self.write_line(f"{stop} = p + {size}")
+        self.write_line(f"if {stop} > end: raise bad_length({self.owner + ' tagged field'!r}, {size})")
         for word, field in zip(["if"] + ["elif"] * len(fields), fields, strict=False):
-            self.put(f"{word} {tag} == {field.tag}:")
+            self.write_line(f"{word} {tag} == {field.tag}:")
             self.depth += 1
             self.value(field, f"{instance}.{field.name}")
             self.flush()
             self.depth -= 1
-        self.put(f"else: p = {stop}")
-        self.put(f"if p != {stop}: raise bad_length({self.owner + ' tagged field'!r}, {size})")
+        self.write_line(f"else: p = {stop}")
+        self.write_line(f"if p != {stop}: raise bad_length({self.owner + ' tagged field'!r}, {size})")
         self.depth -= 1
 
 

@@ -138,7 +138,7 @@ def _text(value: str) -> bytes:
     return _INT16.pack(len(raw)) + raw
 
 
-def _number(count: int, what: str) -> bytes:
+def _encode_count(count: int, what: str) -> bytes:
     if count > NUMBER_MAX:
         raise WireError(f"{count} {what}; a frame holds {NUMBER_MAX}")
     return _INT16.pack(count)
@@ -166,7 +166,7 @@ class ClusterMetadataRequest:
 
     group_id: str | None = None
 
-    def encode(self) -> bytes:
+    def encode_frame(self) -> bytes:
         """Return the frame's bytes without their size."""
         return _INT16.pack(PushType.CLUSTER_METADATA) + (b"" if self.group_id is None else _text(self.group_id))
 
@@ -188,9 +188,13 @@ class ClusterMetadataResponse:
     coordinator_id: int = NO_COORDINATOR
     brokers: tuple[PushBroker, ...] = ()
 
-    def encode(self) -> bytes:
+    def encode_frame(self) -> bytes:
         """Return the frame's bytes without their size."""
-        parts = [_INT16.pack(self.error_code), _INT16.pack(self.coordinator_id), _number(len(self.brokers), "brokers")]
+        parts = [
+            _INT16.pack(self.error_code),
+            _INT16.pack(self.coordinator_id),
+            _encode_count(len(self.brokers), "brokers"),
+        ]
         for broker in self.brokers:
             parts += (_INT32.pack(broker.id), _text(broker.host), _INT32.pack(broker.port))
         return b"".join(parts)
@@ -218,7 +222,7 @@ class RegisterConsumerRequest:
     auto_offset_reset: str
     session_timeout_ms: int
 
-    def encode(self) -> bytes:
+    def encode_frame(self) -> bytes:
         """Return the frame's bytes without their size."""
         return b"".join(
             (
@@ -249,7 +253,7 @@ class ErrorResponse:
 
     error_code: int
 
-    def encode(self) -> bytes:
+    def encode_frame(self) -> bytes:
         """Return the frame's bytes without their size."""
         return _INT16.pack(self.error_code)
 
@@ -322,7 +326,7 @@ def decode_ping_response(frame: Buffer, auto_commit: bool) -> tuple[PositionedPa
 
 
 def _encode_partitions(partitions: Sequence[PositionedPartition]) -> bytes:
-    parts = [_number(len(partitions), "partitions")]
+    parts = [_encode_count(len(partitions), "partitions")]
     for position in partitions:
         name = f"{position.leader}-{position.partition}"
         parts += (_text(position.topic), _text(name), _INT64.pack(position.offset))

@@ -84,13 +84,13 @@ class PlainWalk:
 
     def next_record(self) -> int:
         """Read one record's numbers, skip its bytes, and return a status."""
-        size = self._number(self.end)
+        size = self._read_varint(self.end)
         if size is None or not _RECORD_BYTES_MIN - 1 <= size <= self.end - self.at:
             return _LENGTH
         stop = self.at + size
         self.size = size
         self.at += 1
-        stamp, delta = self._number(stop, 64), self._number(stop)
+        stamp, delta = self._read_varint(stop, 64), self._read_varint(stop)
         if stamp is None or delta is None:
             return _NUMBER
         self.stamp, self.delta = stamp, delta
@@ -106,19 +106,19 @@ class PlainWalk:
 
     def _skip(self, stop: int, least: int = -1) -> int | None:
         """Skip a length and its bytes; return the length, or None if it is impossible."""
-        length = self._number(stop)
+        length = self._read_varint(stop)
         if length is None or not least <= length <= stop - self.at:
             return None
         self.at += max(0, length)
         return length
 
     def _skip_headers(self, stop: int) -> bool:
-        count = self._number(stop)
+        count = self._read_varint(stop)
         if count is None or not 0 <= count <= (stop - self.at) // 2:
             return False
         return all(self._skip(stop, 0) is not None and self._skip(stop) is not None for _ in range(count))
 
-    def _number(self, stop: int, bits: int = 32) -> int | None:
+    def _read_varint(self, stop: int, bits: int = 32) -> int | None:
         value = shift = 0
         while self.at < stop:
             byte = self.body[self.at]

@@ -193,7 +193,7 @@ class Folder(ParquetFolder):
         if name == "rename" and not path.startswith(f"{self.disk.path}/_"):
             self.disk.check()
 
-    def _write(self, table: pa.Table, output: Output) -> None:
+    def _write_file(self, table: pa.Table, output: Output) -> None:
         output.write("".join(f"{partition} {offset}\n" for partition, offset in records_of(table)).encode())
 
 

@@ -328,7 +328,7 @@ class Member:
             self.later(lambda: self.step(quiet))
         if (back := self.goes_back) is not None:
             self.goes_back = None
-            self.flow.clear()
+            self.flow.discard_all()
             self.flow.forget()
             self.positions.clear()
             self.begin_epoch(back.epoch)
@@ -358,7 +358,7 @@ class Member:
                 self.polls = False
                 self.flow.shut()
                 if clear:
-                    self.flow.clear()
+                    self.flow.discard_all()
             case member_events.Quiesce(cut):
                 self.polls = False
                 self.flow.shut()
@@ -486,7 +486,7 @@ class Member:
         self.stages = True
         try:
             self._look_whether_away()
-            staged = Staged(self.stager.give(), *self.stager.give_letters())
+            staged = Staged(self.stager.stage_rest(), *self.stager.give_letters())
         except Died as error:
             self.ends_by(error)
             return

@@ -13,7 +13,7 @@ from kohort.spark.source.bounds import ReadBound
 from kohort.spark.source.catalog import TopicCatalog
 from kohort.spark.source.group_offsets import GroupOffsets
 from kohort.spark.source.membership import CommitSource, SourceMembership
-from kohort.spark.source.offset_coordinator import Held
+from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.read_tasks import ReadTask
 
@@ -71,7 +71,7 @@ def releases_inside_a_batch() -> None:
     """Release partitions inside a batch, as soon as the group asks for them."""
     begin = SourceMembership.begin
 
-    def begun(self: SourceMembership, held: Held) -> bool:
+    def begun(self: SourceMembership, held: AssignedPartitions) -> bool:
         done = begin(self, held)
         self._busy = False
         return done
@@ -115,7 +115,7 @@ def repeats_what_others_read() -> None:
     """A batch that is run again has all partitions that are held, whoever has gone on with them."""
 
     def still_ours(
-        self: GroupOffsets, planned: BatchOffset, held: Held, which: str
+        self: GroupOffsets, planned: BatchOffset, held: AssignedPartitions, which: str
     ) -> Mapping[TopicPartition, OffsetRange]:
         return {tp: span for tp, span in planned.spans.items() if tp in held.partitions}
 
@@ -134,7 +134,7 @@ def ends_on_an_overtaken_look() -> None:
     class Overtaken(Exception):
         pass
 
-    def begun(self: GroupOffsets, held: Held, batch: int) -> bool:
+    def begun(self: GroupOffsets, held: AssignedPartitions, batch: int) -> bool:
         if not begin(self, held, batch):
             raise Overtaken
         return True
@@ -183,13 +183,13 @@ def commits_nothing() -> None:
 
 def loses_the_last_task() -> None:
     """A batch of several tasks is read without its last."""
-    cut = readers_module.cut
+    cut = readers_module.plan_tasks
 
     def shorter(*arguments: Any, **named: Any) -> list[ReadTask]:
         tasks = cut(*arguments, **named)
         return tasks[:-1] if len(tasks) > 1 else tasks
 
-    readers_module.cut = shorter
+    readers_module.plan_tasks = shorter
 
 
 def reads_a_record_too_far() -> None:

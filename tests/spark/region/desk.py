@@ -14,12 +14,12 @@ from tests.support.waiting import STILL_S, until
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicId, TopicPartition
-from kohort.spark.driver_channel import Line, Switchboard
+from kohort.spark.driver_channel import ChannelClient, ChannelServer
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
-from kohort.spark.source_sessions import Handed, HandedPart, Idle, LostRecords, Seats
+from kohort.spark.source_sessions import Handed, HandedPart, Idle, LostRecords, SourceSessions
 
 EPOCH, GENERATION = 5, 3
 
@@ -81,7 +81,7 @@ class Desk:
             self.holds = holds
             self._changed.notify_all()
 
-    def held(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
         self._heed()
         with self._changed:
             self.waits.append(wait_ms)
@@ -144,9 +144,9 @@ class Region:
 
     place: Place
     desk: Desk
-    seats: Seats
-    board: Switchboard
-    made: list[tuple[SourceQuery, Line]] = field(default_factory=list)
+    seats: SourceSessions
+    board: ChannelServer
+    made: list[tuple[SourceQuery, ChannelClient]] = field(default_factory=list)
     batches: list[BatchOffset] = field(default_factory=list)
     seat: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -154,9 +154,9 @@ class Region:
         """A query of the region."""
         options = parse_options(self.place.options(regionSeat=self.seat, **more), streaming=True)
         handlers = {"done": lambda message: None}
-        line = Line(self.board.contact, handlers)
+        line = ChannelClient(self.board.address, handlers)
         line.drives(identity)
-        query = SourceQuery(options, identity, partial(_region_place, line=line, seat=self.seat))
+        query = SourceQuery(options, identity, partial(_region_place, line=line, session=self.seat))
         self.made.append((query, line))
         line.start()
         return query
@@ -195,8 +195,8 @@ class Region:
         assert self.place.committed() == {}
 
 
-def _region_place(options: object, catalog: object, line: Line, seat: str) -> RegionOffsets:
-    return RegionOffsets(options, catalog, line, seat)  # type: ignore[arg-type]
+def _region_place(options: object, catalog: object, line: ChannelClient, session: str) -> RegionOffsets:
+    return RegionOffsets(options, catalog, line, session)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -204,9 +204,9 @@ def region(place: Place) -> Iterator[Region]:
     """A topic with two partitions of ten records each, none of them handed out."""
     topic_id = place.make()
     place.produce(range(20))
-    seats = Seats()
+    seats = SourceSessions()
     desk = Desk(place.topic(), uuid.UUID(topic_id))
-    board = Switchboard(handlers={"lost": seats.lost}, answers={"ask": seats.answer})
+    board = ChannelServer(handlers={"lost": seats.lost}, answers={"ask": seats.answer})
     region = Region(place, desk, seats, board)
     seats.add(region.seat, desk)
     yield region

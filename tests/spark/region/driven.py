@@ -37,7 +37,7 @@ from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.staging import QueryOutput
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
-from kohort.spark.source_sessions import SEATS, Handed, HandedPart
+from kohort.spark.source_sessions import SOURCE_SESSIONS, Handed, HandedPart
 
 TOPIC = UUID(int=7)
 REGION_ID = UUID(int=1)
@@ -121,7 +121,7 @@ class Run:
 
     def ask(self, what: str, source: int = 0, **facts: Any) -> dict[str, Any]:
         seat = self.seats[source]
-        return SEATS.answer(self._identities[seat], {"kind": "ask", "seat": seat, "what": what, **facts})
+        return SOURCE_SESSIONS.answer(self._identities[seat], {"kind": "ask", "seat": seat, "what": what, **facts})
 
     def held(self, source: int = 0) -> Handed:
         return Handed.from_message(self.ask("held", source, wait_ms=0))
@@ -234,7 +234,7 @@ class Driven:
     def run(self) -> Run:
         """The present run, as soon as it is there."""
         until(lambda: self.query._run is not None, "the query runs", 10)
-        until(lambda: "not started" not in self.threads[-1].seat._holds, "the query runs", 10)
+        until(lambda: "not started" not in self.threads[-1].assignments._holds, "the query runs", 10)
         return self.spark.runs[-1]
 
     def said(self, kind: type[Said], member: int = 0) -> list[Said]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kohort.client.admin.admin import Admin
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.offset_coordinator import Held
+from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.region_offsets import RegionOffsets
 from kohort.spark.source_sessions import Handed
 
@@ -34,15 +34,15 @@ def commits(self: RegionOffsets, batch: BatchOffset, timeout_ms: float | None = 
     FINISH(self, batch, timeout_ms)
 
 
-FINISH, HOLD = RegionOffsets.finish, RegionOffsets.hold
+FINISH, HOLD = RegionOffsets.finish, RegionOffsets.wait_assigned
 
 
-def no_handings(self: RegionOffsets, start: BatchOffset, at: Any) -> Held | None:
+def no_handings(self: RegionOffsets, start: BatchOffset, at: Any) -> AssignedPartitions | None:
     held = HOLD(self, start, at)
     return held and replace(held, handings=dict.fromkeys(held.handings, 1))
 
 
-def no_epoch(self: RegionOffsets, start: BatchOffset, at: Any) -> Held | None:
+def no_epoch(self: RegionOffsets, start: BatchOffset, at: Any) -> AssignedPartitions | None:
     held = HOLD(self, start, at)
     return held and replace(held, epoch=-1)
 
@@ -54,7 +54,7 @@ FAULTS: list[tuple[str, Callable[..., Any]]] = [
     ("begin", lambda self, held, batch: True),
     ("finish", lambda self, batch, timeout_ms=None: None),
     ("finish", commits),
-    ("hold", no_handings),
-    ("hold", no_epoch),
+    ("wait_assigned", no_handings),
+    ("wait_assigned", no_epoch),
 ]
 """The method that each stands in for, and what it does."""

@@ -9,9 +9,9 @@ from unittest import mock
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
 from kohort.spark.region import query_run
-from kohort.spark.region.handing import HandingSeat
 from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
+from kohort.spark.region.source_assignments import SourceAssignments
 from kohort.spark.region.staging import StagedBatches
 
 Mutant = Callable[[], Any]
@@ -28,14 +28,17 @@ def _whatever_the_handing(self: RegionQuery, run: Any, member: QueryThread, last
     batch = None if last is None else self._batch_of(run, last, member)
     handings = {} if batch is None else dict(batch.handings)
 
-    def handed(seat: HandingSeat) -> Any:
+    def handed(seat: SourceAssignments) -> Any:
         return {at: mock.Mock(handing=handings.get(at), topic_id=topic.topic_id) for at, topic in _HANDED(seat).items()}
 
-    with mock.patch.object(HandingSeat, "handed", handed), mock.patch.object(StagedBatches, "after", return_value=-1):
+    with (
+        mock.patch.object(SourceAssignments, "handed", handed),
+        mock.patch.object(StagedBatches, "after", return_value=-1),
+    ):
         return _ENDS(self, run, member, last)
 
 
-_HANDED = HandingSeat.handed
+_HANDED = SourceAssignments.handed
 
 
 def _gives_back_in_a_cut(self: QueryThread) -> None:
@@ -47,7 +50,7 @@ def _gives_back_in_a_cut(self: QueryThread) -> None:
 def _keeps_in_a_batch(self: QueryThread) -> None:
     while self._asked_back:
         self._kept.append(self._asked_back.popleft())
-    self.seat.let("partitions are wanted back")
+    self.assignments.resume_batches("partitions are wanted back")
 
 
 def _leaves_in_a_cut(self: QueryThread) -> None:

@@ -173,7 +173,7 @@ def test_queries_put_aside_what_can_not_be_decoded_or_taken(spark: Any, stage: S
         stage.until(
             lambda: {member.name: member.dead_letters for member in region.describe().members} == DEAD, "they count"
         )
-        counts = {name: sum(member.figures.dead_letters for member in started.members)
+        counts = {name: sum(member.metrics.dead_letters for member in started.members)
                   for name, started in region._running.items()}  # fmt: skip
     assert counts == DEAD
     with sqlite3.connect(database) as connection:

@@ -61,7 +61,7 @@ class Applications:
 
     def resets(self) -> int:
         return sum(
-            member.figures.resets
+            member.metrics.resets
             for region in self.regions
             for started in region._running.values()
             for member in started.members
@@ -93,7 +93,7 @@ def apps(spark: Any, stage: Stage) -> Iterator[Applications]:
 
 
 def _in_batch(apps: Applications, query: str) -> Callable[[], bool]:
-    return lambda: apps.running(query).members[0].seat.running() is not None
+    return lambda: apps.running(query).members[0].assignments.running() is not None
 
 
 def test_partitions_move_during_a_long_batch_and_come_back_and_nobody_goes_back(
@@ -150,7 +150,7 @@ def test_who_runs_ahead_asks_for_a_sequence_and_is_held_until_there_is_one(
         stage.until(lambda: apps.regions[0].describe().sequence > 0, "it has asked for a sequence")
         apps.set("full")
         stage.produce(800)
-        seat = apps.running("a").members[0].seat
+        seat = apps.running("a").members[0].assignments
         stage.until(lambda: AHEAD in seat._holds and seat.running() is None, "it is held")
         run = apps.running("a").query._run
         held_at = last_batch(run.folder)

@@ -21,12 +21,12 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.client.producer.producer import Producer
 from kohort.ids import TopicPartition
-from kohort.spark.driver_channel import Line, Switchboard
+from kohort.spark.driver_channel import ChannelClient, ChannelServer
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
-from kohort.spark.source_sessions import Seats
+from kohort.spark.source_sessions import SourceSessions
 
 __all__ = ["place"]
 pytestmark = [pytest.mark.filterwarnings("default"), LAST_RESORT]
@@ -54,10 +54,10 @@ class Runner:
         self.hand(starts)
         seat = uuid.uuid4().hex
         self.days.seats.add(seat, self.desk)
-        self.line = Line(self.days.board.contact, {})
+        self.line = ChannelClient(self.days.board.address, {})
         self.line.drives(self.name)
         options = parse_options(self.days.place.options(regionSeat=seat, maxOffsetsPerTrigger=7))
-        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, seat=seat))
+        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, session=seat))
         self.line.start()
 
     planned: BatchOffset | None
@@ -108,8 +108,8 @@ class Days:
         self.place, self.chance = place, random.Random(seed)
         self.topic = place.topic()
         self.topic_id = uuid.UUID(place.make(count=PARTITIONS))
-        self.seats = Seats()
-        self.board = Switchboard(answers={"ask": self.seats.answer})
+        self.seats = SourceSessions()
+        self.board = ChannelServer(answers={"ask": self.seats.answer})
         self.epoch = 0
         self.at = dict.fromkeys(range(PARTITIONS), 0)
         self.sent = dict.fromkeys(range(PARTITIONS), 0)

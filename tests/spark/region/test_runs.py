@@ -195,7 +195,7 @@ def test_an_idle_run_is_stopped_without_waiting_for_its_source(query: Driven, mo
     """Spark's stop waits for what the source has asked, and that waited for partitions."""
     monkeypatch.setattr(sessions, "WAIT_MS_MAX", 60_000)
     run, answers = reading(query).run, list[object]()
-    query.threads[0].seat.hold("not now")
+    query.threads[0].assignments.pause_batches("not now")
     run.may_stop.clear()
 
     def ask() -> None:
@@ -242,7 +242,7 @@ def test_it_leaves_with_a_sequence_that_has_all_that_it_read(query: Driven) -> N
     reading(query)
     query.run.begin()
     query.contribute(Cut(8, 1))
-    query.threads[0].leave()
+    query.threads[0].leave_region()
     query.turn()
     assert not query.said(told.Leave), "the batch that runs is not done"
     query.run.finish()
@@ -322,7 +322,7 @@ def test_who_runs_ahead_asks_until_there_is_a_sequence_and_is_held(query: Driven
     reading(query)
     for _ in range(5):
         query.run.batch()
-    until(lambda: "too far ahead" in query.threads[0].seat._holds, "it is held", 10)
+    until(lambda: "too far ahead" in query.threads[0].assignments._holds, "it is held", 10)
 
     def asked() -> int:
         query.turn()
@@ -330,7 +330,7 @@ def test_who_runs_ahead_asks_until_there_is_a_sequence_and_is_held(query: Driven
 
     until(lambda: asked() > 1, "it asks again: the first word may be lost", 10)
     query.sequence(Cut(8, 1))
-    until(lambda: not query.threads[0].seat._holds, "it goes on", 10)
+    until(lambda: not query.threads[0].assignments._holds, "it goes on", 10)
 
 
 def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven) -> None:

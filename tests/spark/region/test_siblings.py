@@ -22,9 +22,9 @@ from kohort.region.control_plane.events import Why
 from kohort.region.control_plane.state import Plane
 from kohort.region.member import events as happens
 from kohort.spark.region import query_run
-from kohort.spark.region.handing import HandingSeat
 from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
+from kohort.spark.region.source_assignments import SourceAssignments
 from kohort.spark.region.spark_region import _Started
 
 
@@ -95,7 +95,7 @@ def test_a_lead_that_holds_nothing_stays_until_its_sibling_goes(both: Both, busy
     both.assign(1)
     both.batch(1)
     for thread in both.query.threads:
-        thread.leave()
+        thread.leave_region()
     both.query.turn(0)
     lead = both.query.threads[0]
     assert not lead._over
@@ -113,7 +113,7 @@ def test_a_lead_that_holds_nothing_stays_until_its_sibling_goes(both: Both, busy
 def test_the_lead_asks_to_leave_and_its_sibling_goes_with_it(both: Both) -> None:
     both.reads()
     lead = both.query.threads[0]
-    lead.leave()
+    lead.leave_region()
     both.query.turn(0)
     both.pump()
     assert both.sequences() == [("q0", "q1")]
@@ -124,10 +124,10 @@ def test_the_lead_asks_to_leave_and_its_sibling_goes_with_it(both: Both) -> None
 def test_while_a_lead_that_has_left_publishes_no_cut_has_its_sibling_alone(both: Both) -> None:
     both.reads()
     lead, second = both.query.threads
-    lead.leave()
+    lead.leave_region()
     both.query.turn(0)
     both.query.run.begin(1)  # of u alone, before the second is told to leave
-    second.leave()
+    second.leave_region()
     both.pump()
     both.query.run.finish()
     both.query.run.end(1)
@@ -215,11 +215,11 @@ def test_when_a_query_is_closed_no_source_begins_a_batch_between(both: Both, mon
     began: list[object] = []
 
     def leave() -> None:
-        QueryThread.leave(lead)
+        QueryThread.leave_region(lead)
         both.query.turn(0)
         began.append(both.query.run.ask("begin", 1, version=held.version, batch=2))
 
-    monkeypatch.setattr(lead, "leave", leave)
+    monkeypatch.setattr(lead, "leave_region", leave)
     closing = _Started(beside=False)
     closing.members = [lead, second]
     closing.leave()
@@ -278,7 +278,7 @@ def test_who_leaves_and_misses_its_sibling_waits_for_it_so_long(both: Both) -> N
     both.reads()
     both.takeover()
     for thread in both.query.threads:
-        thread.leave()
+        thread.leave_region()
     both.connect(1)
     both.pump(1)
     both.query.turn(1)
@@ -315,7 +315,7 @@ MUTANTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, dict[st
         {},
     ),
     "the batch of a run that was stopped runs for ever": (
-        lambda: mock.patch.object(HandingSeat, "stop"),
+        lambda: mock.patch.object(SourceAssignments, "end_batch"),
         "test_a_batch_of_a_run_that_was_stopped_is_waited_for_no_more",
         {},
     ),

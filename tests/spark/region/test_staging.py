@@ -29,21 +29,21 @@ def test_keys_of_all_batches_that_no_sequence_has() -> None:
     staged.add(0, Staged((key(0), key(1))))
     staged.add(1, Staged(()))
     staged.add(2, Staged((key(2),)))
-    assert staged.give(1).keys == (key(0), key(1))
-    assert staged.give(2).keys == (key(0), key(1), key(2)), "the cut began again: nothing has counted"
+    assert staged.unacknowledged_keys(1).keys == (key(0), key(1))
+    assert staged.unacknowledged_keys(2).keys == (key(0), key(1), key(2)), "the cut began again: nothing has counted"
     staged.forget_contribution()
-    assert staged.give(2).keys == ()
+    assert staged.unacknowledged_keys(2).keys == ()
     staged.add(3, Staged((key(3),)))
-    assert staged.give(3).keys == (key(3),)
+    assert staged.unacknowledged_keys(3).keys == (key(3),)
 
 
 def test_what_came_after_the_contribution_is_for_the_next() -> None:
     staged = StagedBatches(6)
     staged.add(7, Staged((key(7),)))
-    assert staged.give(7).keys == (key(7),)
+    assert staged.unacknowledged_keys(7).keys == (key(7),)
     staged.add(8, Staged((key(8),)))
     staged.forget_contribution()
-    assert staged.give(8).keys == (key(8),)
+    assert staged.unacknowledged_keys(8).keys == (key(8),)
     assert staged.ahead(8) == 1
 
 
@@ -51,12 +51,12 @@ def test_a_batch_in_the_log_that_staged_nothing_fails_the_cut() -> None:
     staged = StagedBatches(3)
     staged.add(5, Staged((key(5),)))
     with pytest.raises(CorruptDataError, match="batch 4 is in the checkpoint's log"):
-        staged.give(5)
+        staged.unacknowledged_keys(5)
 
 
 def test_a_run_that_has_done_no_batch_gives_nothing() -> None:
-    assert StagedBatches(3).give(3) == Staged()
-    assert StagedBatches(None).give(None) == Staged()
+    assert StagedBatches(3).unacknowledged_keys(3) == Staged()
+    assert StagedBatches(None).unacknowledged_keys(None) == Staged()
 
 
 def task(folder: Path, unit_bytes: int = 1 << 20) -> StagingTask:

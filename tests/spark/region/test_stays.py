@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 from kohort.errors import InvalidInputError
 from kohort.region.messages import Cut
-from kohort.spark.driver_channel import Message, Switchboard
+from kohort.spark.driver_channel import ChannelServer, Message
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import SourceQuery
@@ -43,7 +43,7 @@ class Answers:
 
 def query_at(line: ApplicationChannel) -> SourceQuery:
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "group.id": "g"}
-    place = partial(RegionOffsets, line=line, seat="s")
+    place = partial(RegionOffsets, line=line, session="s")
     return SourceQuery(parse_options(raw, streaming=True), "i", place)
 
 
@@ -67,13 +67,13 @@ def test_a_run_that_is_stopped_is_refused_while_it_stays() -> None:
 SOURCE = """
 import sys
 from kohort.errors import KafkaError
-from kohort.spark.driver_channel import Contact, Line
+from kohort.spark.driver_channel import ChannelAddress, ChannelClient
 from kohort.spark.source.readers import Ending
 from tests.spark.region.test_stays import START, query_at
 
 ending = Ending()
 ending.install()
-line = Line(Contact(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
+line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
 line.drives("i")
 line.start()
 query = query_at(line)
@@ -99,8 +99,8 @@ def test_a_source_that_stays_ends_at_once(by: str) -> None:
         time.sleep(message["wait_ms"] / 1000)  # as the seat does while it holds
         return STAYS
 
-    board = Switchboard(answers={"ask": answer})
-    command = [sys.executable, "-c", SOURCE, str(board.contact.port), board.contact.token.hex()]
+    board = ChannelServer(answers={"ask": answer})
+    command = [sys.executable, "-c", SOURCE, str(board.address.port), board.address.token.hex()]
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as source:
             until(lambda: len(asked) > 1 or source.poll() is not None, "it asks on")
@@ -155,7 +155,7 @@ def test_a_query_with_timers_does_not_walk_past_what_it_may_have_to_go_back_to(q
     run = query.run
     until(lambda: not trigger(run), "it stays", 20)
     assert run._number < 10
-    until(lambda: "too far ahead" in query.threads[0].seat._holds, "it is held", 10)
+    until(lambda: "too far ahead" in query.threads[0].assignments._holds, "it is held", 10)
     query.reset(6, state, 8)
     query.goes_back()
     until(lambda: query.query.error is not None or query.run is not run, "it runs again", 10)
@@ -166,7 +166,7 @@ def test_a_seat_stays_only_for_being_ahead(query: Driven) -> None:
     query.begin()
     query.give({0: 100})
     run, thread = query.run, query.threads[0]
-    thread.leave()
+    thread.leave_region()
     assert run.ask("held", wait_ms=0) == {"hold": True, "stay": False}, "Spark comes to rest, and is stopped"
     thread.look_ahead(5, 2, 5)
     assert run.ask("held", wait_ms=0) == STAYS

@@ -15,7 +15,7 @@ from tests.spark.region.desk import EPOCH, Desk, check_chains
 from tests.support.waiting import LAST_RESORT
 
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source_sessions import SEATS
+from kohort.spark.source_sessions import SOURCE_SESSIONS
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
 
@@ -34,9 +34,9 @@ def desk(stage: Stage) -> Iterator[Desk]:
 @pytest.fixture
 def seat(desk: Desk) -> Iterator[str]:
     seat = uuid.uuid4().hex
-    SEATS.add(seat, desk)
+    SOURCE_SESSIONS.add(seat, desk)
     yield seat
-    SEATS.remove(seat)
+    SOURCE_SESSIONS.remove(seat)
 
 
 def planned(checkpoint: Path) -> list[BatchOffset]:

@@ -106,7 +106,7 @@ def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = No
             layers.insert(0, Synonym(key, explicit[key], Source.DYNAMIC_TOPIC))
         first = layers[0] if layers else Synonym(key, format_value(setting.default), Source.DEFAULT)
         kind = type_of(key, setting)
-        entries.append(Entry(key, first.value, first.source, kind, setting.knob.why, False, tuple(layers)))
+        entries.append(Entry(key, first.value, first.source, kind, setting.declaration.why, False, tuple(layers)))
     return entries
 
 
@@ -120,7 +120,7 @@ def broker_entries(node: Node) -> list[Entry]:
             name = BROKER_NAMES.get(key, key)
             layers = _layers(node, name, setting, given)
             first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
-            why, fixed = setting.knob.why, name not in alterable()
+            why, fixed = setting.declaration.why, name not in alterable()
             entries.append(Entry(name, first.value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
     return [*entries, *_facts(node), *_stores(node)]
 
@@ -195,8 +195,8 @@ def cluster_entries(node: Node) -> list[Entry]:
     source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
     for name, value in sorted(node.live.altered(ALL).items()):
         setting, synonyms = alterable()[name], (Synonym(name, value, source),)
-        kind = type_of(setting.knob.name, setting)
-        entries.append(Entry(name, value, source, kind, setting.knob.why, False, synonyms))
+        kind = type_of(setting.declaration.name, setting)
+        entries.append(Entry(name, value, source, kind, setting.declaration.why, False, synonyms))
     return entries
 
 
@@ -214,6 +214,8 @@ def group_entries(node: Node, group: str) -> list[Entry]:
         synonyms.append(Synonym("group." + key, format_value(setting.default), Source.DEFAULT))
         first = synonyms[0]
         entries.append(
-            Entry(key, first.value, first.source, type_of(key, setting), setting.knob.why, False, tuple(synonyms))
+            Entry(
+                key, first.value, first.source, type_of(key, setting), setting.declaration.why, False, tuple(synonyms)
+            )
         )
     return entries

@@ -67,7 +67,7 @@ def consumer_group_heartbeat(
         held.pop(event.request, None)
         request.reply(_response(value))
 
-    if event.hold_ms:
+    if event.delay_ms:
         held[event.request] = host.groups.index_of(message.group_id)
     host.groups.ask(request.client, event, answer)
     return None
@@ -76,7 +76,7 @@ def consumer_group_heartbeat(
 def _event(host: GroupHost, request: Request[ConsumerGroupHeartbeatRequest]) -> events.ConsumerGroupHeartbeat:
     message = request.message
     names, owned = message.subscribed_topic_names, message.topic_partitions
-    patience = request.client.patience(host.group_config.notify_at_once)
+    patience = request.client.delay_tolerance(host.group_config.notify_at_once)
     return events.ConsumerGroupHeartbeat(
         request=host.token(),
         group_id=message.group_id,
@@ -93,7 +93,7 @@ def _event(host: GroupHost, request: Request[ConsumerGroupHeartbeatRequest]) -> 
         owned=None
         if owned is None
         else tuple([TopicPartitions(topic.topic_id, tuple(sorted(topic.partitions))) for topic in owned]),
-        hold_ms=patience.hold_ms,
+        delay_ms=patience.delay_ms,
         short_interval=patience.short_interval,
         connection=request.client.number,
     )

@@ -36,7 +36,7 @@ def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVe
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     if request.version >= 3:
         name, version = message.client_software_name, message.client_software_version
-        if not _plain(name) or not _plain(version):
+        if not _check_software_word(name) or not _check_software_word(version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         if message.cluster_id is not None and not host.places.is_here(message.cluster_id, message.node_id):
             return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
@@ -60,7 +60,7 @@ def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVe
     return response
 
 
-def _plain(word: str) -> bool:
+def _check_software_word(word: str) -> bool:
     """Check a software name or version.
 
     Source: KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit.

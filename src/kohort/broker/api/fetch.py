@@ -229,11 +229,11 @@ def _news(entry: Found) -> bool:
     news = (
         size > 0
         or answer.error_code != 0
-        or part.told_error
+        or part.sent_error
         or answer.high_watermark != part.high_watermark
         or answer.log_start_offset != part.log_start
     )
-    part.told_error = answer.error_code != 0
+    part.sent_error = answer.error_code != 0
     part.high_watermark = answer.high_watermark
     part.log_start = answer.log_start_offset
     return news

@@ -165,7 +165,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
         generation=message.generation_id,
         member_id=message.member_id,
         instance_id=message.group_instance_id,
-        hold_ms=client.classic_hold_ms(host.group_config.notify_at_once) if request.is_alone else 0,
+        delay_ms=client.classic_delay_ms(host.group_config.notify_at_once) if request.is_alone else 0,
         connection=client.number,
         interval_ms=client.interval_ms,
     )
@@ -177,7 +177,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
             error = ErrorCode.NONE  # as in Kafka: some clients treat the code as final. A lease counts from responses
         request.reply(HeartbeatResponse(error_code=error))
 
-    if event.hold_ms:
+    if event.delay_ms:
         held[event.request] = host.groups.index_of(message.group_id)
     host.groups.ask(request.client, event, answer)
     return None

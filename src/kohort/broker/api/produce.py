@@ -116,7 +116,7 @@ def _prepare(
     """Check batches in a worker thread, then append them; answer after the last one."""
     left = len(delayed)
     held = sum(len(part.records) for _, part, _ in delayed)
-    request.connection.hold(held)
+    request.connection.retain_bytes(held)
 
     def done(name: str, part: _Data, answer: _Partition, target: object, result: CheckedBatches | KafkaError) -> None:
         nonlocal left
@@ -125,12 +125,12 @@ def _prepare(
         else:
             part.records, _ = result
             now = node.store.get(name, part.index)  # another log if the topic was deleted and created again meanwhile
-            found = _write(node, request, name, part, (now if now is target else None, now_ms, result))
+            found = _append_batches(node, request, name, part, (now if now is target else None, now_ms, result))
         for field in answer.FIELDS:
             setattr(answer, field.name, getattr(found, field.name))
         left -= 1
         if not left:
-            request.connection.hold(-held)
+            request.connection.retain_bytes(-held)
             _finish(request, responses)
 
     for name, part, answer in delayed:
@@ -189,17 +189,17 @@ def _append(node: Node, request: Request[ProduceRequest], name: str | None, part
     assert name is not None
     target = node.store.get(name, part.index)
     if target is None or not part.records:
-        return _write(node, request, name, part, (target, turn.now_ms, turn.budget))
+        return _append_batches(node, request, name, part, (target, turn.now_ms, turn.budget))
     plain = target.config.compression_type == PRODUCER or is_as_wanted(part.records, target.config)
     if plain and not node.records.is_busy(TopicPartition(name, part.index)):
         with contextlib.suppress(TooMuchForLoopError):
-            return _write(node, request, name, part, (target, turn.now_ms, turn.budget))
+            return _append_batches(node, request, name, part, (target, turn.now_ms, turn.budget))
     answer = _Partition(index=part.index)
     turn.delayed.append((name, part, answer))
     return answer
 
 
-def _write(
+def _append_batches(
     node: Node,
     request: Request[ProduceRequest],
     name: str,

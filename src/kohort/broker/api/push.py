@@ -56,7 +56,7 @@ def take(host: GroupHost, connection: Connection, frame: Frame) -> None:
         )
 
 
-def admit(
+def handle_admitted(
     host: GroupHost,
     request: PushRequest,
     asked: ClusterMetadataRequest | RegisterConsumerRequest,
@@ -76,9 +76,9 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame) -> Non
     try:
         asked = ClusterMetadataRequest.decode(frame)
     except WireError as error:
-        request.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode(), str(error))
+        request.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode_frame(), str(error))
         return
-    admit(host, request, asked, lambda _: name_coordinator(host, request, asked))
+    handle_admitted(host, request, asked, lambda _: name_coordinator(host, request, asked))
 
 
 def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
@@ -86,16 +86,16 @@ def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetada
     found, nodes = host.places.pushing(asked.group_id, request.connection)
     brokers = tuple(PushBroker(node.node_id, node.host, node.port) for node in nodes)
     if isinstance(found, ErrorCode):
-        request.answer(ClusterMetadataResponse(found, brokers=brokers).encode())
+        request.answer(ClusterMetadataResponse(found, brokers=brokers).encode_frame())
     elif found.node_id > COORDINATOR_ID_MAX:
         log.error(
             "node.id %d exceeds %d, the largest id of the push protocol",
             found.node_id,
             COORDINATOR_ID_MAX,
         )
-        request.answer(ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE, brokers=brokers).encode())
+        request.answer(ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE, brokers=brokers).encode_frame())
     else:
-        request.answer(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode())
+        request.answer(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode_frame())
 
 
 def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> None:
@@ -108,9 +108,9 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> No
         if asked.auto_offset_reset not in FROM_BEGIN:
             raise WireError(f"auto_offset_reset {asked.auto_offset_reset[:100]!r} is not smallest, largest or none")
     except (WireError, InvalidInputError) as error:
-        request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode(), f"RegisterConsumer: {error}")
+        request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode_frame(), f"RegisterConsumer: {error}")
         return
-    admit(host, request, asked, lambda right: register(host, request, asked, topics, right))
+    handle_admitted(host, request, asked, lambda right: register(host, request, asked, topics, right))
 
 
 def register(
@@ -159,7 +159,7 @@ def answer_to(
 
     def answer(value: RegisterConsumerReply | ErrorCode) -> None:
         error = value if isinstance(value, ErrorCode) else value.error
-        body = ErrorResponse(error).encode()
+        body = ErrorResponse(error).encode_frame()
         if error is ErrorCode.NONE:
             request.answer(body)
             return

@@ -172,13 +172,13 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
             _count(request, topic.partitions, ERROR_SINCE_OF_DELETE_TOPICS)
             doomed[topic.name] = result
         except KafkaError as error:
-            _refuse(result, error, version)
+            _refuse_topic(result, error, version)
 
     if doomed:
         found = yield from node.topics.deleting([*doomed], request)
         for result, gone in zip(doomed.values(), found, strict=True):
             if isinstance(gone, KafkaError):
-                _refuse(result, gone, version)
+                _refuse_topic(result, gone, version)
     return DeleteTopicsResponse(responses=results)
 
 
@@ -215,7 +215,7 @@ def _check_deletable(
     raise NotAuthorizedError(code.text, code)
 
 
-def _refuse(result: DeleteTopicsResponse.DeletableTopicResult, error: KafkaError, version: int) -> None:
+def _refuse_topic(result: DeleteTopicsResponse.DeletableTopicResult, error: KafkaError, version: int) -> None:
     result.error_code = error.code
     if version >= 5:
         result.error_message = error.message

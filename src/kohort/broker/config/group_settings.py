@@ -22,10 +22,10 @@ _SESSION = "consumer.session.timeout.ms"
 class GroupSettingsFile:
     """The store of group settings: validates changes and notifies the shards."""
 
-    def __init__(self, folder: Path, config: GroupConfig, tell: Callable[[GroupSettingsChanged], None]) -> None:
+    def __init__(self, folder: Path, config: GroupConfig, on_change: Callable[[GroupSettingsChanged], None]) -> None:
         self._path = folder / FILE
         self._config = config
-        self._tell = tell
+        self._on_change = on_change
         self._by_group: dict[str, dict[str, str]] = read_json(self._path)
 
     def known(self) -> dict[str, Setting]:
@@ -83,7 +83,7 @@ class GroupSettingsFile:
             after[group] = dict(configs)
         write_json(self._path, after)
         self._by_group = after
-        self._tell(GroupSettingsChanged(group, parsed))
+        self._on_change(GroupSettingsChanged(group, parsed))
 
     def usable(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
         """Return the settings of a shard's groups, by group.

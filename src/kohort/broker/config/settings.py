@@ -17,7 +17,7 @@ from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.journal.checked import ON_CORRUPTION
 from kohort.log import DECOMPRESSED_RATIO, RATIO_NAME, LogConfig, check_together
-from kohort.settings.config import from_properties_many, knob, settings, unknown_key
+from kohort.settings.config import declare_setting, from_properties_many, settings, unknown_key
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
@@ -45,25 +45,31 @@ def super_users(text: str) -> tuple[str, ...]:
 class BrokerConfig:
     """The settings of a broker. Names and defaults are Kafka's, except where `why` says otherwise."""
 
-    node_id: int = knob("node.id", 1, low=0, high=2**31 - 1, aliases=("broker.id",), why="this broker's id in metadata")
-    rack: str | None = knob("broker.rack", None, why="given to clients that fetch or assign by rack")
-    cluster_id: str | None = knob("cluster.id", None, why="fixes the cluster id; made up and kept when not given")
-    advertised_host: str | None = knob(
+    node_id: int = declare_setting(
+        "node.id", 1, low=0, high=2**31 - 1, aliases=("broker.id",), why="this broker's id in metadata"
+    )
+    rack: str | None = declare_setting("broker.rack", None, why="given to clients that fetch or assign by rack")
+    cluster_id: str | None = declare_setting(
+        "cluster.id", None, why="fixes the cluster id; made up and kept when not given"
+    )
+    advertised_host: str | None = declare_setting(
         "advertised.host.name", None, why="the host that metadata names; the address a client reached us at otherwise"
     )
-    advertised_port: int | None = knob(
+    advertised_port: int | None = declare_setting(
         "advertised.port", None, low=1, high=65535, why="the port that metadata names; the listening one otherwise"
     )
 
-    num_partitions: int = knob(
+    num_partitions: int = declare_setting(
         "num.partitions", 1, low=1, high=10_000, why="partitions of a topic made without a count"
     )
-    auto_create_topics: bool = knob("auto.create.topics.enable", True, why="a metadata request may create a topic")
-    default_replication_factor: int = knob(
+    auto_create_topics: bool = declare_setting(
+        "auto.create.topics.enable", True, why="a metadata request may create a topic"
+    )
+    default_replication_factor: int = declare_setting(
         "default.replication.factor", 1, low=1, high=1, why="there is one broker, so one replica"
     )
-    delete_topics: bool = knob("delete.topic.enable", True, why="off: topics can't be deleted by clients")
-    max_partitions: int = knob(
+    delete_topics: bool = declare_setting("delete.topic.enable", True, why="off: topics can't be deleted by clients")
+    max_partitions: int = declare_setting(
         "max.partitions",
         100_000,
         low=1,
@@ -71,42 +77,42 @@ class BrokerConfig:
         why="each costs about 3 KB of memory, and a folder and files once it is written to (Kafka: no limit)",
     )
 
-    authorizer_class: str = knob(
+    authorizer_class: str = declare_setting(
         "authorizer.class.name",
         "",
         choices=("", STANDARD_AUTHORIZER),
         why="who decides what clients may do: Kafka's authorizer by ACLs, or nobody, and everything is allowed",
     )
-    super_users: str = knob(
+    super_users: str = declare_setting(
         "super.users",
         "",
         check=super_users,
         why="principals that may do everything, such as User:admin, separated by semicolons; with an authorizer",
     )
-    allow_if_no_acl: bool = knob(
+    allow_if_no_acl: bool = declare_setting(
         "allow.everyone.if.no.acl.found",
         False,
         why="with an authorizer: a resource that no ACL names is open to everyone",
     )
 
-    audit: str = knob(
+    audit: str = declare_setting(
         "audit.log",
         "auto",
         choices=("auto", "on", "off"),
         why="a file audit.log in the data folder: logins, refusals and changes, a line of JSON each; auto: with an "
         "authorizer or logins, because without them all clients are the same",
     )
-    audit_file_bytes: int = knob(
+    audit_file_bytes: int = declare_setting(
         "audit.log.file.bytes", 16 * MIB, low=4096, unit="bytes", why="a full file of the audit log is renamed"
     )
-    audit_files: int = knob(
+    audit_files: int = declare_setting(
         "audit.log.files", 10, low=1, high=1000, unit="files", why="older files of the audit log are deleted"
     )
 
-    request_bytes_max: int = knob(
+    request_bytes_max: int = declare_setting(
         "socket.request.max.bytes", 100 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="bounds one request's memory"
     )
-    decompressed_ratio: int = knob(
+    decompressed_ratio: int = declare_setting(
         RATIO_NAME,
         DECOMPRESSED_RATIO,
         low=1,
@@ -114,13 +120,13 @@ class BrokerConfig:
         why="a produced batch may decompress to so many times max.message.bytes, at least 1 MiB and at most 256 MiB: "
         "a few kilobytes can stand for gigabytes, and their check costs memory and time (Kafka: no limit)",
     )
-    fetch_bytes_max: int = knob(
+    fetch_bytes_max: int = declare_setting(
         "fetch.max.bytes", 55 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="the largest answer to one fetch"
     )
-    connections_max: int = knob(
+    connections_max: int = declare_setting(
         "max.connections", 20_000, low=1, unit="connections", why="bounds sockets and their buffers (Kafka: no limit)"
     )
-    connections_max_per_ip: int = knob(
+    connections_max_per_ip: int = declare_setting(
         "max.connections.per.ip",
         2**31 - 1,
         low=0,
@@ -128,10 +134,10 @@ class BrokerConfig:
         why="one address can't take all: whatever is given, a tenth of max.connections and of the file descriptors for "
         "connections is left to other addresses, unless the client is on loopback (Kafka: no such share)",
     )
-    connection_idle_ms: int = knob(
+    connection_idle_ms: int = declare_setting(
         "connections.max.idle.ms", 600_000, low=1_000, unit="ms", why="a connection that says nothing is closed"
     )
-    send_buffer_bytes: int = knob(
+    send_buffer_bytes: int = declare_setting(
         "socket.send.buffer.bytes",
         102_400,
         low=-1,
@@ -140,7 +146,7 @@ class BrokerConfig:
         why="what lies in a short buffer is still in the processor's cache when its reader copies it; "
         "-1: the system's choice",
     )
-    receive_buffer_bytes: int = knob(
+    receive_buffer_bytes: int = declare_setting(
         "socket.receive.buffer.bytes",
         -1,
         low=-1,
@@ -148,7 +154,7 @@ class BrokerConfig:
         unit="bytes",
         why="-1: the system's choice, since large requests arrive in fewer pieces (Kafka: 102,400)",
     )
-    listen_backlog: int = knob(
+    listen_backlog: int = declare_setting(
         "socket.listen.backlog.size",
         4096,
         low=1,
@@ -156,14 +162,14 @@ class BrokerConfig:
         unit="connections",
         why="thousands of members that come back at once must not be dropped (Kafka: 50)",
     )
-    queued_requests_max: int = knob(
+    queued_requests_max: int = declare_setting(
         "queued.max.requests",
         500,
         low=1,
         unit="requests",
         why="requests of one connection that may wait for an answer; reading stops beyond it",
     )
-    queued_bytes_max: int = knob(
+    queued_bytes_max: int = declare_setting(
         "queued.max.response.bytes",
         64 * MIB,
         low=MIB,
@@ -171,7 +177,7 @@ class BrokerConfig:
         why="answers of one connection that its client has not taken; reading stops beyond it. All connections may "
         "have 16 times as much in memory; beyond it, the one that has taken nothing for longest is closed",
     )
-    queued_request_bytes_max: int = knob(
+    queued_request_bytes_max: int = declare_setting(
         "queued.max.request.bytes",
         512 * MIB,
         low=-1,
@@ -180,7 +186,7 @@ class BrokerConfig:
         "beyond it, the connection whose request is unfinished for longest is closed, because honest ones finish in "
         "milliseconds. -1: no limit, which is Kafka's default",
     )
-    fetch_sessions_max: int = knob(
+    fetch_sessions_max: int = declare_setting(
         "max.incremental.fetch.session.cache.slots",
         1000,
         low=0,
@@ -188,28 +194,28 @@ class BrokerConfig:
         why="bounds the memory of incremental fetch sessions; clients beyond it send whole requests",
     )
 
-    quota_windows: int = knob(
+    quota_windows: int = declare_setting(
         "quota.window.num", 11, low=1, unit="windows", why="rates of quotas are averages over these windows"
     )
-    quota_window_s: int = knob(
+    quota_window_s: int = declare_setting(
         "quota.window.size.seconds",
         1,
         low=1,
         unit="seconds",
         why="length of such a window, and the longest throttle time of a request percentage",
     )
-    mutation_windows: int = knob(
+    mutation_windows: int = declare_setting(
         "controller.quota.window.num",
         11,
         low=1,
         unit="windows",
         why="so many windows of controller_mutation_rate may come at once",
     )
-    mutation_window_s: int = knob(
+    mutation_window_s: int = declare_setting(
         "controller.quota.window.size.seconds", 1, low=1, unit="seconds", why="length of such a window"
     )
 
-    offsets_partitions: int = knob(
+    offsets_partitions: int = declare_setting(
         "offsets.topic.num.partitions",
         8,
         low=1,
@@ -217,7 +223,7 @@ class BrokerConfig:
         unit="partitions",
         why="group shards of a new data folder (Kafka: 50; one process gains nothing from more)",
     )
-    offsets_segment_bytes: int = knob(
+    offsets_segment_bytes: int = declare_setting(
         "offsets.topic.segment.bytes",
         4 * MIB,
         low=1,
@@ -225,7 +231,7 @@ class BrokerConfig:
         why="of __consumer_offsets in a new data folder: closed segments are compacted, a restart reads the rest whole "
         "(Kafka: 100 MiB)",
     )
-    offsets_load_on_corruption: str = knob(
+    offsets_load_on_corruption: str = declare_setting(
         ON_CORRUPTION,
         "refuse",
         choices=("refuse", "older"),
@@ -233,7 +239,7 @@ class BrokerConfig:
         "transactional ids are not served (UNKNOWN_SERVER_ERROR), or what can be read of it is, "
         "older values where newer ones are lost; the log says which (Kafka: not served)",
     )
-    transaction_partitions: int = knob(
+    transaction_partitions: int = declare_setting(
         "transaction.state.log.num.partitions",
         4,
         low=1,
@@ -241,60 +247,60 @@ class BrokerConfig:
         unit="partitions",
         why="transaction shards of a new data folder (Kafka: 50)",
     )
-    transaction_segment_bytes: int = knob(
+    transaction_segment_bytes: int = declare_setting(
         "transaction.state.log.segment.bytes",
         100 * MIB,
         low=1,
         unit="bytes",
         why="of __transaction_state, once the first transaction has made it: closed segments are compacted",
     )
-    transaction_timeout_max_ms: int = knob(
+    transaction_timeout_max_ms: int = declare_setting(
         "transaction.max.timeout.ms", 900_000, low=1, unit="ms", why="the longest timeout a producer may ask for"
     )
-    transactional_id_expiration_ms: int = knob(
+    transactional_id_expiration_ms: int = declare_setting(
         "transactional.id.expiration.ms", 7 * DAY_MS, low=1, unit="ms", why="unused transactional ids are forgotten"
     )
-    transaction_abort_interval_ms: int = knob(
+    transaction_abort_interval_ms: int = declare_setting(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         1_000,
         low=10,
         unit="ms",
         why="how often transactions past their timeout are looked for (Kafka: 10 s)",
     )
-    transactional_id_check_ms: int = knob(
+    transactional_id_check_ms: int = declare_setting(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         60_000,
         low=1,
         unit="ms",
         why="how often unused transactional ids are looked for (Kafka: 1 h)",
     )
-    retention_check_ms: int = knob(
+    retention_check_ms: int = declare_setting(
         "log.retention.check.interval.ms",
         300_000,
         low=1,
         unit="ms",
         why="how often records are looked for that are older, or more, than their topic keeps",
     )
-    producer_check_ms: int = knob(
+    producer_check_ms: int = declare_setting(
         "producer.id.expiration.check.interval.ms",
         5_000,
         low=1,
         unit="ms",
         why="how often producers that have been silent for too long are looked for (Kafka: 10 min)",
     )
-    described_partitions_max: int = knob(
+    described_partitions_max: int = declare_setting(
         "max.request.partition.size.limit",
         2_000,
         low=1,
         why="partitions that one answer describes; clients ask for the rest",
     )
-    metrics_listen: str | None = knob(
+    metrics_listen: str | None = declare_setting(
         "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's figures; nowhere when not given"
     )
-    shutdown_ms: int = knob(
+    shutdown_ms: int = declare_setting(
         "shutdown.grace.ms", 5_000, low=0, unit="ms", why="answers under way get this long when the broker ends"
     )
-    producer_id_expiration_ms: int = knob(
+    producer_id_expiration_ms: int = declare_setting(
         "producer.id.expiration.ms",
         DAY_MS,
         low=1,
@@ -303,24 +309,28 @@ class BrokerConfig:
         why="the sequences of a producer that has been silent for so long are forgotten",
     )
 
-    background_threads: int = knob("background.threads", 10, low=1, why=_ONE_LOOP)
-    io_threads: int = knob("num.io.threads", 8, low=1, why=_ONE_LOOP)
-    network_threads: int = knob("num.network.threads", 3, low=1, why=_ONE_LOOP)
-    recovery_threads: int = knob(
+    background_threads: int = declare_setting("background.threads", 10, low=1, why=_ONE_LOOP)
+    io_threads: int = declare_setting("num.io.threads", 8, low=1, why=_ONE_LOOP)
+    network_threads: int = declare_setting("num.network.threads", 3, low=1, why=_ONE_LOOP)
+    recovery_threads: int = declare_setting(
         "num.recovery.threads.per.data.dir", 2, low=1, why="taken as it is: logs are opened one after the other"
     )
-    replica_fetchers: int = knob("num.replica.fetchers", 1, low=1, why="taken as it is: there is one replica")
-    cleaner_threads: int = knob("log.cleaner.threads", 1, low=0, why=_ONE_LOOP)
-    cleaner_backoff_ms: int = knob(
+    replica_fetchers: int = declare_setting(
+        "num.replica.fetchers", 1, low=1, why="taken as it is: there is one replica"
+    )
+    cleaner_threads: int = declare_setting("log.cleaner.threads", 1, low=0, why=_ONE_LOOP)
+    cleaner_backoff_ms: int = declare_setting(
         "log.cleaner.backoff.ms", 15_000, low=0, unit="ms", why="taken as it is: the logs are looked at every 5 s"
     )
-    cleaner_rate: float = knob(
+    cleaner_rate: float = declare_setting(
         "log.cleaner.io.max.bytes.per.second", sys.float_info.max, unit="bytes", why="taken as it is: by slices of time"
     )
-    cleaner_dedupe_bytes: int = knob("log.cleaner.dedupe.buffer.size", 128 * MIB, low=1, unit="bytes", why=_CLEANER)
-    cleaner_load_factor: float = knob("log.cleaner.io.buffer.load.factor", 0.9, low=0.0, why=_CLEANER)
-    cleaner_io_bytes: int = knob("log.cleaner.io.buffer.size", 512 << 10, low=0, unit="bytes", why=_CLEANER)
-    assignment_interval_ms: int = knob(
+    cleaner_dedupe_bytes: int = declare_setting(
+        "log.cleaner.dedupe.buffer.size", 128 * MIB, low=1, unit="bytes", why=_CLEANER
+    )
+    cleaner_load_factor: float = declare_setting("log.cleaner.io.buffer.load.factor", 0.9, low=0.0, why=_CLEANER)
+    cleaner_io_bytes: int = declare_setting("log.cleaner.io.buffer.size", 512 << 10, low=0, unit="bytes", why=_CLEANER)
+    assignment_interval_ms: int = declare_setting(
         "group.consumer.assignment.interval.ms",
         1_000,
         low=0,
@@ -328,7 +338,7 @@ class BrokerConfig:
         unit="ms",
         why="taken as it is: a target is made when it is needed",
     )
-    verify_transactions: bool = knob(
+    verify_transactions: bool = declare_setting(
         "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
     )
 
@@ -419,7 +429,7 @@ def known_names() -> tuple[str, ...]:
 
 
 def _is_alias(key: str) -> bool:
-    return any(key in setting.knob.aliases for setting in settings(BrokerConfig).values())
+    return any(key in setting.declaration.aliases for setting in settings(BrokerConfig).values())
 
 
 def _scaled(key: str, value: Any, factor: int) -> int:

@@ -290,7 +290,7 @@ class SaslLogin:
             except LoginRefused as error:
                 self._fail(str(error), refuse)
                 return
-            self._go_on(exchange, reply, answer, refuse)
+            self._continue_exchange(exchange, reply, answer, refuse)
             return
 
         def done(finished: asyncio.Future[bytes]) -> None:
@@ -302,14 +302,14 @@ class SaslLogin:
             except LoginRefused as error:
                 self._fail(str(error), refuse)
             else:
-                self._go_on(exchange, reply, answer, refuse)
+                self._continue_exchange(exchange, reply, answer, refuse)
             self._connection.unsuspend()
 
         self._pending.waits = False
         self._connection.suspend()
         self._server.logins.run(exchange.threads, lambda: exchange.take_token(token), done)
 
-    def _go_on(
+    def _continue_exchange(
         self, exchange: SaslExchange, reply: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]
     ) -> None:
         """Answer with the broker's token. The login is complete when the exchange names the user."""

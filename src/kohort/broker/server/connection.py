@@ -22,7 +22,7 @@ from kohort.broker.security.principals import ANYONE
 from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
 from kohort.broker.server.server_requests import ServerRequests
 from kohort.broker.transport import LogSlice, Part, Parts, Transport, gathered
-from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
+from kohort.groups.client_quirks import DelayTolerance, classic_delay_ms, delay_tolerance
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
 from kohort.wire.schema import Buffer
 
@@ -83,22 +83,22 @@ class ClientSession:
         """The known interval of the client's classic heartbeats; 0: unknown."""
         return beat_ms(self.lease_ms)
 
-    def classic_hold_ms(self, mode: str) -> int:
+    def classic_delay_ms(self, mode: str) -> int:
         """Return how long a classic heartbeat of this client may be delayed. `mode` is `group.notify.at.once`."""
-        return 0 if self._is_new else self._within_lease(classic_hold_ms(mode, self.software and self.software[0]))
+        return 0 if self._is_new else self._within_lease(classic_delay_ms(mode, self.software and self.software[0]))
 
-    def patience(self, mode: str) -> DelayTolerance:
+    def delay_tolerance(self, mode: str) -> DelayTolerance:
         """Return the client's tolerance for delayed consumer group heartbeats. `mode` is `group.notify.at.once`."""
         tolerance = delay_tolerance(mode, self.software and self.software[0])
-        return tolerance._replace(hold_ms=0 if self._is_new else self._within_lease(tolerance.hold_ms))
+        return tolerance._replace(delay_ms=0 if self._is_new else self._within_lease(tolerance.delay_ms))
 
     @property
     def _is_new(self) -> bool:
         """Whether no group request has arrived yet: a client that reconnected has already waited for a response."""
         return not self.shards
 
-    def _within_lease(self, hold_ms: int) -> int:
-        return min(hold_ms, long_poll_max_ms(self.lease_ms)) if self.lease_ms else hold_ms
+    def _within_lease(self, delay_ms: int) -> int:
+        return min(delay_ms, long_poll_max_ms(self.lease_ms)) if self.lease_ms else delay_ms
 
 
 # -- Turns: how long one connection is served in a row
@@ -166,7 +166,7 @@ class Outgoing:
         """The number of bytes that are in memory, unlike those of log files."""
         return sum([len(part) for part in self._parts if not isinstance(part, LogSlice)])
 
-    def clear(self) -> None:
+    def discard_unsent(self) -> None:
         """Discard the unsent bytes."""
         self._parts.clear()
         self.size = 0
@@ -410,8 +410,8 @@ class Connection:
         now = clock()
         until = now + TAKE_S
         pending, outgoing, flow = self.pending, self._outgoing, self._flow
-        brim, bytes_max = flow.brim, flow.bytes_max
-        found = self._frames.cut(data)
+        high_water_mark, bytes_max = flow.high_water_mark, flow.bytes_max
+        found = self._frames.split_frames(data)
         if self._frames.begun != self._begun:
             self._count_unfinished()
             if self.closed:
@@ -427,11 +427,11 @@ class Connection:
                 return
             now = clock()
             if (
-                len(pending) >= brim
+                len(pending) >= high_water_mark
                 or outgoing.size + self._held >= bytes_max
                 or self.muted
                 or (len(pending) % PARKED_CHECK == 1 and pending[0].parts is None and self._parked_bytes() >= bytes_max)
-            ) and self._is_brimful():
+            ) and self._stays_full():
                 self._put_back(frames)
                 return
             if now > until:
@@ -453,7 +453,7 @@ class Connection:
         self._begun = self._frames.begun + len(self._frames.kept)
         self._handler.unfinished.hold_bytes(self, self._begun)
 
-    def _is_brimful(self) -> bool:
+    def _stays_full(self) -> bool:
         """Send completed responses; return whether there is still no room for another request."""
         if self.pending and self.pending[0].parts is not None:
             self.flush()
@@ -467,18 +467,18 @@ class Connection:
         """Return the bytes of completed responses that wait for an earlier one, such as a fetch that waits for data."""
         return sum([len(part) for answer in self.pending if answer.parts for part in answer.parts])
 
-    def hold(self, size: int) -> None:
+    def retain_bytes(self, size: int) -> None:
         """Count bytes of retained requests toward flow control. A negative size releases them."""
         self._held += size
         self._resume_if_room()
 
     def suspend(self) -> None:
         """Take no further request until `unsuspend`: a login is being checked."""
-        self.hold(self._flow.bytes_max)
+        self.retain_bytes(self._flow.bytes_max)
 
     def unsuspend(self) -> None:
         """Take requests again."""
-        self.hold(-self._flow.bytes_max)
+        self.retain_bytes(-self._flow.bytes_max)
 
     def read_ahead(self) -> None:
         """Process bytes that the transport received before this connection existed."""
@@ -527,9 +527,9 @@ class Connection:
             self._take(self._frames.take_kept())
         except BadFrame as error:
             self._end_for(error)
-        self._go_on()
+        self._resume_reading()
 
-    def _go_on(self) -> None:
+    def _resume_reading(self) -> None:
         if self.closed:
             return
         if self._reading:
@@ -613,8 +613,8 @@ class Connection:
         self._loop.remove_reader(self.fd)
         if self._writing:
             self._loop.remove_writer(self.fd)
-        self._outgoing.clear()
-        self._frames.clear()
+        self._outgoing.discard_unsent()
+        self._frames.discard_incomplete()
         if self._unmuting is not None:
             self._unmuting.cancel()
         self._handler.unfinished.hold_bytes(self, 0)

@@ -38,15 +38,15 @@ class FlowControl:
     Attributes:
         requests_max: the most unanswered requests.
         bytes_max: the most bytes of unsent responses.
-        brim: high-water mark: with this many unanswered requests, send completed responses before the next request.
+        high_water_mark: with this many unanswered requests, send completed responses before the next request.
     """
 
-    __slots__ = ("brim", "bytes_max", "requests_max")
+    __slots__ = ("bytes_max", "high_water_mark", "requests_max")
 
     def __init__(self, limits: Limits) -> None:
         self.requests_max = limits.queued_requests_max
         self.bytes_max = limits.queued_bytes_max
-        self.brim = min(ANSWERS_HELD, self.requests_max)
+        self.high_water_mark = min(ANSWERS_HELD, self.requests_max)
 
     def is_full(self, requests: int, size: int) -> bool:
         """Return whether reading must stop with this many unanswered requests and unsent bytes."""

@@ -85,13 +85,13 @@ class PushRequest:
         self.latency: Histogram | None = None
         connection.pending.append(self)
 
-    def begin(self, message: ClusterMetadataRequest | RegisterConsumerRequest, figures: ApiMetrics) -> None:
+    def begin(self, message: ClusterMetadataRequest | RegisterConsumerRequest, metrics: ApiMetrics) -> None:
         """Record the decoded message, count the request, and start its latency measurement."""
         self.message = message
         if isinstance(message, RegisterConsumerRequest):
             self.client_id = message.consumer_id
-        figures.requests += 1
-        self.latency = figures.latency
+        metrics.requests += 1
+        self.latency = metrics.latency
         self.began = perf_counter()
 
     @property
@@ -129,7 +129,7 @@ class PushRequest:
     def fail(self, error: ErrorCode, why: str) -> None:
         """Reject the request with only an error code."""
         is_metadata = self.kind is PushType.CLUSTER_METADATA
-        body = ClusterMetadataResponse(error).encode() if is_metadata else ErrorResponse(error).encode()
+        body = ClusterMetadataResponse(error).encode_frame() if is_metadata else ErrorResponse(error).encode_frame()
         self.refuse(body, f"{self.api}: {why}")
 
     def refuse(self, body: bytes, why: str) -> None:

@@ -302,10 +302,10 @@ class Throttling:
         if key not in self._limits:
             if len(self._limits) >= RATES_MAX:
                 self._limits.clear()
-            self._limits[key] = self._find(quota, user, client_id)
+            self._limits[key] = self._find_limit(quota, user, client_id)
         return self._limits[key]
 
-    def _find(self, quota: str, user: str, client_id: str) -> tuple[Scope, float] | None:
+    def _find_limit(self, quota: str, user: str, client_id: str) -> tuple[Scope, float] | None:
         quotas = self._quotas.all()
         for name in (user, None):
             for parts in (((USER, name), (CLIENT, client_id)), ((USER, name), (CLIENT, None)), ((USER, name),)):

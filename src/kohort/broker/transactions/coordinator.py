@@ -116,7 +116,7 @@ class MarkerWaits:
         """Return the error code while markers are missing: retriable, unless a retry can't succeed."""
         return ErrorCode.UNKNOWN_SERVER_ERROR if transactional_id in self._stuck else ErrorCode.CONCURRENT_TRANSACTIONS
 
-    def failed(self, transactional_id: str, *, stuck: bool) -> None:
+    def markers_failed(self, transactional_id: str, *, stuck: bool) -> None:
         """Handle a failure to write markers: answer requests that have waited long.
 
         If no later attempt of this process can succeed (`stuck`), answer all requests.
@@ -295,7 +295,7 @@ class Transactions:
 
     def add(self, transactional_id: str, producer: tuple[int, int], partitions: Iterable[TopicPartition]) -> ErrorCode:
         """Add partitions to the transaction, which begins with the first one."""
-        known, error = self._check(transactional_id, producer)
+        known, error = self._check_producer(transactional_id, producer)
         if known is None or error:
             return error
         new = [
@@ -339,14 +339,14 @@ class Transactions:
 
     def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
         """Check that a partition is part of the producer's transaction."""
-        known, error = self._check(transactional_id, producer)
+        known, error = self._check_producer(transactional_id, producer)
         if known is None or error:
             return error
         if known.status is not Status.ONGOING or partition not in known.partitions:
             return ErrorCode.INVALID_TXN_STATE
         return ErrorCode.NONE
 
-    def _check(self, transactional_id: str, producer: tuple[int, int]) -> tuple[Transaction | None, ErrorCode]:
+    def _check_producer(self, transactional_id: str, producer: tuple[int, int]) -> tuple[Transaction | None, ErrorCode]:
         known = self._known.get(transactional_id)
         if not transactional_id:
             return None, ErrorCode.INVALID_REQUEST
@@ -494,7 +494,7 @@ class Transactions:
         elif transactional_id not in self._retries:
             retry = self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
             self._retries[transactional_id] = retry
-        self._waits.failed(transactional_id, stuck=stuck)
+        self._waits.markers_failed(transactional_id, stuck=stuck)
 
     def _is_damaged(self, tp: TopicPartition) -> bool:
         """Return whether this is an offsets partition that is not served until it is repaired."""

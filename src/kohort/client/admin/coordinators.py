@@ -39,13 +39,13 @@ class ShardStatus:
     Attributes:
         coordinator: The owner by the newest placement, -1: none.
         phase: The phase that its owner reports: loading, serving, failed, fenced, damaged.
-        figures: Its metrics, as in `DescribeCoordinatorsResponse.Shard`.
+        metrics: Its metrics, as in `DescribeCoordinatorsResponse.Shard`.
     """
 
     index: int
     coordinator: int
     phase: str = ""
-    figures: DescribeCoordinatorsResponse.Shard = field(
+    metrics: DescribeCoordinatorsResponse.Shard = field(
         default_factory=lambda: DescribeCoordinatorsResponse.Shard(index=-1)
     )
 
@@ -60,7 +60,7 @@ async def describe_coordinators(
         KafkaError: No coordinator answers.
     """
     nodes = await cluster.group_nodes(timeout_ms)
-    if not cluster.links.apart:
+    if not cluster.connections.apart:
         named = ", ".join(map(str, cluster.bootstrap))
         raise InvalidInputError(f"{named} is no coordinator of kohort's over a Kafka cluster, but a broker")
     said: dict[int, DescribeCoordinatorsResponse] = {}

@@ -154,7 +154,7 @@ class AsyncConsumer(SyncMethods):
     async def _call(self, coro: Work[T]) -> T:
         return await self._client.call(coro)
 
-    def _do(self, action: Callable[[ConsumerCore], T]) -> T:
+    def _run_action(self, action: Callable[[ConsumerCore], T]) -> T:
         self._client.check()
         self._client.cluster.runtime.set_time(self._client.now_ms())
         try:
@@ -173,7 +173,7 @@ class AsyncConsumer(SyncMethods):
         try:
             running = RunningScript(script)
             while True:
-                effect = self._do(lambda _: running.step())
+                effect = self._run_action(lambda _: running.step())
                 if effect is None:
                     return cast(T, running.value)
                 try:
@@ -185,7 +185,9 @@ class AsyncConsumer(SyncMethods):
 
     async def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, WaitUntil):
-            return await self._client.wait(effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000))
+            return await self._client.wait_until(
+                effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000)
+            )
         if isinstance(effect, Decode):
             if sum(len(given.buffer) for given in effect.sets) < _DECODE_HERE_BYTES:
                 return decode(effect.sets, effect.options)

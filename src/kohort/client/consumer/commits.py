@@ -190,7 +190,7 @@ class Commits:
         return member.identity()
 
 
-def tell(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
+def run_callback(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
     """Call the application's callback. Log its exception, which must not end the client's thread."""
     error = done.error
     failure = fault("commit", error) if isinstance(error, Exception) else None

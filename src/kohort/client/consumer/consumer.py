@@ -234,7 +234,7 @@ class Consumer(Lookups, SyncMethods):
         limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         return time.monotonic() * 1000 + limit
 
-    def _do(self, action: Callable[[ConsumerCore], T], *, sends: bool = False) -> T:
+    def _run_action(self, action: Callable[[ConsumerCore], T], *, sends: bool = False) -> T:
         """Run an action that does not wait; with `sends`, its requests are sent by this thread."""
         client = self._client
         with client.lock:
@@ -254,7 +254,7 @@ class Consumer(Lookups, SyncMethods):
         if limit is not None:
             self._enter()
             try:
-                taken = self._do(lambda core: core.poll_now(limit), sends=True)
+                taken = self._run_action(lambda core: core.poll_now(limit), sends=True)
             finally:
                 self._leave()
             if taken:
@@ -290,7 +290,7 @@ class Consumer(Lookups, SyncMethods):
     def _carry_out(self, script: Script[T]) -> T:
         running = RunningScript(script)
         while True:
-            effect = self._do(lambda _: running.step())
+            effect = self._run_action(lambda _: running.step())
             if effect is None:
                 return cast(T, running.value)
             try:
@@ -300,7 +300,7 @@ class Consumer(Lookups, SyncMethods):
 
     def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, WaitUntil):
-            return self._client.wait(effect.ready, max(0.0, effect.deadline_ms / 1000 - time.monotonic()))
+            return self._client.wait_until(effect.ready, max(0.0, effect.deadline_ms / 1000 - time.monotonic()))
         if isinstance(effect, Decode):
             return decode(effect.sets, effect.options)
         if isinstance(effect, Await):

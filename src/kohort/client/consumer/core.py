@@ -18,7 +18,7 @@ from kohort.client.consumer.commits import (
     CloseDeadline,
     Commits,
     OnCommit,
-    tell,
+    run_callback,
 )
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice, position_at
@@ -43,7 +43,7 @@ from kohort.ids import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerFigures:
+class ConsumerMetrics:
     """Counters of a consumer since it was made, and the records it holds now.
 
     Attributes:
@@ -276,7 +276,7 @@ class ConsumerCore:
         if self.buffer.available() < limit:
             return []
         failing = self.positions.error is not None or self.fetcher.error is not None
-        if failing or self.partitions.failed() or not self._owns():
+        if failing or self.partitions.unreadable() or not self._owns():
             return []
         self._begin_poll(limit)
         taken = self.buffer.take(limit, proportional=self.config.poll_share == "proportional")
@@ -413,7 +413,7 @@ class ConsumerCore:
         error = error or self.positions.take_error() or self.fetcher.take_error()
         if error is not None:
             raise error
-        for partition, failure in self.partitions.failed():
+        for partition, failure in self.partitions.unreadable():
             if self.buffer.count(partition) == 0 and not self.partitions.of(partition).paused:
                 raise failure
 
@@ -432,10 +432,10 @@ class ConsumerCore:
             if revocation is not None:
                 gone = [part for part in revocation.partitions if part in self.partitions]
                 if isinstance(self.listener, HoldingListener) and not revocation.lost and gone:
-                    self.partitions.hold(gone)
+                    self.partitions.mark_revoking(gone)
                     yield CallUser(self.listener.on_partitions_wanted, gone)
                     continue
-                yield from self._give_up(gone, revocation.lost, member)
+                yield from self._revoke_partitions(gone, revocation.lost, member)
                 member.release()
                 continue
             if set(member.assignment.partitions) != set(self.partitions) or member.rebalances != self._rebalances_seen:
@@ -455,11 +455,13 @@ class ConsumerCore:
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
             return False
-        yield from self._give_up(held, lost=False, staying=member)
+        yield from self._revoke_partitions(held, lost=False, staying=member)
         member.release()
         return True
 
-    def _give_up(self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None) -> Script[None]:
+    def _revoke_partitions(
+        self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None
+    ) -> Script[None]:
         """Give partitions up; `staying` is the membership, which may carry the last positions itself."""
         positions = self.partitions.positions()
         if staying is not None and staying.carries_positions:
@@ -496,7 +498,7 @@ class ConsumerCore:
         lost = member.revocation is not None and member.revocation.lost
         try:
             if held:
-                yield from self._give_up(held, lost)
+                yield from self._revoke_partitions(held, lost)
         finally:
             self._rebalances_before += member.rebalances
             self._lapses_before += member.lapses
@@ -591,10 +593,10 @@ class ConsumerCore:
             for part, value in offsets.items()
         }
 
-    def figures(self) -> ConsumerFigures:
+    def metrics(self) -> ConsumerMetrics:
         """Return the metrics."""
-        links, member = self.cluster.links, self.membership
-        return ConsumerFigures(
+        links, member = self.cluster.connections, self.membership
+        return ConsumerMetrics(
             polls=self.polls,
             records=self.returned,
             fetches=self.fetcher.fetches,
@@ -626,7 +628,7 @@ class ConsumerCore:
         values = self.to_commit(offsets)
         task = self.commits.start(values)
         if callback is not None:
-            task.on_done(partial(tell, callback, values))
+            task.on_done(partial(run_callback, callback, values))
 
     # Internals.
 

@@ -53,7 +53,7 @@ class Rows(Protocol):
 
     def position(self, index: int, row: int) -> int: ...
 
-    def error(self, index: int) -> CorruptDataError | None: ...
+    def damage_of(self, index: int) -> CorruptDataError | None: ...
 
 
 @dataclass(slots=True)
@@ -247,7 +247,7 @@ class FetchBuffer:
         return Slice(partition, chunk.block, chunk.index, start, stop)
 
     def _used_up(self, partition: TopicPartition, chunk: FetchedChunk) -> None:
-        error = chunk.block.error(chunk.index)
+        error = chunk.block.damage_of(chunk.index)
         if error is not None:
             self._partitions.fail(partition, error, void=True)
             self.drop_void()

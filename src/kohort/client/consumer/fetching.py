@@ -325,7 +325,7 @@ class Fetcher:
         until_ms = runtime.now_ms + timeout_ms
         for node, session in self._sessions.items():
             request = session.goodbye()
-            if request is not None and self.cluster.links.load(node) is not None:
+            if request is not None and self.cluster.connections.load(node) is not None:
                 goodbye = self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
                     await runtime.within(goodbye, max(0.0, until_ms - runtime.now_ms), "the end of a fetch session")
@@ -476,7 +476,7 @@ class Fetcher:
             entries = [FetchEntry(partition, entry.position, limit) for partition, entry in asked.items()]
             timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
             request = session.request(self.cluster, self.config, entries)
-            answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
+            answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
             code = ErrorCode.of(answer.error_code)
             if not session.answered(code, answer.session_id):
                 self._take_in(node, asked, answer, code)

@@ -220,7 +220,7 @@ class RangeReader(Lookups, ClosedOnExit):
             cluster, self.config, [FetchEntry(partition, FetchPosition(offset), self._fetch_bytes)], self._fetch_bytes
         )
         timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
-        answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
+        answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
         if answer.error_code or not answer.responses:
             raise error_for(answer.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} can't be read")
         part = answer.responses[0].partitions[0]

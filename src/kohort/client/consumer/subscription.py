@@ -145,7 +145,7 @@ class Partitions:
             state.paused = False
             self.paused.discard(partition)
 
-    def hold(self, wanted: Iterable[TopicPartition]) -> None:
+    def mark_revoking(self, wanted: Iterable[TopicPartition]) -> None:
         """Mark partitions that the group revokes: no records of them are returned, however long they are held."""
         for partition in wanted:
             self.of(partition).wanted = True
@@ -179,7 +179,7 @@ class Partitions:
             self._begin_era(state)
             state.fetch_position = state.position
 
-    def failed(self) -> list[tuple[TopicPartition, KafkaError]]:
+    def unreadable(self) -> list[tuple[TopicPartition, KafkaError]]:
         """Return the partitions that can't be read, and why."""
         if not self._broken:
             return []

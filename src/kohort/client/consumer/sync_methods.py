@@ -8,7 +8,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from kohort.client.consumer.commits import OnCommit
-from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
+from kohort.client.consumer.core import ConsumerCore, ConsumerMetrics
 from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, RebalanceListener, committed_offsets
 from kohort.errors import InvalidInputError
@@ -50,22 +50,22 @@ class SyncMethods:
     """Methods for subscription, assignment and positions that both consumer facades share."""
 
     @abstractmethod
-    def _do(self, action: Callable[[ConsumerCore], T]) -> T:
+    def _run_action(self, action: Callable[[ConsumerCore], T]) -> T:
         """Run an action on the core that does not wait."""
 
     def _query(self, question: Callable[[ConsumerCore], T]) -> T:
         """Run a query on the core that changes nothing."""
-        return self._do(question)
+        return self._run_action(question)
 
     def subscribe(
         self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
     ) -> None:
         """Subscribe to topics, or to those that match a regular expression; replaces the previous subscription."""
-        self._do(lambda core: core.subscribe(topics, pattern, listener))
+        self._run_action(lambda core: core.subscribe(topics, pattern, listener))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions without a group's assignment; replaces the previous assignment."""
-        self._do(lambda core: core.assign(partitions))
+        self._run_action(lambda core: core.assign(partitions))
 
     def subscription(self) -> set[str]:
         """Return the subscribed topics."""
@@ -94,7 +94,7 @@ class SyncMethods:
 
         `callback(offsets, error or None)` runs on the client's thread; with asyncio, on the loop.
         """
-        self._do(lambda core: core.commit_async(offsets, callback))
+        self._run_action(lambda core: core.commit_async(offsets, callback))
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Continue from an offset."""
@@ -103,36 +103,36 @@ class SyncMethods:
             if isinstance(offset, OffsetAndMetadata)
             else FetchPosition(offset)
         )
-        self._do(lambda core: core.seek(partition, position))
+        self._run_action(lambda core: core.seek(partition, position))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Continue from the first offset; without arguments, of all partitions."""
-        self._do(lambda core: core.seek_to(partitions, "earliest"))
+        self._run_action(lambda core: core.seek_to(partitions, "earliest"))
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Continue after the last offset; without arguments, of all partitions."""
-        self._do(lambda core: core.seek_to(partitions, "latest"))
+        self._run_action(lambda core: core.seek_to(partitions, "latest"))
 
     def lag(self, partition: TopicPartition) -> int | None:
         """Return the records between the position and the partition's end, as of the last fetch; None before that."""
         return self._query(lambda core: core.lag(partition))
 
     @property
-    def figures(self) -> ConsumerFigures:
+    def metrics(self) -> ConsumerMetrics:
         """Return the metrics."""
-        return self._do(lambda core: core.figures())
+        return self._run_action(lambda core: core.metrics())
 
     def group_metadata(self) -> GroupMetadata:
         """Return this consumer's group metadata, for `Producer.send_offsets_to_transaction`."""
-        return self._do(lambda core: core.group_metadata())
+        return self._run_action(lambda core: core.group_metadata())
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; fetched records are kept."""
-        self._do(lambda core: core.pause(partitions))
+        self._run_action(lambda core: core.pause(partitions))
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Return records of these partitions again."""
-        self._do(lambda core: core.resume(partitions))
+        self._run_action(lambda core: core.resume(partitions))
 
     def paused(self) -> set[TopicPartition]:
         """Return the paused partitions."""

@@ -325,7 +325,7 @@ class ClassicMembership(Membership):
 
     # Lifecycle.
 
-    async def _live(self) -> None:
+    async def _run_member(self) -> None:
         failures = 0
         while True:
             await self._until(lambda: self._subscription is not None and self.error is None and not self._overdue)
@@ -473,7 +473,7 @@ class ClassicMembership(Membership):
                 await self._lose(self._fenced)
                 raise _Rejoin(ErrorCode.ILLEGAL_GENERATION)
             self.request_rejoin("partitions were given up for another member")
-        self._settle(tuple(sorted(partitions)), user_data)
+        self._complete_rebalance(tuple(sorted(partitions)), user_data)
         if self._lease.length_ms is not None and self._rejoin_reason is None:
             self._beat_now.resolve(None)  # a broker with leases uses long polling
 
@@ -583,14 +583,14 @@ class ClassicMembership(Membership):
             self._renew(sent_elapsed)
         return True
 
-    async def _heartbeat(self, timeout_ms: float, lane: str = "main") -> ErrorCode:
+    async def _heartbeat(self, timeout_ms: float, channel: str = "main") -> ErrorCode:
         request = HeartbeatRequest(
             group_id=self.group,
             generation_id=self._generation,
             member_id=self._member_id,
             group_instance_id=self.config.group_instance_id,
         )
-        asking = self._ask(request, self._lease.answer_ms(timeout_ms), lane)
+        asking = self._ask(request, self._lease.answer_ms(timeout_ms), channel)
         # The connection is made first, which may take the same time again.
         answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
         code = ErrorCode.of(answer.error_code)
@@ -632,5 +632,5 @@ class ClassicMembership(Membership):
         if self._subscription is not None:
             self.protocol.subscribe(self._subscription)
 
-    def _stop(self) -> None:
+    def _stop_tasks(self) -> None:
         self._stop_beating()

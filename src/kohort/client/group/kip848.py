@@ -65,17 +65,17 @@ class HeartbeatFields(NamedTuple):
     rack: str | None
     owned: dict[uuid.UUID, list[int]] | None
 
-    def since(self, told: HeartbeatFields) -> HeartbeatFields:
+    def since(self, sent: HeartbeatFields) -> HeartbeatFields:
         """Return the fields that changed since an earlier state."""
         return HeartbeatFields(
-            topics=None if self.topics == told.topics else self.topics,
-            pattern=None if self.pattern == told.pattern else self.pattern,
-            assignor=None if self.assignor == told.assignor else self.assignor,
+            topics=None if self.topics == sent.topics else self.topics,
+            pattern=None if self.pattern == sent.pattern else self.pattern,
+            assignor=None if self.assignor == sent.assignor else self.assignor,
             rebalance_timeout_ms=(
-                -1 if self.rebalance_timeout_ms == told.rebalance_timeout_ms else self.rebalance_timeout_ms
+                -1 if self.rebalance_timeout_ms == sent.rebalance_timeout_ms else self.rebalance_timeout_ms
             ),
-            rack=None if self.rack == told.rack else self.rack,
-            owned=None if self.owned == told.owned else self.owned,
+            rack=None if self.rack == sent.rack else self.rack,
+            owned=None if self.owned == sent.owned else self.owned,
         )
 
 
@@ -114,7 +114,7 @@ class ConsumerMembership(Membership):
 
     # Lifecycle.
 
-    async def _live(self) -> None:
+    async def _run_member(self) -> None:
         while True:
             await self._until(lambda: self._subscription is not None and self.error is None and not self._overdue)
             try:
@@ -328,7 +328,7 @@ class ConsumerMembership(Membership):
             self._urgent = partitions != self.assignment.partitions
             names = self.cluster.metadata.topic_names
             self._held_ids = {names[topic]: topic for topic in target}
-            self._settle(partitions, None)
+            self._complete_rebalance(partitions, None)
 
     def replaced(self) -> set[str]:
         """Return the topics of held partitions that were recreated: their id is no longer the one of the assignment."""
@@ -387,7 +387,7 @@ class ConsumerMembership(Membership):
         if self._subscription is not None:
             self.cluster.want_topics(self, self._subscription.topics if self._subscription.pattern is None else None)
 
-    def _stop(self) -> None:
+    def _stop_tasks(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
             self._beating = None

@@ -22,7 +22,7 @@ class Lease:
         self.length_ms = length_ms
         self.heard_ms = float("-inf")
 
-    def told(self, length_ms: int | None) -> None:
+    def record_answer(self, length_ms: int | None) -> None:
         """Set the length from the broker.
 
         The shorter of two lengths counts: by that one, the coordinator may consider the lease over.

@@ -97,7 +97,7 @@ class GroupMember(Lookups, ClosedOnExit):
             settled = member.holding and member.owns and member.assignment.generation > after_generation
             return member.error is not None or settled
 
-        if not self._client.wait(settled, timeout_ms / 1000):
+        if not self._client.wait_until(settled, timeout_ms / 1000):
             why = self.waits_for()
             raise TimedOutError(f"group {self.group_id!r}: no assignment within {timeout_ms:.0f} ms: {why}")
         self._raise_error()
@@ -134,7 +134,7 @@ class GroupMember(Lookups, ClosedOnExit):
         Returns:
             False on timeout.
         """
-        changed = self._client.wait(lambda: self._membership.sequence != self._seen, timeout_ms / 1000)
+        changed = self._client.wait_until(lambda: self._membership.sequence != self._seen, timeout_ms / 1000)
         with self._client.lock:
             self._seen = self._membership.sequence
         return changed

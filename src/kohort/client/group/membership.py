@@ -183,7 +183,7 @@ class Membership(ABC):
         if before is not None and before != subscription:
             self._subscription_changed()
         if self._main is None:
-            self._main = self.cluster.runtime.spawn(self._live(), f"member of {self.group}")
+            self._main = self.cluster.runtime.spawn(self._run_member(), f"member of {self.group}")
         self._move()
 
     def release(self) -> None:
@@ -264,7 +264,7 @@ class Membership(ABC):
             timeout_ms: Limit for the request; after that the session timeout ends the membership.
         """
         self._subscription = None
-        self._stop()
+        self._stop_tasks()
         self._end_lease()
         if self._main is not None:
             self._main.cancel()
@@ -287,11 +287,11 @@ class Membership(ABC):
     # Implemented by a protocol.
 
     @abstractmethod
-    async def _live(self) -> None:
+    async def _run_member(self) -> None:
         """Run the member until it is cancelled."""
 
     @abstractmethod
-    def _stop(self) -> None:
+    def _stop_tasks(self) -> None:
         """Cancel the background tasks."""
 
     @abstractmethod
@@ -327,7 +327,7 @@ class Membership(ABC):
 
     async def _lose(self, code: ErrorCode) -> None:
         """Give up all partitions as lost, and wait until the application has acknowledged it."""
-        self._stop()
+        self._stop_tasks()
         self._end_lease()
         why, self._fenced, self._fenced_why = self._fenced_why or code.text, None, ""
         self._generation = self.NOT_JOINED
@@ -356,7 +356,7 @@ class Membership(ABC):
             limit,
         )
         self._overdue = True
-        self._stop()
+        self._stop_tasks()
         await self._leave_quietly(f"not polled for {limit} ms")
         self._member_id = ""
         await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -374,7 +374,7 @@ class Membership(ABC):
     @property
     def _lease(self) -> Lease:
         """Return this member's lease, with the length from the broker."""
-        self._kept.told(self.cluster.links.lease_ms)
+        self._kept.record_answer(self.cluster.connections.lease_ms)
         return self._kept
 
     def _renew(self, sent_ms: float) -> None:
@@ -411,7 +411,7 @@ class Membership(ABC):
         """Return, for the log, the age of the last answered request, and whether this client stood still."""
         runtime = self.cluster.runtime
         text = f"the last request that was answered was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
-        still_ms = runtime.stood_still_ms(self._heard_ms)
+        still_ms = runtime.paused_ms(self._heard_ms)
         return f"{text}, and this client stood still for {still_ms:.0f} ms meanwhile" if still_ms else text
 
     def _end_lease(self) -> None:
@@ -427,15 +427,15 @@ class Membership(ABC):
 
     async def _fatal(self, error: KafkaError) -> None:
         """Leave the group until the application takes the error. Its partitions are lost without heartbeats."""
-        self._stop()
+        self._stop_tasks()
         self.state = MemberState.IDLE
         self.error, self._fenced_why = error, str(error)
         self._changed()
         await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
-    async def _ask(self, message: RequestMessage[R] | Between[R], timeout_ms: float, lane: str = "main") -> R:
+    async def _ask(self, message: RequestMessage[R] | Between[R], timeout_ms: float, channel: str = "main") -> R:
         try:
-            return await self.cluster.send(message, self._coordinator, timeout_ms=timeout_ms, lane=lane)
+            return await self.cluster.send(message, self._coordinator, timeout_ms=timeout_ms, channel=channel)
         except RetriableError:
             self.cluster.forget_coordinator(self._coordinator)
             raise
@@ -455,7 +455,7 @@ class Membership(ABC):
         if self._unsettled is None:
             self._unsettled = self.cluster.runtime.now_ms, self.assignment.partitions
 
-    def _settle(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
+    def _complete_rebalance(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
         """Complete a rebalance with this assignment."""
         self._unsettle()
         assert self._unsettled is not None

@@ -77,7 +77,7 @@ class PushCoordinator:
         self._next = 0
         self._mute = 0
         self._reached = False
-        self._lane = f"push:{group}"
+        self._channel = f"push:{group}"
         self._throttle = FailureThrottle(lambda: cluster.runtime.now_ms)
 
     async def register(
@@ -89,10 +89,10 @@ class PushCoordinator:
             RetriableError: The registration is not possible for now.
             KafkaError: The registration was refused; says why.
         """
-        node, address = await self._find()
+        node, address = await self._find_coordinator()
         link = await self._claim(node, address)
         sent_ms = now()
-        link.send(registration.encode())
+        link.send(registration.encode_frame())
         frame = await link.next(self._cluster.runtime, self._answer_limit_ms(1))
         if frame is None:
             why = link.ended or "no answer to the registration"
@@ -107,7 +107,7 @@ class PushCoordinator:
             raise RetriableError(text, code)
         raise error_for(code, text)
 
-    async def _find(self) -> tuple[int, Address]:
+    async def _find_coordinator(self) -> tuple[int, Address]:
         """Find the coordinator's id and address, retrying without a limit.
 
         The waits grow only for brokers that were reached: connection backoffs already pace the others.
@@ -150,7 +150,7 @@ class PushCoordinator:
         link = await self._claim(node, address)
         self._reached = True
         try:
-            link.send(ClusterMetadataRequest(self._group).encode())
+            link.send(ClusterMetadataRequest(self._group).encode_frame())
             frame = await link.next(self._cluster.runtime, self._answer_limit_ms(CONSULT_SHARE))
             if frame is None:
                 self._no_answer(link, address)
@@ -186,16 +186,16 @@ class PushCoordinator:
         return min(self._cluster.config.request_timeout_ms, self._session_ms * share)
 
     async def _claim(self, node: int, address: Address) -> RawConnection:
-        links = self._cluster.links
+        links = self._cluster.connections
         timeout_ms = min(self._cluster.config.socket_connection_setup_timeout_ms, self._answer_limit_ms(CONSULT_SHARE))
-        return links.claim(await links.acquire(node, address, self._lane, timeout_ms), self._changed)
+        return links.claim(await links.acquire(node, address, self._channel, timeout_ms), self._changed)
 
 
 RESETS = {"earliest": "smallest", "latest": "largest", "none": "none"}
 """The spec's words for `auto_offset_reset`: the coordinator looks the first or last offset up. With `none`, which
 the spec lacks, it looks nothing up: a partition without an offset starts without one."""
 NO_LEADER = -1
-SILENT_SHARE = 2 / 3
+UNANSWERED_SHARE = 2 / 3
 """Share of a session, two Pings, after which a silent coordinator is probed."""
 
 
@@ -245,7 +245,7 @@ class PushMembership(Membership):
 
     # Lifecycle.
 
-    async def _live(self) -> None:
+    async def _run_member(self) -> None:
         while True:
             await self._until(lambda: self._subscription is not None and self.error is None and not self._overdue)
             try:
@@ -278,7 +278,7 @@ class PushMembership(Membership):
                 continue
             elif await self._answer_next(self._link):
                 continue
-            elif runtime.now_ms >= self._silent_ms() and self._probing is None and not self._stopping:
+            elif runtime.now_ms >= self._unanswered_ms() and self._probing is None and not self._stopping:
                 self._probing = runtime.spawn(self._probe(self._link), f"silence of {self.group}'s coordinator")
             await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
@@ -288,7 +288,7 @@ class PushMembership(Membership):
         waits = []
         if self._link is not None:
             may_probe = self._probing is None and not self._stopping
-            silent = self._silent_ms() if may_probe else float("inf")
+            silent = self._unanswered_ms() if may_probe else float("inf")
             waits.append(min(silent, self._heard_ms + self.config.session_timeout_ms) - runtime.now_ms)
         if self.assignment.partitions:
             waits.append(self._lease.end_ms - runtime.elapsed_ms())
@@ -297,8 +297,8 @@ class PushMembership(Membership):
             waits.append(poll_left)
         return max(1.0, min(waits)) if waits else None
 
-    def _silent_ms(self) -> float:
-        return max(self._heard_ms, self._lived_ms) + SILENT_SHARE * self.config.session_timeout_ms
+    def _unanswered_ms(self) -> float:
+        return max(self._heard_ms, self._lived_ms) + UNANSWERED_SHARE * self.config.session_timeout_ms
 
     async def _probe(self, link: RawConnection) -> None:
         """Probe a silent coordinator on the connection of commits; close both connections if it does not answer.
@@ -306,11 +306,11 @@ class PushMembership(Membership):
         Otherwise a commit would block the application there for a whole request timeout, though other members may own
         its partitions.
         """
-        left_ms = (1 - SILENT_SHARE) * self.config.session_timeout_ms
+        left_ms = (1 - UNANSWERED_SHARE) * self.config.session_timeout_ms
         try:
             await self._ask(MetadataRequest(topics=[]), left_ms)
         except RetriableError as error:
-            if self._link is link and self.cluster.runtime.now_ms >= self._silent_ms():
+            if self._link is link and self.cluster.runtime.now_ms >= self._unanswered_ms():
                 self._unlink(f"the coordinator is silent: {error}")
         except KafkaError as error:
             log.debug("[group %s] the coordinator answers with an error: %s", self.group, error)
@@ -412,7 +412,7 @@ class PushMembership(Membership):
             self._stopping = True
             self._revoke_held()
         else:
-            self._say(link, ErrorResponse(self._start(request)).encode())
+            self._say(link, ErrorResponse(self._start(request)).encode_frame())
         return True
 
     @staticmethod
@@ -459,7 +459,7 @@ class PushMembership(Membership):
 
     def _settle_started(self) -> None:
         self.starts = {part: offset for part, offset in self._registry.items() if offset != NO_POSITION}
-        self._settle(tuple(sorted(self._registry)), None)
+        self._complete_rebalance(tuple(sorted(self._registry)), None)
 
     def _revoke_held(self) -> None:
         held = self.assignment.partitions
@@ -474,7 +474,7 @@ class PushMembership(Membership):
         self._unsettle()
         self._stopping = self._started = self._resume = False
         self.state = MemberState.JOINING
-        self._say(link, ErrorResponse(ErrorCode.NONE).encode())
+        self._say(link, ErrorResponse(ErrorCode.NONE).encode_frame())
         return True
 
     def _drop_revoking(self) -> None:
@@ -506,7 +506,7 @@ class PushMembership(Membership):
         if self._subscription is not None:
             self.cluster.want_topics(self, self._subscription.topics if self._subscription.pattern is None else None)
 
-    def _stop(self) -> None:
+    def _stop_tasks(self) -> None:
         self._unlink("this member stops")
         if self._registering is not None:
             self._registering.cancel()

@@ -67,7 +67,7 @@ class AsyncClient:
             self._calls.discard(future)
             task.cancel()
 
-    async def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    async def wait_until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `ready()` is true, checked after every step of the core; False on timeout."""
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while not self.closed and not ready():
@@ -99,7 +99,7 @@ class AsyncClient:
             self._loop.call_soon(self._step)
 
     def notify(self) -> None:
-        """Wake the callers of `wait`."""
+        """Wake the callers of `wait_until`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -154,14 +154,14 @@ class AsyncClient:
         self.notify()
 
     def _carry_out(self) -> None:
-        while commands := self.cluster.links.take_commands():
+        while commands := self.cluster.connections.take_commands():
             for command in commands:
-                self._do(command)
+                self._run_command(command)
             self.cluster.runtime.advance(self.now_ms())
 
-    def _do(self, command: Command) -> None:
+    def _run_command(self, command: Command) -> None:
         if isinstance(command, OpenConnection):
-            self._connecting[command.link] = self._loop.create_task(self._connect(command))
+            self._connecting[command.link] = self._loop.create_task(self._open_connection(command))
         elif isinstance(command, SendFrame):
             channel = self._channels.get(command.link)
             if channel is not None:
@@ -174,7 +174,7 @@ class AsyncClient:
             if channel is not None:
                 channel.close()
 
-    async def _connect(self, command: OpenConnection) -> None:
+    async def _open_connection(self, command: OpenConnection) -> None:
         host, port = command.address.host, command.address.port
         reader = FrameReader(self._pool, self.cluster.config.response_max_bytes)
         tls = None if command.plain else self._tls.current()
@@ -194,22 +194,22 @@ class AsyncClient:
             refusal = None
             if tls is not None:
                 refusal = await asyncio.to_thread(tls_error, error, command.address, self.cluster.config)
-            self.cluster.links.closed(command.link, refusal or describe(error))
+            self.cluster.connections.closed(command.link, refusal or describe(error))
         else:
             process = name_for_peer(transport.get_extra_info("socket"))
-            if not self.cluster.links.opened(command.link, mechanism, process) and command.link in self._channels:
+            if not self.cluster.connections.opened(command.link, mechanism, process) and command.link in self._channels:
                 self._channels.pop(command.link).close()
         finally:
             self._connecting.pop(command.link, None)
             self.wake()
 
     def received(self, link: int, frame: memoryview) -> None:
-        self.cluster.links.received(link, frame)
+        self.cluster.connections.received(link, frame)
         self.wake()
 
     def lost(self, link: int, reason: TlsError | str) -> None:
         if self._channels.pop(link, None) is not None:
-            self.cluster.links.closed(link, reason)
+            self.cluster.connections.closed(link, reason)
             self.wake()
 
 

@@ -29,18 +29,18 @@ class NodeHealth:
     Attributes:
         failures: Failures in a row; concurrent attempts count as one.
         failed_ms: When the last attempt failed.
-        silent_until_ms: Until when other brokers are preferred, because this one did not answer in time.
+        log_from_ms: Until when other brokers are preferred, because this one did not answer in time.
     """
 
     failures: int = 0
     failed_ms: float = float("-inf")
     retry_at_ms: float = 0.0
     last_error: str = ""
-    silent_until_ms: float = 0.0
+    log_from_ms: float = 0.0
 
-    def fail(self, reason: str, began_ms: float, now_ms: float, *, stood: bool) -> None:
+    def fail(self, reason: str, began_ms: float, now_ms: float, *, paused: bool) -> None:
         """Record that an attempt that began then has failed, or that an established connection has ended."""
-        if stood or not self.failures:
+        if paused or not self.failures:
             self.failures = 1
         elif began_ms > self.failed_ms:
             self.failures += 1
@@ -53,19 +53,19 @@ class ReachabilityLog:
     def __init__(self, runtime: Runtime) -> None:
         self._throttle = FailureThrottle(lambda: runtime.now_ms)
 
-    def failed(
-        self, address: Hashable, reason: str, *, stood: bool, named_by: Hashable | None = None, final: bool = False
+    def connection_failed(
+        self, address: Hashable, reason: str, *, paused: bool, named_by: Hashable | None = None, final: bool = False
     ) -> None:
         """Log that a connection failed or ended.
 
         Args:
             address: The broker's address.
             reason: The cause.
-            stood: The connection had been established.
+            paused: The connection had been established.
             named_by: The address of another broker, which named this one.
             final: Retries do not cure the failure: calls that need the connection fail.
         """
-        if stood:
+        if paused:
             log.info("the connection to %s ended: %s", address, reason)
         elif self._throttle.due(address):
             named = "" if named_by is None else f", named by {named_by}"

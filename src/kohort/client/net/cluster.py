@@ -135,7 +135,7 @@ def check_transactional(cluster: ClusterAccess) -> None:
     Raises:
         KafkaError: UNSUPPORTED_VERSION.
     """
-    if cluster.links.apart:
+    if cluster.connections.apart:
         raise error_for(
             ErrorCode.UNSUPPORTED_VERSION,
             "kohort's coordinators over a Kafka cluster take no offsets within transactions: commit them with the "
@@ -174,7 +174,7 @@ class ClusterAccess(Protocol):
 
     config: ConnectionConfig
     runtime: Runtime
-    links: BrokerConnections
+    connections: BrokerConnections
     metadata: Metadata
 
     async def send(self, message: RequestMessage[R], to: Target, *, timeout_ms: float | None = None) -> R: ...
@@ -200,7 +200,7 @@ class Coordinators:
 
     def has_apart(self, group: str, cluster_id: str | None) -> bool:
         """Return whether a group of this cluster was found at a coordinator apart from its brokers."""
-        known = self._cluster.links.apart and Coordinator(group, GROUP) in self._found
+        known = self._cluster.connections.apart and Coordinator(group, GROUP) in self._found
         return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
 
     def node(self, node_id: int) -> BrokerInfo | None:
@@ -264,7 +264,7 @@ class Coordinators:
             task.cancel()
 
     async def _look_up(self, to: Coordinator) -> int:
-        send, links = self._cluster.send, self._cluster.links
+        send, links = self._cluster.send, self._cluster.connections
         request = FindCoordinatorRequest(key=to.key, key_type=to.kind, coordinator_keys=[to.key])
         if links.apart and to.kind == GROUP:
             answer = await send(request, ANY_COORDINATOR, timeout_ms=LOOKUP_TIMEOUT_MS)
@@ -294,7 +294,7 @@ class Coordinators:
     def _reach_plainly(self, nodes: Iterable[BrokerInfo]) -> None:
         """Reach coordinators without Kafka's TLS and login, if the configuration says so."""
         if self._cluster.config.coordinators_security_protocol:
-            self._cluster.links.plain.update(node.address for node in nodes)
+            self._cluster.connections.plain.update(node.address for node in nodes)
 
     async def _list_quietly(self) -> None:
         """Refresh the list and ignore errors: the list serves later, when no bootstrap address answers."""
@@ -339,7 +339,7 @@ class Cluster:
         runtime: Steps the coroutines; its `spawn` and `sleep` are the only ways to start and to wait.
         bootstrap: The addresses given.
         metadata: The known brokers and topics; read it freely, it changes only between steps.
-        links: The connections; drivers and metrics read it, everything else uses `send`.
+        connections: The connections; drivers and metrics read it, everything else uses `send`.
     """
 
     def __init__(self, config: ConnectionConfig, runtime: Runtime | None = None) -> None:
@@ -348,14 +348,14 @@ class Cluster:
         self.config = config
         self.runtime = runtime or Runtime()
         self.runtime.on_task_failed = FailureLog(self.runtime)
-        self.links = BrokerConnections(config, self.runtime)
+        self.connections = BrokerConnections(config, self.runtime)
         self.metadata = Metadata()
         self.closed = False
         self.auto_create_topics = False
         self.bootstrap = [parse_address(text) for text in config.bootstrap_servers]
         if config.coordinators_security_protocol:
-            self.links.plain.update(self.bootstrap)
-        self.links.negotiator.watch(self.metadata.identity_of, self._rebootstrap)
+            self.connections.plain.update(self.bootstrap)
+        self.connections.negotiator.watch_identities(self.metadata.identity_of, self._rebootstrap)
         self._interests: dict[object, frozenset[str] | None] = {}
         self._coordinators = Coordinators(self)
         self._refresh: Task[None] | None = None
@@ -372,7 +372,7 @@ class Cluster:
         to: Target = ANY,
         *,
         timeout_ms: float | None = None,
-        lane: str = "main",
+        channel: str = "main",
         leaving: Callable[[], None] | None = None,
     ) -> R:
         """Send one request at the highest version both sides know, and return the decoded answer.
@@ -384,7 +384,7 @@ class Cluster:
                 to: The target.
                 timeout_ms: Limit for connecting and for the response, each; None: `request_timeout_ms`. Long polls
                     (JoinGroup, Fetch) need a limit of their own.
-                lane: Requests of different lanes use different connections and never wait for each other.
+                channel: Requests of different lanes use different connections and never wait for each other.
                 leaving: Called when the connection is ready, right before the request is sent; an exception stops it.
 
         Raises:
@@ -395,25 +395,25 @@ class Cluster:
         """
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         wanted = message if isinstance(message, Between) else Between(message)
-        link = await self._link(to, lane, limit)
+        link = await self._connection_to(to, channel, limit)
         elsewhere = isinstance(to, AnyNode) and (to.serves_itself or wanted.message.API_KEY not in link.versions)
         if link.coordinator_id >= 0 and elsewhere:
-            link = await self._broker_link(lane, limit)
+            link = await self._broker_connection(channel, limit)
         body, version = fitting(link, wanted)
         if leaving is not None:
             leaving()
-        return await self.links.request(link, body, version, limit)
+        return await self.connections.request(link, body, version, limit)
 
-    async def post(self, message: RequestMessage[R] | Between[R], to: Target, *, lane: str = "main") -> None:
+    async def post(self, message: RequestMessage[R] | Between[R], to: Target, *, channel: str = "main") -> None:
         """Send a request that gets no response: Produce with acks=0."""
         limit = self.config.request_timeout_ms
-        link = await self._link(to, lane, limit)
+        link = await self._connection_to(to, channel, limit)
         body, version = fitting(link, message if isinstance(message, Between) else Between(message))
-        self.links.post(link, body, version)
+        self.connections.post(link, body, version)
 
     def backoff_ms(self, failures: int) -> float:
         """Return the wait after this many failures in a row, within retry.backoff.ms and retry.backoff.max.ms."""
-        return self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+        return self.connections.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
         """Await `attempt()` again after each retriable error, with backoff, until the time is over.
@@ -492,10 +492,10 @@ class Cluster:
         self, topics: Iterable[str] | None, timeout_ms: float | None = None
     ) -> dict[str, TopicInfo]:
         """Ask for these topics now (None: all); merge and return the response, with errors per topic inside."""
-        names, patience = None if topics is None else sorted(set(topics)), EscalatingTimeout()
+        names, escalating = None if topics is None else sorted(set(topics)), EscalatingTimeout()
 
         async def attempt() -> dict[str, TopicInfo]:
-            await self._ask_metadata(names, patience)
+            await self._ask_metadata(names, escalating)
             infos = self.metadata.topics
             return dict(infos) if names is None else {name: infos[name] for name in names if name in infos}
 
@@ -569,16 +569,16 @@ class Cluster:
             KafkaError: No node could be asked.
         """
         metadata = await self.refresh_metadata(timeout_ms)
-        return sorted(await self._coordinators.list() if self.links.apart else metadata.brokers)
+        return sorted(await self._coordinators.list() if self.connections.apart else metadata.brokers)
 
     # Life.
 
     def unreachable(self) -> str:
         """Return each failing address and why, for error texts; empty while a broker of the cluster is connected."""
         named = dict.fromkeys(broker.address for broker in self.metadata.brokers.values())
-        if self.links.connected(self.metadata.brokers) or (not named and self.links.connected()):
+        if self.connections.connected(self.metadata.brokers) or (not named and self.connections.connected()):
             return ""
-        return unreachable(self.bootstrap, named, self.links.trouble)
+        return unreachable(self.bootstrap, named, self.connections.trouble)
 
     def close(self) -> None:
         """Close every connection and cancel the cluster's own tasks. The driver closes itself after that."""
@@ -586,17 +586,17 @@ class Cluster:
         for task in filter(None, (self._refresh, self._upkeep)):
             task.cancel()
         self._coordinators.close()
-        self.links.close()
+        self.connections.close()
 
     # Internals.
 
-    async def _link(self, to: Target, lane: str, limit: float) -> BrokerConnection:
+    async def _connection_to(self, to: Target, channel: str, limit: float) -> BrokerConnection:
         if isinstance(to, AnyNode | AnyCoordinator):
-            return await self._any_link(to, lane, limit)
+            return await self._any_connection(to, channel, limit)
         if isinstance(to, Coordinator):
             node = await self.coordinator(to, limit)
-            lane = f"group:{to.key}" if to.kind == GROUP and lane == "main" else lane
-            limit = min(limit, GROUP_CONNECT_TIMEOUT_MS) if to.kind == GROUP and self.links.apart else limit
+            channel = f"group:{to.key}" if to.kind == GROUP and channel == "main" else channel
+            limit = min(limit, GROUP_CONNECT_TIMEOUT_MS) if to.kind == GROUP and self.connections.apart else limit
         elif isinstance(to, Leader):
             node = await self.leader(to.partition, limit)
         elif isinstance(to, Controller):
@@ -604,23 +604,23 @@ class Cluster:
         else:
             node = to.id
         broker = self.metadata.brokers.get(node) or self._coordinators.node(node)
-        if self.links.apart and isinstance(to, Coordinator) and to.kind == GROUP:
+        if self.connections.apart and isinstance(to, Coordinator) and to.kind == GROUP:
             broker = self._coordinators.node(node)  # a newer broker may have its id for a moment
         if broker is None:
             raise ConnectionFailed(f"broker {node} is not in the cluster's metadata")
         try:
-            return await self.links.acquire(node, broker.address, lane, limit)
+            return await self.connections.acquire(node, broker.address, channel, limit)
         except RetriableError:
             if isinstance(to, Coordinator):
                 self.forget_coordinator(to)
             self.request_metadata()
             raise
 
-    async def _broker_link(self, lane: str, limit: float) -> BrokerConnection:
+    async def _broker_connection(self, channel: str, limit: float) -> BrokerConnection:
         """Return a connection to a broker that a coordinator names; coordinators do not serve brokers' requests."""
         deadline = self.runtime.now_ms + limit
         await self.refresh_metadata(limit)
-        link = await self._any_link(ANY, lane, max(0.0, deadline - self.runtime.now_ms))
+        link = await self._any_connection(ANY, channel, max(0.0, deadline - self.runtime.now_ms))
         if link.coordinator_id >= 0:
             reason = self.unreachable() or "none can be reached"
             raise ConnectionFailed(f"{link.address} is a coordinator; of the brokers that it names: {reason}")
@@ -633,18 +633,18 @@ class Cluster:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster names no controller")
         return self.metadata.controller
 
-    async def _any_link(self, to: AnyNode | AnyCoordinator, lane: str, limit: float) -> BrokerConnection:
+    async def _any_connection(self, to: AnyNode | AnyCoordinator, channel: str, limit: float) -> BrokerConnection:
         deadline, refused = self.runtime.now_ms + limit, set[Address]()
         while True:
             node, address = self._pick(to)
             try:
-                return await self.links.acquire(node, address, lane, max(0.0, deadline - self.runtime.now_ms))
+                return await self.connections.acquire(node, address, channel, max(0.0, deadline - self.runtime.now_ms))
             except TlsError:
                 refused.add(address)
                 if refused >= {other for _, other in self._nodes(to)}:  # other nodes' certificates may be valid
                     raise
             except TimedOutError:
-                self.links.mark_unresponsive(address)
+                self.connections.mark_unresponsive(address)
                 raise
             except ConnectionFailed as error:
                 if self.closed or self.runtime.now_ms + self._soonest_ms(to) >= deadline:
@@ -653,23 +653,23 @@ class Cluster:
 
     def _nodes(self, to: AnyNode | AnyCoordinator) -> list[tuple[int, Address]]:
         named = self._coordinators.own if isinstance(to, AnyCoordinator) else self.metadata.brokers
-        known, health = [(broker.id, broker.address) for broker in named.values()], self.links.health
+        known, health = [(broker.id, broker.address) for broker in named.values()], self.connections.health
         if not known or all(health(address).failures for _, address in known):
             known += [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
         # An idle connection to a stalled machine looks healthy, and is the least busy of all.
-        return [node for node in known if health(node[1]).silent_until_ms <= self.runtime.now_ms] or known
+        return [node for node in known if health(node[1]).log_from_ms <= self.runtime.now_ms] or known
 
     def _pick(self, to: AnyNode | AnyCoordinator) -> tuple[int, Address]:
         nodes = self._nodes(to)
-        standing = [(load, node) for node in nodes if (load := self.links.load(node[0])) is not None]
+        standing = [(load, node) for node in nodes if (load := self.connections.load(node[0])) is not None]
         if standing:
             return min(standing)[1]
         self._next_any += 1
         turned = [nodes[(self._next_any + step) % len(nodes)] for step in range(len(nodes))]
-        return min(turned, key=lambda node: self.links.health(node[1]).retry_at_ms)
+        return min(turned, key=lambda node: self.connections.health(node[1]).retry_at_ms)
 
     def _soonest_ms(self, to: AnyNode | AnyCoordinator) -> float:
-        return max(0.0, min(self.links.health(at).retry_at_ms for _, at in self._nodes(to)) - self.runtime.now_ms)
+        return max(0.0, min(self.connections.health(at).retry_at_ms for _, at in self._nodes(to)) - self.runtime.now_ms)
 
     def _rebootstrap(self) -> None:
         """Forget the brokers, whose addresses are outdated, and start from the bootstrap servers again. KIP-1242."""
@@ -692,10 +692,10 @@ class Cluster:
             raise
 
     async def _ask_until_answered(self) -> None:
-        failures, patience, topics = 0, EscalatingTimeout(), self._wanted()
+        failures, escalating, topics = 0, EscalatingTimeout(), self._wanted()
         while True:
             try:
-                return await self._ask_metadata(topics, patience)
+                return await self._ask_metadata(topics, escalating)
             except RetriableError:
                 failures += 1
                 wait = self.backoff_ms(failures)
@@ -718,10 +718,10 @@ class Cluster:
             topics |= interest
         return sorted(topics)
 
-    async def _ask_metadata(self, topics: list[str] | None, patience: EscalatingTimeout | None = None) -> None:
+    async def _ask_metadata(self, topics: list[str] | None, escalating: EscalatingTimeout | None = None) -> None:
         named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=named, allow_auto_topic_creation=self.auto_create_topics)
-        with nullcontext(self.config.request_timeout_ms) if patience is None else patience as most_ms:
+        with nullcontext(self.config.request_timeout_ms) if escalating is None else escalating as most_ms:
             answer = await self.send(request, ANY, timeout_ms=min(most_ms, self.config.request_timeout_ms))
         if not answer.brokers:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the broker knows no brokers yet")
@@ -740,7 +740,7 @@ class Cluster:
         while not self.closed:
             age = self.config.metadata_max_age_ms
             await self.runtime.sleep(min(age, 30_000))
-            self.links.close_idle()
+            self.connections.close_idle()
             if self.runtime.now_ms - self.metadata.updated_ms >= age:
                 self.request_metadata()
 

@@ -217,7 +217,7 @@ class BrokerConnection:
 
     id: int
     node: int
-    lane: str
+    channel: str
     address: Address
     state: ConnectionState
     ready: Promise[BrokerConnection]
@@ -264,7 +264,7 @@ class BrokerConnections:
         self._features_epoch = -1
         self._ids = itertools.count(1)
         self._links: dict[int, BrokerConnection] = {}
-        self._by_lane: dict[tuple[int, str], BrokerConnection] = {}
+        self._by_channel: dict[tuple[int, str], BrokerConnection] = {}
         self._health: dict[Address, NodeHealth] = {}
         self._commands: list[Command] = []
         self._reachability = ReachabilityLog(runtime)
@@ -300,7 +300,7 @@ class BrokerConnections:
             return
         self.bytes_received += len(frame)
         if (health := self._health.get(link.address)) is not None:
-            health.silent_until_ms = 0.0
+            health.log_from_ms = 0.0
         if link.claimed is not None:
             if not link.claimed.came(frame):
                 self.fail(link, "the broker asks more than it was answered")
@@ -326,11 +326,11 @@ class BrokerConnections:
     def closed(self, link_id: int, reason: str | TlsError) -> None:
         """Record that a connection ended or failed: with a reason to log, or with an error that is not retried."""
         if (link := self._links.get(link_id)) is not None:
-            self._refuse(link, reason) if isinstance(reason, TlsError) else self._forget(link, reason)
+            self._fail_waiting(link, reason) if isinstance(reason, TlsError) else self._forget_connection(link, reason)
 
     # Called by the cluster.
 
-    async def acquire(self, node: int, address: Address, lane: str, timeout_ms: float) -> BrokerConnection:
+    async def acquire(self, node: int, address: Address, channel: str, timeout_ms: float) -> BrokerConnection:
         """Return a ready connection that is not throttled. Open one if needed, after the node's backoff.
 
         Raises:
@@ -338,13 +338,13 @@ class BrokerConnections:
                 client for longer.
             TimedOutError: The attempt did not finish within the time.
         """
-        link = self._by_lane.get((node, lane))
+        link = self._by_channel.get((node, channel))
         if link is not None and link.address != address:
             self.fail(link, f"node {node} moved to {address}")
             link = None
         if link is not None and self.runtime.now_ms >= link.renew_ms and not link.in_flight:
             self._commands.append(CloseConnection(link.id))
-            self._forget(link, "the login is about to expire", failed=False)
+            self._forget_connection(link, "the login is about to expire", failed=False)
             link = None
         if link is None:
             health = self.health(address)
@@ -353,7 +353,7 @@ class BrokerConnections:
                 raise ConnectionFailed(f"{address}: {health.last_error}")
             if wait > 0:
                 await self.runtime.sleep(wait)
-            link = self._by_lane.get((node, lane)) or self._open(node, address, lane)
+            link = self._by_channel.get((node, channel)) or self._open(node, address, channel)
         if not link.ready.done and await self.runtime.first(link.ready, timeout_ms=timeout_ms) is None:
             raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
         link = link.ready.result()
@@ -394,7 +394,7 @@ class BrokerConnections:
 
     def claim(self, link: BrokerConnection, changed: Callable[[], None]) -> RawConnection:
         """Take a ready link out of the pool; it then carries frames without Kafka's header, in both directions."""
-        del self._by_lane[link.node, link.lane]  # the next request on the lane opens another link
+        del self._by_channel[link.node, link.channel]  # the next request on the lane opens another link
 
         def send(body: bytes) -> None:
             self._commands.append(SendFrame(link.id, [len(body).to_bytes(4, "big"), body]))
@@ -402,7 +402,7 @@ class BrokerConnections:
 
         def close(why: str) -> None:
             self._commands.append(CloseConnection(link.id))
-            self._forget(link, why, failed=False)
+            self._forget_connection(link, why, failed=False)
 
         link.claimed = RawConnection(send, close, changed)
         return link.claimed
@@ -421,7 +421,7 @@ class BrokerConnections:
 
     def mark_unresponsive(self, address: Address) -> None:
         """Record that a broker did not answer in time, so that others are asked before it."""
-        self.health(address).silent_until_ms = self.runtime.now_ms + SILENT_MS
+        self.health(address).log_from_ms = self.runtime.now_ms + SILENT_MS
 
     def load(self, node: int) -> int | None:
         """Return the number of requests in flight to a node over all lanes; None when it has no connection."""
@@ -446,7 +446,7 @@ class BrokerConnections:
         """Close a connection that can't be trusted any more, and back off from its node."""
         if link.state is not ConnectionState.CLOSED:
             self._commands.append(CloseConnection(link.id))
-            self._forget(link, reason)
+            self._forget_connection(link, reason)
 
     def close_idle(self) -> None:
         """Close connections that were idle for `connections_max_idle_ms`."""
@@ -454,13 +454,13 @@ class BrokerConnections:
         for link in list(self._links.values()):
             if link.is_ready and link.claimed is None and link.last_used_ms < oldest and not link.in_flight:
                 self._commands.append(CloseConnection(link.id))
-                self._forget(link, "idle", failed=False)
+                self._forget_connection(link, "idle", failed=False)
 
     def close(self) -> None:
         """Close every connection."""
         for link in list(self._links.values()):
             self._commands.append(CloseConnection(link.id))
-            self._forget(link, "the client was closed", failed=False)
+            self._forget_connection(link, "the client was closed", failed=False)
 
     def backoff_ms(self, failures: int, base_ms: float, max_ms: float, growth: float = 2.0) -> float:
         """Return the wait after this many failures in a row: exponential, with 20 % jitter."""
@@ -468,13 +468,13 @@ class BrokerConnections:
 
     # Internals.
 
-    def _open(self, node: int, address: Address, lane: str) -> BrokerConnection:
+    def _open(self, node: int, address: Address, channel: str) -> BrokerConnection:
         now_ms = self.runtime.now_ms
         link = BrokerConnection(
-            next(self._ids), node, lane, address, ConnectionState.CONNECTING, Promise(), now_ms, last_used_ms=now_ms
+            next(self._ids), node, channel, address, ConnectionState.CONNECTING, Promise(), now_ms, last_used_ms=now_ms
         )
         self._links[link.id] = link
-        self._by_lane[node, lane] = link
+        self._by_channel[node, channel] = link
         link.plain = address in self.plain
         self._commands.append(OpenConnection(link.id, address, link.plain))
         limit = self.config.socket_connection_setup_timeout_ms
@@ -483,24 +483,26 @@ class BrokerConnections:
         link.ready.on_done(lambda _: timer.resolve(None))
         return link
 
-    def _refuse(self, link: BrokerConnection, error: SaslError | TlsError) -> None:
+    def _fail_waiting(self, link: BrokerConnection, error: SaslError | TlsError) -> None:
         """Fail the callers that wait for the connection."""
         link.ready.fail(TlsError(f"{link.address}: {error.message}") if isinstance(error, TlsError) else error)
-        self._forget(link, error.message, final=True)
+        self._forget_connection(link, error.message, final=True)
 
-    def _forget(self, link: BrokerConnection, reason: str, *, failed: bool = True, final: bool = False) -> None:
+    def _forget_connection(
+        self, link: BrokerConnection, reason: str, *, failed: bool = True, final: bool = False
+    ) -> None:
         was_ready, connected = link.state is ConnectionState.READY, link.state is ConnectionState.HANDSHAKE
         link.state = ConnectionState.CLOSED
         self._links.pop(link.id, None)
-        if self._by_lane.get((link.node, link.lane)) is link:
-            del self._by_lane[link.node, link.lane]
+        if self._by_channel.get((link.node, link.channel)) is link:
+            del self._by_channel[link.node, link.channel]
         if failed:
             if not was_ready and not final:
                 reason = explained(reason, self.config, connected=connected, greeted=bool(link.versions))
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
-            self._reachability.failed(link.address, reason, stood=was_ready, named_by=named_by, final=final)
+            self._reachability.connection_failed(link.address, reason, paused=was_ready, named_by=named_by, final=final)
             health = self.health(link.address)
-            health.fail(reason, link.began_ms, self.runtime.now_ms, stood=was_ready)
+            health.fail(reason, link.began_ms, self.runtime.now_ms, paused=was_ready)
             base_ms, max_ms = self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
             wait = self.backoff_ms(health.failures, base_ms, max_ms, RECONNECT_GROWTH)
             health.retry_at_ms = self.runtime.now_ms + wait
@@ -531,7 +533,7 @@ class BrokerConnections:
                 await self._authenticate(link, mechanism or sasl_mechanism(self.config), timeout_ms)
         except SaslError as error:
             self._commands.append(CloseConnection(link.id))
-            self._refuse(link, error)
+            self._fail_waiting(link, error)
         except KafkaError as error:
             self.fail(link, str(error))
         except Exception as error:  # noqa: BLE001 - callers that wait for the connection get any error

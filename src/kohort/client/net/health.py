@@ -20,7 +20,7 @@ async def reach(cluster: Cluster, timeout_ms: float) -> None:
     failures = 0
     while (left := deadline - cluster.runtime.now_ms) > 0:
         try:
-            await cluster.runtime.within(_connect(cluster, left), left, "connect")
+            await cluster.runtime.within(_connect_any(cluster, left), left, "connect")
             return
         except RetriableError:
             failures += 1
@@ -30,12 +30,12 @@ async def reach(cluster: Cluster, timeout_ms: float) -> None:
     raise TimedOutError(f"gave up after {timeout_ms:.0f} ms: {reason}")
 
 
-async def _connect(cluster: Cluster, limit_ms: float) -> None:
+async def _connect_any(cluster: Cluster, limit_ms: float) -> None:
     await cluster.ask_for_brokers()
     failure: KafkaError | None = None
     tasks = [
         cluster.runtime.spawn(
-            cluster.links.acquire(broker.id, broker.address, "main", limit_ms), f"connect {broker.address}"
+            cluster.connections.acquire(broker.id, broker.address, "main", limit_ms), f"connect {broker.address}"
         )
         for broker in list(cluster.metadata.brokers.values())[:_ASKED_MAX]
     ]

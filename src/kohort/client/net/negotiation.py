@@ -28,7 +28,9 @@ class Negotiator:
         self._on_misrouted: Callable[[], None] = lambda: None
         self._names_node = False
 
-    def watch(self, identity_of: Callable[[int, object], Identity | None], on_misrouted: Callable[[], None]) -> None:
+    def watch_identities(
+        self, identity_of: Callable[[int, object], Identity | None], on_misrouted: Callable[[], None]
+    ) -> None:
         """Watch that connections lead to the intended brokers.
 
         Args:

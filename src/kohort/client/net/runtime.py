@@ -22,9 +22,9 @@ from kohort.errors import TimedOutError
 T = TypeVar("T")
 Work: TypeAlias = Coroutine[Any, Any, T]
 """The coroutine that a task runs; it awaits promises only."""
-STANDSTILL_MS = 200
+PAUSE_MS = 200
 """A timer that is late by this much shows that the process stood still; a busy machine causes shorter delays."""
-_STANDSTILLS = 32
+_PAUSES = 32
 """Number of late timers kept, newest first: many are late at once."""
 
 
@@ -207,7 +207,7 @@ class Runtime:
         self._order = itertools.count()
         self._cancelling: list[Steppable] = []
         self._failed: list[Steppable] = []
-        self._stood_still: deque[tuple[float, float]] = deque(maxlen=_STANDSTILLS)
+        self._paused: deque[tuple[float, float]] = deque(maxlen=_PAUSES)
 
     def spawn(self, coro: Work[T], name: str = "") -> Task[T]:
         """Start a coroutine; it first runs in the next `advance`, or later in the running one."""
@@ -272,12 +272,12 @@ class Runtime:
         """Advance the time without running anything."""
         self.now_ms = max(self.now_ms, now_ms)
 
-    def stood_still_ms(self, since_ms: float) -> float:
+    def paused_ms(self, since_ms: float) -> float:
         """Return the longest delay of the driver since then.
 
         A delay means that the process was stopped, starved of its processor, or blocked.
         """
-        return max((late_ms for at_ms, late_ms in self._stood_still if at_ms >= since_ms), default=0.0)
+        return max((late_ms for at_ms, late_ms in self._paused if at_ms >= since_ms), default=0.0)
 
     def next_deadline_ms(self) -> float | None:
         """Return when `advance` must be called at the latest, if nothing else happens; None: never."""
@@ -293,8 +293,8 @@ class Runtime:
         while True:
             while self._timers and self._timers[0][0] <= self.now_ms:
                 due_ms, _, promise = heapq.heappop(self._timers)
-                if self.now_ms - due_ms >= STANDSTILL_MS and not promise.done:
-                    self._stood_still.append((self.now_ms, self.now_ms - due_ms))
+                if self.now_ms - due_ms >= PAUSE_MS and not promise.done:
+                    self._paused.append((self.now_ms, self.now_ms - due_ms))
                 promise.resolve(None)
             if not self._ready:
                 self._report_failed()

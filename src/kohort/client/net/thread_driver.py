@@ -119,7 +119,7 @@ class ThreadClient:
         future.add_done_callback(lambda done: self._cancel(task) if done.cancelled() else None)
         return future
 
-    def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `ready()` is true, checked under the lock after every step of the core; False on timeout."""
         with self._changed:
             self.check()
@@ -150,7 +150,7 @@ class ThreadClient:
                 self.wake()
 
     def notify(self) -> None:
-        """Wake the callers of `wait`, for state that changed without a step of the core."""
+        """Wake the callers of `wait_until`, for state that changed without a step of the core."""
         with self._changed:
             self._changed.notify_all()
 
@@ -220,7 +220,7 @@ class ThreadClient:
         if self._closed:
             raise ClientClosed("the client is closed")
 
-    def _ended(self, failure: Exception | None) -> None:
+    def _fail_calls(self, failure: Exception | None) -> None:
         """Fail the calls under way, because the thread has ended. Under the lock."""
         if failure is not None:
             log.error("the client ended by a fault", exc_info=failure)
@@ -342,7 +342,7 @@ class _IoThread:
         if self._cluster.config.uses_tls:
             return False
         runtime.advance(time.monotonic() * 1000)
-        self._left.extend(self._cluster.links.take_commands())
+        self._left.extend(self._cluster.connections.take_commands())
         while self._left and isinstance(self._left[0], SendFrame):
             channel = self._channels.get(self._left[0].link)
             if channel is not None:
@@ -366,7 +366,7 @@ class _IoThread:
                 self._ended = True
                 client = self._client()
                 if client is not None:
-                    client._ended(failure)
+                    client._fail_calls(failure)
                 while self._arrived:
                     _close_arrived(self._arrived.popleft())
             for channel in list(self._channels.values()):
@@ -404,16 +404,16 @@ class _IoThread:
         self._carry_out()
 
     def _carry_out(self) -> None:
-        self._left.extend(self._cluster.links.take_commands())
+        self._left.extend(self._cluster.connections.take_commands())
         while self._left:
             while self._left:
-                self._do(self._left.popleft())
+                self._run_command(self._left.popleft())
             self._cluster.runtime.advance(time.monotonic() * 1000)
-            self._left.extend(self._cluster.links.take_commands())
+            self._left.extend(self._cluster.connections.take_commands())
 
-    def _do(self, command: Command) -> None:
+    def _run_command(self, command: Command) -> None:
         if isinstance(command, OpenConnection):
-            threading.Thread(target=self._connect, args=(command,), name="kohort-connect", daemon=True).start()
+            threading.Thread(target=self._open_connection, args=(command,), name="kohort-connect", daemon=True).start()
             return
         channel = self._channels.get(command.link)
         if channel is None:
@@ -426,7 +426,7 @@ class _IoThread:
         elif isinstance(command, CloseConnection):
             self._drop(channel)
 
-    def _connect(self, command: OpenConnection) -> None:
+    def _open_connection(self, command: OpenConnection) -> None:
         config, link = self._cluster.config, command.link
         arrived: Arrived
         try:
@@ -447,14 +447,14 @@ class _IoThread:
         while self._arrived:
             link, sock, told = self._arrived.popleft()
             if sock is None:
-                self._cluster.links.closed(link, told if isinstance(told, TlsError) else str(told))
+                self._cluster.connections.closed(link, told if isinstance(told, TlsError) else str(told))
                 continue
             channel = Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
             self._channels[link] = channel
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
             mechanism = told if isinstance(told, SaslMechanism) else None
-            if not self._cluster.links.opened(link, mechanism, name_for_peer(sock)):
+            if not self._cluster.connections.opened(link, mechanism, name_for_peer(sock)):
                 self._drop(channel)
 
     def _serve(self, channel: Channel, mask: int) -> None:
@@ -465,7 +465,7 @@ class _IoThread:
             if mask & selectors.EVENT_READ:
                 for frame in channel.receive():
                     with self._lock:
-                        self._cluster.links.received(channel.link, frame)
+                        self._cluster.connections.received(channel.link, frame)
         except (OSError, KafkaError) as error:
             reason = error if isinstance(error, TlsError) else alert(error) or describe(error)
             with self._lock:
@@ -473,7 +473,7 @@ class _IoThread:
 
     def _lost(self, channel: Channel, reason: TlsError | str) -> None:
         self._drop(channel)
-        self._cluster.links.closed(channel.link, reason)
+        self._cluster.connections.closed(channel.link, reason)
 
     def _drop(self, channel: Channel) -> None:
         if self._channels.pop(channel.link, None) is not None:

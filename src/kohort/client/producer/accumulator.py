@@ -361,7 +361,7 @@ class Accumulator:
     def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
         """Mark a batch as delivered or failed.
 
-        Under the lock. The caller notifies, and calls `tell` on the returned batches.
+        Under the lock. The caller notifies, and calls `run_callbacks` on the returned batches.
         """
         batch.error = error
         batch.done = True
@@ -382,13 +382,13 @@ class Accumulator:
             self.lock.notify_all()
 
     def fail(self, error: KafkaError) -> list[Batch]:
-        """Accept no more records, and fail the waiting ones; return the batches to `tell`."""
+        """Accept no more records, and fail the waiting ones; return the batches to `run_callbacks`."""
         with self.lock:
             self.failure = error
         return self.drop_all(error)
 
     def drop_all(self, error: KafkaError) -> list[Batch]:
-        """Fail all batches that are not in flight; return the batches to `tell`."""
+        """Fail all batches that are not in flight; return the batches to `run_callbacks`."""
         dropped: list[Batch] = []
         with self.lock:
             for queue in self.queues.values():

@@ -191,7 +191,7 @@ class Batch:
         stamp = timestamp if self.append_time_ms < 0 else self.append_time_ms
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, stamp)
 
-    def tell(self) -> None:
+    def run_callbacks(self) -> None:
         """Run the callbacks; outside the producer's lock.
 
         An exception of a callback is logged: it must not prevent the others.

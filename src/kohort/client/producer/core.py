@@ -21,7 +21,7 @@ from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import OVERHEAD, Accumulator, WouldBlock, monotonic_ms, sized
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
-from kohort.client.producer.sender import ProducerFigures, Sender
+from kohort.client.producer.sender import ProducerMetrics, Sender
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.client.settings import Servers, client_config
@@ -197,7 +197,7 @@ class ProducerCore:
         """Return the partitions of a topic, sorted."""
         self.start()
         if topic not in self._partitions:
-            await self._find(topic, self.limit_ms())
+            await self._find_topic(topic, self.limit_ms())
         return list(self._partitions[topic])
 
     async def flush(self, *, timeout_ms: float | None = None) -> None:
@@ -305,7 +305,7 @@ class ProducerCore:
         self.sender.closed = True
         self.sender.kick()
         for batch in self.accumulator.fail(ClientClosed("the producer is closed")):
-            batch.tell()
+            batch.run_callbacks()
 
     def undelivered(self) -> KafkaError | None:
         """Return an error for failed records whose deliveries nobody read; None when there are none."""
@@ -332,7 +332,7 @@ class ProducerCore:
     def _drop(self) -> None:
         assert self.transactions is not None
         for batch in self.transactions.drop_unsent():
-            batch.tell()
+            batch.run_callbacks()
 
     def _need_transactions(self) -> TransactionManager:
         if self.transactions is None:
@@ -371,14 +371,14 @@ class ProducerCore:
             raise self.accumulator.failure.with_traceback(None)
 
         async def wait(until_ms: float) -> None:
-            await self._find(topic, until_ms)
+            await self._find_topic(topic, until_ms)
             count = len(self._partitions[topic])
             if partition is not None and not 0 <= partition < count:
                 raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
 
         return WouldBlock(wait, again)
 
-    async def _find(self, topic: str, until_ms: float) -> None:
+    async def _find_topic(self, topic: str, until_ms: float) -> None:
         """Look up a topic.
 
         Raises:
@@ -454,9 +454,9 @@ class ProducerProperties:
     _core: ProducerCore
 
     @property
-    def figures(self) -> ProducerFigures:
+    def metrics(self) -> ProducerMetrics:
         """Return the metrics."""
-        return self._core.sender.figures
+        return self._core.sender.metrics
 
     @property
     def epoch(self) -> int:

@@ -114,7 +114,7 @@ _STALE_METADATA = (
 
 
 @dataclass(slots=True)
-class ProducerFigures:
+class ProducerMetrics:
     """Metrics of a producer."""
 
     records_sent: int = 0
@@ -142,7 +142,7 @@ class Sender:
 
     Attributes:
         identity: Producer id and epoch.
-        figures: Metrics.
+        metrics: Metrics.
         in_flight: Number of requests without a response, by broker and lane.
         gate: Set by transactions: whether a partition may be sent to yet.
         implicit: Set by transactions: a Produce adds its partitions to the transaction by itself (KIP-890).
@@ -156,7 +156,7 @@ class Sender:
         self.accumulator = accumulator
         self.config = config
         self.identity = ProducerIdAndEpoch()
-        self.figures = ProducerFigures()
+        self.metrics = ProducerMetrics()
         self.in_flight: dict[Way, int] = {}
         self.closed = False
         self.gate: Callable[[TopicPartition], bool] | None = None
@@ -183,7 +183,7 @@ class Sender:
                     await self._ensure_identity()
                 wait = self._step(runtime.now_ms)
             except Exception as error:  # noqa: BLE001 - callers that send or wait get any error
-                self._tell(self.accumulator.fail(fault("producer", error)))
+                self._run_callbacks(self.accumulator.fail(fault("producer", error)))
                 return
             with self.accumulator.lock:
                 self.accumulator.wake_ms = self.accumulator.clock_ms() + wait
@@ -307,10 +307,10 @@ class Sender:
     def _dispatch(self, parcel: Parcel) -> None:
         for batch in parcel.batches:
             self._seal(batch)
-            self.figures.retries += batch.attempts > 0
+            self.metrics.retries += batch.attempts > 0
             batch.attempts += 1
         self.in_flight[parcel.way] = self.in_flight.get(parcel.way, 0) + 1
-        self.figures.requests += 1
+        self.metrics.requests += 1
         self.cluster.runtime.spawn(self._deliver(parcel), f"produce to {parcel.way[0]}")
 
     def _seal(self, batch: Batch) -> None:
@@ -331,7 +331,7 @@ class Sender:
             self.config.transactional_id is not None,
         )
         batch.chunk = None
-        self.figures.bytes_sent += len(batch.sealed)
+        self.metrics.bytes_sent += len(batch.sealed)
 
     async def _deliver(self, parcel: Parcel) -> None:
         def leaving() -> None:
@@ -342,23 +342,23 @@ class Sender:
             request = Between(self._request(parcel), highest=self._highest(parcel))
             node, lane = BrokerById(parcel.way[0]), parcel.way[1]
             if self.config.acks_number == 0:
-                await self.cluster.post(request, node, lane=lane)
+                await self.cluster.post(request, node, channel=lane)
                 for batch in parcel.batches:
                     self._delivered(batch, -1, -1)
             else:
-                self._answered(parcel, await self.cluster.send(request, node, lane=lane, leaving=leaving))
+                self._answered(parcel, await self.cluster.send(request, node, channel=lane, leaving=leaving))
         except Exception as error:  # noqa: BLE001 - the records' callers get any error
             self.cluster.request_metadata()
             failure = fault("produce", error)
             for batch in parcel.batches:
                 if batch in self.accumulator.queues[batch.partition].in_flight:
                     batch.unsure = batch.unsure or batch.left
-                    self._failed(batch, failure)
+                    self._batch_failed(batch, failure)
         finally:
             self.in_flight[parcel.way] -= 1
         done, self._answer = self._answer, []
         self.accumulator.notify()
-        self._tell(done)
+        self._run_callbacks(done)
         self.kick()
 
     def _highest(self, parcel: Parcel) -> int | None:
@@ -399,24 +399,24 @@ class Sender:
             if part is None:
                 missing = error_for(ErrorCode.NETWORK_EXCEPTION, f"{batch.partition}: the broker did not answer for it")
                 batch.unsure = True
-                self._failed(batch, missing)
+                self._batch_failed(batch, missing)
             elif part.error_code in _REPEATED:
                 self._delivered(batch, part.base_offset, part.log_append_time_ms)
             else:
                 text = part.error_message or f"{batch.partition}: {ErrorCode.of(part.error_code).text}"
                 error = _error_of(part, text)
                 batch.unsure = batch.unsure or (error.code.retriable and error.code not in _NEVER_WRITTEN)
-                self._failed(batch, error)
+                self._batch_failed(batch, error)
 
     def _delivered(self, batch: Batch, base_offset: int, append_time_ms: int) -> None:
         batch.base_offset = base_offset
         batch.append_time_ms = append_time_ms
-        self.figures.records_sent += batch.count
+        self.metrics.records_sent += batch.count
         with self.accumulator.lock:
             self.accumulator.queues[batch.partition].begun = True
-            self._settle(batch, None)
+            self._complete_batch(batch, None)
 
-    def _failed(self, batch: Batch, error: KafkaError) -> None:
+    def _batch_failed(self, batch: Batch, error: KafkaError) -> None:
         """Send a failed batch again, or give it up."""
         if self.aborting is not None:
             self._lose(batch, self.aborting)
@@ -441,7 +441,7 @@ class Sender:
                 pause = self.config.retry_backoff_ms
                 if code is ErrorCode.CONCURRENT_TRANSACTIONS:
                     pause = min(pause, SOON_MS)
-                batch.not_before_ms = now_ms + self.cluster.links.backoff_ms(
+                batch.not_before_ms = now_ms + self.cluster.connections.backoff_ms(
                     batch.attempts, pause, self.config.retry_backoff_max_ms
                 )
             return
@@ -481,18 +481,18 @@ class Sender:
         if self.config.enable_idempotence and not queue.begun:
             self._raise_epoch(queue)  # else the broker could accept the next batch first and this one after it
         with self.accumulator.lock:
-            self._settle(batch, error)
+            self._complete_batch(batch, error)
         if self.on_lost is not None:
             self.on_lost(error)
         if self.config.transactional_id is not None and isinstance(error, FencedError):
             self._answer += self.accumulator.fail(error)
 
-    def _settle(self, batch: Batch, error: KafkaError | None) -> None:
+    def _complete_batch(self, batch: Batch, error: KafkaError | None) -> None:
         """Complete a batch. Under the accumulator's lock."""
         queue = self.accumulator.queues[batch.partition]
         if batch in queue.in_flight:
             queue.in_flight.remove(batch)
-        self.figures.failures += error is not None
+        self.metrics.failures += error is not None
         self._answer += self.accumulator.finish(batch, error)
 
     def _overdue(self, batch: Batch, now_ms: float) -> bool:
@@ -514,17 +514,17 @@ class Sender:
                 self._lose(batch, error)
             else:
                 with self.accumulator.lock:
-                    self._settle(batch, error)
+                    self._complete_batch(batch, error)
                 if self.on_lost is not None:
                     self.on_lost(error)
         if late:
             failed, self._answer = self._answer, []
             self.accumulator.notify()
-            self._tell(failed)
+            self._run_callbacks(failed)
 
-    def _tell(self, batches: list[Batch]) -> None:
+    def _run_callbacks(self, batches: list[Batch]) -> None:
         for batch in batches:
-            batch.tell()
+            batch.run_callbacks()
 
 
 def _not_delivered(batch: Batch, when: str, why: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError
-from kohort.settings.config import knob
+from kohort.settings.config import declare_setting
 from kohort.wire.compression import CODECS
 
 INT32_MAX = 2**31 - 1
@@ -18,37 +18,39 @@ INT32_MAX = 2**31 - 1
 class ProducerConfig(ConnectionConfig):
     """Settings of a producer."""
 
-    acks: str = knob(
+    acks: str = declare_setting(
         "acks",
         "all",
         choices=("all", "-1", "0", "1"),
         elsewhere=("request.required.acks",),
         why="the replicas that must have a batch before it is acknowledged: all in sync, the leader (1), or none (0)",
     )
-    enable_idempotence: bool = knob(
+    enable_idempotence: bool = declare_setting(
         "enable.idempotence", True, why="retries write nothing twice and nothing out of order; needs acks=all"
     )
-    transactional_id: str | None = knob(
+    transactional_id: str | None = declare_setting(
         "transactional.id",
         None,
         why="names this producer across restarts; makes transactions possible and fences an older instance",
     )
-    transaction_timeout_ms: int = knob(
+    transaction_timeout_ms: int = declare_setting(
         "transaction.timeout.ms",
         60_000,
         low=1,
         unit="ms",
         why="the coordinator aborts a transaction that is open for longer",
     )
-    compression_type: str = knob(
+    compression_type: str = declare_setting(
         "compression.type",
         "none",
         elsewhere=("compression.codec",),
         choices=tuple(CODECS),
         why="how batches are compressed",
     )
-    compression_level: int | None = knob("compression.level", None, why="the codec's own level; None: its default")
-    batch_size: int = knob(
+    compression_level: int | None = declare_setting(
+        "compression.level", None, why="the codec's own level; None: its default"
+    )
+    batch_size: int = declare_setting(
         "batch.size",
         480 * 1024,
         low=128,
@@ -57,7 +59,7 @@ class ProducerConfig(ConnectionConfig):
         why="a batch is sent when it is this full; memory is taken as it fills, so a larger one costs a slow producer "
         "nothing, and two fit in a request",
     )
-    linger_ms: int = knob(
+    linger_ms: int = declare_setting(
         "linger.ms",
         5,
         elsewhere=("queue.buffering.max.ms",),
@@ -65,50 +67,52 @@ class ProducerConfig(ConnectionConfig):
         unit="ms",
         why="a batch is sent at the latest when it is this old",
     )
-    buffer_memory: int = knob(
+    buffer_memory: int = declare_setting(
         "buffer.memory",
         32 * 1024 * 1024,
         low=1024,
         unit="bytes",
         why="bounds what waits to be sent; then send() blocks",
     )
-    max_block_ms: int = knob(
+    max_block_ms: int = declare_setting(
         "max.block.ms",
         60_000,
         low=0,
         unit="ms",
         why="how long send() blocks at most for memory or for a topic's metadata",
     )
-    max_request_size: int = knob(
+    max_request_size: int = declare_setting(
         "max.request.size", 1024 * 1024, low=128, unit="bytes", why="bounds one request, and so one record"
     )
-    max_in_flight_requests_per_connection: int = knob(
+    max_in_flight_requests_per_connection: int = declare_setting(
         "max.in.flight.requests.per.connection", 5, low=1, why="requests on one connection that are not answered yet"
     )
-    connections_per_broker: int = knob(
+    connections_per_broker: int = declare_setting(
         "connections.per.broker",
         2,
         low=1,
         high=16,
         why="partitions are spread over this many connections; a broker handles requests of a connection one by one",
     )
-    delivery_timeout_ms: int = knob(
+    delivery_timeout_ms: int = declare_setting(
         "delivery.timeout.ms",
         120_000,
         low=1,
         unit="ms",
         why="a record is delivered within this time of send(), or fails",
     )
-    retries: int = knob("retries", INT32_MAX, low=0, why="how often a batch is sent again, within the delivery timeout")
-    partitioner: Callable[[str, bytes | None, int], int] | None = knob(  # noqa: RUF009
+    retries: int = declare_setting(
+        "retries", INT32_MAX, low=0, why="how often a batch is sent again, within the delivery timeout"
+    )
+    partitioner: Callable[[str, bytes | None, int], int] | None = declare_setting(  # noqa: RUF009
         "partitioner",
         None,
         why="called with topic, key and number of partitions; None: by the key's murmur2, as Kafka's own producers do",
     )
-    key_serializer: Callable[[Any], bytes] | None = knob(  # noqa: RUF009
+    key_serializer: Callable[[Any], bytes] | None = declare_setting(  # noqa: RUF009
         "key.serializer", None, elsewhere=("key_deserializer",), why="called with each key; None: bytes or str"
     )
-    value_serializer: Callable[[Any], bytes] | None = knob(  # noqa: RUF009
+    value_serializer: Callable[[Any], bytes] | None = declare_setting(  # noqa: RUF009
         "value.serializer", None, elsewhere=("value_deserializer",), why="called with each value; None: bytes or str"
     )
 

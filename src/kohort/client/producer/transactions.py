@@ -124,7 +124,7 @@ class TransactionManager:
         self._named: set[str] = set()
         self._explained_error: KafkaError | None = None
         self._opened_ms = float("inf")
-        accumulator.refusal = self._refuse
+        accumulator.refusal = self._refuse_partition
         sender.gate = self._may_send
         sender.on_lost = self._batch_lost
         sender.explained = self._explained
@@ -251,7 +251,7 @@ class TransactionManager:
         self.state = TxnState.READY
 
     def drop_unsent(self) -> list[Batch]:
-        """Fail all waiting batches for an abort, and retry none in flight; return the batches to `tell`."""
+        """Fail all waiting batches for an abort, and retry none in flight; return the batches to `run_callbacks`."""
         reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
         self._sender.aborting = reason
         dropped = self._accumulator.drop_all(reason)
@@ -261,7 +261,7 @@ class TransactionManager:
 
     # Hooks of accumulator and sender.
 
-    def _refuse(self, partition: TopicPartition) -> None:
+    def _refuse_partition(self, partition: TopicPartition) -> None:
         if self.state is not TxnState.OPEN:
             self._expect(TxnState.OPEN)
 
@@ -307,7 +307,7 @@ class TransactionManager:
 
     def _choose_version(self) -> None:
         """Follow the cluster's version for the next transaction; a higher version needs another epoch."""
-        before, self._version = self._version, min(2, self._cluster.links.features.get(FEATURE, 1))
+        before, self._version = self._version, min(2, self._cluster.connections.features.get(FEATURE, 1))
         self._sender.implicit = self._version >= 2
         if before < self._version and self.state is not TxnState.NEW:
             self._fresh_epoch = True
@@ -356,7 +356,7 @@ class TransactionManager:
         if error.code in _MOVED or isinstance(error, RetriableError):
             self._cluster.forget_coordinator(self._to)
 
-    def _check(self, code: int, what: str) -> None:
+    def _check_code(self, code: int, what: str) -> None:
         if code:
             error = error_for(code, f"{what}: {ErrorCode.of(code).text}")
             self._forget_coordinator(error)
@@ -371,7 +371,7 @@ class TransactionManager:
         except Exception as error:  # noqa: BLE001 - callers that send or commit get any error
             self._fail(fault("add partitions to transaction", error))
             for batch in self.drop_unsent():
-                batch.tell()
+                batch.run_callbacks()
             self._sender.kick()
 
     async def _add_once(self) -> None:
@@ -394,7 +394,7 @@ class TransactionManager:
         answer = await self._cluster.send(Between(request, highest=HIGHEST_ADD_PARTITIONS), self._to)
         for topic in answer.results_by_topic_v3_and_below:
             for part in topic.results_by_partition:
-                self._check(part.partition_error_code, f"{topic.name}-{part.partition_index}")
+                self._check_code(part.partition_error_code, f"{topic.name}-{part.partition_index}")
         self._added.update(wanted)
         self._begun = True
 
@@ -405,7 +405,7 @@ class TransactionManager:
         )
         self._asked = True
         answer = await self._cluster.send(request, self._to)
-        self._check(answer.error_code, f"group {group_id}")
+        self._check_code(answer.error_code, f"group {group_id}")
 
     async def _commit_offsets(
         self,
@@ -491,7 +491,7 @@ class TransactionManager:
         if answer.error_code == ErrorCode.INVALID_TXN_STATE and not commit and not self._begun:
             self._fresh_epoch = True  # the request was not processed, and must have no effect later either
             return
-        self._check(answer.error_code, "end transaction")
+        self._check_code(answer.error_code, "end transaction")
         if answer.producer_id >= 0:
             self._sender.become(answer.producer_id, answer.producer_epoch)
             self._fresh_epoch = False

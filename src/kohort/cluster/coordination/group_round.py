@@ -96,40 +96,40 @@ class LeaderAssignment:
         return LeaderAssignment(read_placement(placement), ids, refused)
 
 
-def given(generation: int, leader: str, told: Mapping[str, JoinMetadata]) -> dict[str, LeaderAssignment]:
+def given(generation: int, leader: str, metadata: Mapping[str, JoinMetadata]) -> dict[str, LeaderAssignment]:
     """Compute the leader's assignment to each member of a generation.
 
     Args:
         generation: The group's generation.
-        leader: The leader's member id, one of those in `told`.
-        told: The metadata of each member, by member id.
+        leader: The leader's member id, one of those in `metadata`.
+        metadata: The metadata of each member, by member id.
     """
-    before = _before(told)
+    before = _before(metadata)
     holders: dict[int, str] = {}
-    for member in sorted(told):
-        number = told[member].candidate.id
-        holders[number] = _holder(member, holders.get(number), told, before)
-    alive = [told[member].candidate for member in holders.values() if not told[member].retiring]
-    me = told[leader]
+    for member in sorted(metadata):
+        number = metadata[member].candidate.id
+        holders[number] = _holder(member, holders.get(number), metadata, before)
+    alive = [metadata[member].candidate for member in holders.values() if not metadata[member].retiring]
+    me = metadata[leader]
     after = replace(placed(before, alive, me.candidate.id, me.shards), version=generation)
     return {
         member: LeaderAssignment(
-            after, holders, refusal(metadata.candidate, told[holders[metadata.candidate.id]].candidate)
+            after, holders, refusal(joined.candidate, metadata[holders[joined.candidate.id]].candidate)
         )
-        for member, metadata in told.items()
+        for member, joined in metadata.items()
     }
 
 
-def _before(told: Mapping[str, JoinMetadata]) -> Placement | None:
+def _before(metadata: Mapping[str, JoinMetadata]) -> Placement | None:
     """Return the placement that most members use; among equally frequent ones, the one with the highest version.
 
     A version alone says nothing: a group that Kafka forgot begins at 1 again, and a member may have slept since 57.
     """
-    counts = Counter(metadata.placement for metadata in told.values() if metadata.placement is not None)
+    counts = Counter(joined.placement for joined in metadata.values() if joined.placement is not None)
     return max(counts, key=lambda placement: (counts[placement], placement.version), default=None)
 
 
-def _holder(member: str, other: str | None, told: Mapping[str, JoinMetadata], before: Placement | None) -> str:
+def _holder(member: str, other: str | None, metadata: Mapping[str, JoinMetadata], before: Placement | None) -> str:
     """Decide which of two members that claim the same id holds it.
 
     An address belongs to one process at a time. Of two members at the same address, the newer is therefore the one that
@@ -137,11 +137,11 @@ def _holder(member: str, other: str | None, told: Mapping[str, JoinMetadata], be
     """
     if other is None:
         return member
-    number, one, two = told[member].candidate.id, told[member].candidate, told[other].candidate
+    number, one, two = metadata[member].candidate.id, metadata[member].candidate, metadata[other].candidate
     known = None if before is None else before.candidate(number)
     known_incarnation = None if known is None else known.incarnation
     if one.incarnation == two.incarnation or known_incarnation not in (one.incarnation, two.incarnation):
-        return max(member, other, key=lambda name: (told[name].candidate.incarnation, name))
+        return max(member, other, key=lambda name: (metadata[name].candidate.incarnation, name))
     standing, newer = (member, other) if one.incarnation == known_incarnation else (other, member)
     return newer if one.address == two.address else standing
 

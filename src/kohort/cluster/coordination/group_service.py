@@ -81,7 +81,7 @@ class GroupCoordination:
         self._session_ms = session_ms
         self._heartbeat_ms = heartbeat_ms
         self._client: AsyncClient | None = None
-        self._told: JoinMetadata | None = None
+        self._metadata: JoinMetadata | None = None
         self._joined_as: JoinMetadata | None = None
         self._member_id, self._generation = "", -1
         self._leading = False
@@ -105,7 +105,7 @@ class GroupCoordination:
             return False
         return client.cluster.runtime.elapsed_ms() - self._heard_ms < self._session_ms
 
-    def listen(self, on_change: Callable[[], None]) -> None:
+    def on_changes(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` on the loop after `placement` or `is_leader` changed."""
         self._on_change = on_change
 
@@ -115,16 +115,16 @@ class GroupCoordination:
         Raises:
             KafkaError: Kafka can't be reached, may not be used, or the id is taken; the message says what to do.
         """
-        self._told, self._refused = JoinMetadata(me, shards), ""
+        self._metadata, self._refused = JoinMetadata(me, shards), ""
         self.placement = self._joined_as = self._failure = None
         self._client = client = await AsyncClient.open(self._config)
         self._sparingly = FailureThrottle(lambda: client.cluster.runtime.now_ms)
         try:
             await client.call(self._make_room(client.cluster, me))
-            self._life = client.cluster.runtime.spawn(self._live(client.cluster), f"place in {self._group}")
+            self._life = client.cluster.runtime.spawn(self._run_member(client.cluster), f"place in {self._group}")
             client.wake()
             wait_s = _OPEN_MS / 1000
-            if not await client.wait(lambda: self._failure is not None or self._has_place(), wait_s):
+            if not await client.wait_until(lambda: self._failure is not None or self._has_place(), wait_s):
                 raise self._no_place(client.cluster)
             if self._failure is not None:
                 raise self._failure
@@ -147,14 +147,14 @@ class GroupCoordination:
 
     async def retire(self) -> None:
         """Rejoin as a member that gets no shards, and leave once the placement says so."""
-        client, told = self._client, self._told
+        client, told = self._client, self._metadata
         if client is None or told is None:
             return
         if self._opened and not client.closed:
-            self._told = replace(told, retiring=True)
+            self._metadata = replace(told, retiring=True)
             self._wake()
             bound_s = 2 * self._session_ms / 1000  # a peer that hangs holds the round up for a session
-            await client.wait(lambda: self._joined_as is not None and self._joined_as.retiring, bound_s)
+            await client.wait_until(lambda: self._joined_as is not None and self._joined_as.retiring, bound_s)
         await self.close()
 
     async def ask(self) -> None:
@@ -163,7 +163,7 @@ class GroupCoordination:
         if client is not None:
             asked_ms = client.cluster.runtime.elapsed_ms()
             self._wake()
-            await client.wait(lambda: self._heard_ms >= asked_ms)
+            await client.wait_until(lambda: self._heard_ms >= asked_ms)
 
     def alive(self) -> None:
         """Do nothing: the heartbeats run on the same loop."""
@@ -211,7 +211,7 @@ class GroupCoordination:
     async def _described(self, cluster: Cluster) -> dict[str, Candidate]:
         """Return the group's candidates by member id; none while it rebalances, when Kafka omits the metadata."""
         request = DescribeGroupsRequest(groups=[self._group])
-        answer = await cluster.send(request, self._coordinator, timeout_ms=self._session_ms, lane=_ASIDE)
+        answer = await cluster.send(request, self._coordinator, timeout_ms=self._session_ms, channel=_ASIDE)
         group = answer.groups[0]
         if group.error_code and group.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
             self._raise_for(cluster, group.error_code)
@@ -223,13 +223,13 @@ class GroupCoordination:
 
     # -- membership
 
-    async def _live(self, cluster: Cluster) -> None:
+    async def _run_member(self, cluster: Cluster) -> None:
         failures = 0
         while self._failure is None:
             try:
                 await self._round(cluster)
                 failures = 0
-                await self._hold(cluster)
+                await self._send_heartbeats(cluster)
             except _Again:
                 failures += 1
             except Exception as error:  # noqa: BLE001 - an unforeseen fault is logged too, and ends nothing
@@ -238,7 +238,7 @@ class GroupCoordination:
                 self._trouble(fault(f"place in {self._group!r}", error))
             if failures > 1:  # the first repetition is how Kafka gives a member its id
                 await cluster.runtime.sleep(
-                    cluster.links.backoff_ms(failures - 1, self._config.retry_backoff_ms, 1_000)
+                    cluster.connections.backoff_ms(failures - 1, self._config.retry_backoff_ms, 1_000)
                 )
 
     def _trouble(self, error: KafkaError) -> None:
@@ -250,7 +250,7 @@ class GroupCoordination:
 
     async def _round(self, cluster: Cluster) -> None:
         """Join the group and sync: take the assignment, which this member computes if it leads."""
-        told = replace(self._require_told(), placement=self.placement)
+        told = replace(self._require_metadata(), placement=self.placement)
         joined = await self._join(cluster, told)
         self._member_id, self._generation = joined.member_id, joined.generation_id
         leads = joined.leader == joined.member_id
@@ -265,14 +265,14 @@ class GroupCoordination:
             assignments=[entry(member_id=member, assignment=gift.to_bytes()) for member, gift in gifts.items()],
         )
         timeout_ms, sent_ms = self._session_ms + _JOIN_GRACE_MS, cluster.runtime.elapsed_ms()
-        answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, lane=_MEMBER)
+        answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, channel=_MEMBER)
         self._raise_for(cluster, answer.error_code)
         gift = LeaderAssignment.from_bytes(bytes(answer.assignment))
         self._heard(sent_ms)
         self._take(gift, told, leads)
 
-    async def _join(self, cluster: Cluster, told: JoinMetadata) -> JoinGroupResponse:
-        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=told.to_bytes())
+    async def _join(self, cluster: Cluster, metadata: JoinMetadata) -> JoinGroupResponse:
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=metadata.to_bytes())
         request = JoinGroupRequest(
             group_id=self._group,
             session_timeout_ms=self._session_ms,
@@ -282,32 +282,34 @@ class GroupCoordination:
             protocols=[protocol],
         )
         timeout_ms = self._session_ms + _JOIN_GRACE_MS
-        answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, lane=_MEMBER)
+        answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, channel=_MEMBER)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
         self._raise_for(cluster, answer.error_code)
         return answer
 
-    def _take(self, gift: LeaderAssignment, told: JoinMetadata, leads: bool) -> None:
+    def _take(self, gift: LeaderAssignment, metadata: JoinMetadata, leads: bool) -> None:
         if gift.refused and not self._refused and self._opened:
             log.error("placement: this coordinator lost its registration: %s", gift.refused)
-        self._leading, self._joined_as, self._refused = leads and not gift.refused, told, gift.refused
+        self._leading, self._joined_as, self._refused = leads and not gift.refused, metadata, gift.refused
         self._members = dict(gift.members)
         self.placement = gift.placement
         asyncio.get_running_loop().call_soon(self._on_change)
 
-    async def _hold(self, cluster: Cluster) -> None:
+    async def _send_heartbeats(self, cluster: Cluster) -> None:
         """Send heartbeats until there is a reason to rejoin."""
         runtime = cluster.runtime
         while True:
             if await runtime.first(self._look_now, timeout_ms=self._heartbeat_ms) is not None:
                 self._look_now = Promise()
-            if self._joined_as is None or self._joined_as.retiring != self._require_told().retiring:
+            if self._joined_as is None or self._joined_as.retiring != self._require_metadata().retiring:
                 return
             sent_ms = runtime.elapsed_ms()
             request = HeartbeatRequest(group_id=self._group, generation_id=self._generation, member_id=self._member_id)
             try:
-                answer = await cluster.send(request, self._coordinator, timeout_ms=self._session_ms / 3, lane=_MEMBER)
+                answer = await cluster.send(
+                    request, self._coordinator, timeout_ms=self._session_ms / 3, channel=_MEMBER
+                )
                 self._raise_for(cluster, answer.error_code)
             except RetriableError as error:
                 cluster.forget_coordinator(self._coordinator)
@@ -330,7 +332,7 @@ class GroupCoordination:
         )
 
         async def attempt() -> None:
-            answer = await cluster.send(request, self._coordinator, timeout_ms=_LEAVE_MS, lane=_ASIDE)
+            answer = await cluster.send(request, self._coordinator, timeout_ms=_LEAVE_MS, channel=_ASIDE)
             with contextlib.suppress(_Again):
                 self._raise_for(cluster, answer.error_code)
 
@@ -382,13 +384,13 @@ class GroupCoordination:
         why = cluster.unreachable() or self._last_trouble or "the group did not come to a generation"
         return TimedOutError(f"no place among the coordinators within {_OPEN_MS} ms: {why}")
 
-    def _require_told(self) -> JoinMetadata:
-        if self._told is None:
+    def _require_metadata(self) -> JoinMetadata:
+        if self._metadata is None:
             raise RuntimeError("the door is not open")
-        return self._told
+        return self._metadata
 
     def _who(self) -> str:
-        return f"coordinator {self._require_told().candidate.id}"
+        return f"coordinator {self._require_metadata().candidate.id}"
 
     def _wake(self) -> None:
         self._look_now.resolve(None)

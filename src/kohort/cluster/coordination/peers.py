@@ -31,7 +31,7 @@ ASK_S = 30.0
 """Interval between requests: an idle connection would be closed, and firewalls would forget it."""
 UNSEEN_S = 0.5
 """How long a peer that was never reached must refuse: it may have died earlier, or may just be starting."""
-BELIEF_S, BELIEF_MAX_S = 1.0, 120.0
+SUSPICION_DELAY_S, SUSPICION_DELAY_MAX_S = 1.0, 120.0
 """How long a peer that was suspected before must refuse: the first and the largest value, doubled each time."""
 TRUSTED_S = 600.0
 """A connection that lasted this long clears earlier suspicions."""
@@ -42,7 +42,7 @@ _KEEP_ALIVE = encode_request(ApiVersionsRequest(), 0, 0, "kohort-coordinator")
 
 
 @dataclass(slots=True)
-class _Belief:
+class _PeerHistory:
     """The history of one process, which sets how long it must refuse connections before it is suspected.
 
     Attributes:
@@ -54,9 +54,9 @@ class _Belief:
     suspected: int = 0
 
     @property
-    def patience_s(self) -> float:
+    def suspicion_delay_s(self) -> float:
         if self.suspected:
-            return min(BELIEF_MAX_S, BELIEF_S * 2.0 ** (self.suspected - 1))
+            return min(SUSPICION_DELAY_MAX_S, SUSPICION_DELAY_S * 2.0 ** (self.suspected - 1))
         return 0.0 if self.seen else UNSEEN_S
 
 
@@ -66,20 +66,20 @@ class Peers:
     Call `follow` whenever the placement has changed.
     """
 
-    def __init__(self, door: CoordinationService, me: Candidate, *, logs_in: bool = False) -> None:
-        """Watch the candidates in the placement of `door`, and report suspected ones to it.
+    def __init__(self, coordination: CoordinationService, me: Candidate, *, logs_in: bool = False) -> None:
+        """Watch the candidates in the placement of `coordination`, and report suspected ones to it.
 
         Args:
-            door: the coordination service.
+            coordination: the coordination service.
             me: this process.
             logs_in: whether clients of coordinators use TLS or log in. A watching connection does neither: it sends
                 nothing, and is made again when the peer closes it at the deadline of logins.
         """
-        self._door = door
+        self._coordination = coordination
         self._me = me
         self._logs_in = logs_in
         self._watched: dict[Candidate, asyncio.Task[None]] = {}
-        self._beliefs: dict[tuple[int, str], _Belief] = {}
+        self._histories: dict[tuple[int, str], _PeerHistory] = {}
 
     @property
     def watched(self) -> frozenset[int]:
@@ -88,7 +88,7 @@ class Peers:
 
     def follow(self) -> None:
         """Watch the candidates that the placement names now."""
-        placement = self._door.placement
+        placement = self._coordination.placement
         named = () if placement is None else placement.candidates
         others = {candidate for candidate in named if candidate.id != self._me.id}
         for peer in self._watched.keys() - others:
@@ -107,7 +107,7 @@ class Peers:
 
     async def _watch(self, peer: Candidate) -> None:
         loop = asyncio.get_running_loop()
-        belief = self._belief(peer)
+        belief = self._history_of(peer)
         refused_s: float | None = None
         while True:
             try:
@@ -115,11 +115,11 @@ class Peers:
                     reader, writer = await asyncio.open_connection(peer.host, peer.port)
             except ConnectionRefusedError:
                 refused_s = loop.time() if refused_s is None else refused_s
-                if loop.time() - refused_s >= belief.patience_s:
+                if loop.time() - refused_s >= belief.suspicion_delay_s:
                     refused_s = None
                     belief.suspected += 1
                     log.warning("peer %d at %s is suspected: it refuses connections", peer.id, peer.address)
-                    self._door.suspect(peer)
+                    self._coordination.suspect(peer)
                 await asyncio.sleep(AGAIN_S)
             except (OSError, TimeoutError):
                 refused_s = None
@@ -133,11 +133,11 @@ class Peers:
                 elif loop.time() - began_s < AGAIN_S:
                     await asyncio.sleep(AGAIN_S)  # no busy loop with a peer that accepts and closes at once
 
-    def _belief(self, peer: Candidate) -> _Belief:
+    def _history_of(self, peer: Candidate) -> _PeerHistory:
         key = (peer.id, peer.incarnation)
-        while key not in self._beliefs and len(self._beliefs) >= _REMEMBERED_MAX:
-            del self._beliefs[next(iter(self._beliefs))]
-        return self._beliefs.setdefault(key, _Belief())
+        while key not in self._histories and len(self._histories) >= _REMEMBERED_MAX:
+            del self._histories[next(iter(self._histories))]
+        return self._histories.setdefault(key, _PeerHistory())
 
 
 async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, asks: bool) -> None:

@@ -27,7 +27,7 @@ class CoordinationService(Protocol):
     def is_leader(self) -> bool:
         """Whether this process is the elected leader, as far as it knows."""
 
-    def listen(self, on_change: Callable[[], None]) -> None:
+    def on_changes(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` on the loop after `placement` or `is_leader` changed."""
 
     async def open(self, me: Candidate, shards: int) -> None:

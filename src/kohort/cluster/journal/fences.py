@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kohort.cluster.journal.place import JournalPartition
+from kohort.cluster.journal.journal_partition import JournalPartition
 from kohort.errors import CorruptDataError
 from kohort.journal.codec import KeyValue
 from kohort.wire.batch import BatchHeader
@@ -151,7 +151,7 @@ class Authors:
         fence = self.fences.get(author[0])
         return fence is not None and author[0] != FIRST and author[1] <= fence.epoch
 
-    def foreign(self) -> dict[Author, int]:
+    def unfenced(self) -> dict[Author, int]:
         """Return the authors without a fence, with the offset of their first batch."""
         return {author: offset for author, offset in self._first_offsets.items() if not self.covered(author)}
 

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Task
-from kohort.cluster.journal.place import JournalPartition, JournalSettings, JournalTopic, JournalUnavailable
-from kohort.cluster.journal.term import Append, Body, JournalFigures, JournalTerm
+from kohort.cluster.journal.journal_partition import JournalPartition, JournalSettings, JournalTopic, JournalUnavailable
+from kohort.cluster.journal.term import Append, Body, JournalMetrics, JournalTerm
 from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.config import GroupConfig
@@ -56,14 +56,14 @@ class KafkaJournal:
     """One shard's journal. Shards may share a client: each has connections of its own.
 
     Attributes:
-        proof_ms: the age at which an ownership proof expires. A response relies on an append sent at most this long
-            ago, because a deposed owner learns of it only when it writes.
-        figures: the journal's counters.
+        ownership_proof_ms: the age at which a proof expires. A response relies on an append sent at most this long ago,
+            because a deposed owner learns of it only when it writes.
+        metrics: the journal's counters.
     """
 
     holds_transactions: Final = False
     append_bytes_max: Final = GATHERED_BYTES_MAX
-    proof_ms: Final = 1_000
+    ownership_proof_ms: Final = 1_000
 
     def __init__(self, link: ClusterLink, topic: JournalTopic, index: int, settings: JournalSettings) -> None:
         self._link = link
@@ -72,19 +72,19 @@ class KafkaJournal:
         self._task: Task[None] | None = None
         self._term = -1
         self._token = 0
-        self.figures = JournalFigures()
+        self.metrics = JournalMetrics()
 
     def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
         """Begin a term and return its records, as `Journal.begin` says.
 
         A term that begins again after a failure gets another producer epoch too.
         """
-        self._check(term, begins=True)
+        self._check_term(term, begins=True)
         self.close()
         self._term = term
         cluster = self._link.cluster
         cluster.want_topics(self, [self._place.topic.name])
-        self._current = JournalTerm(self._place, owner, self.figures)
+        self._current = JournalTerm(self._place, owner, self.metrics)
         self._task = cluster.runtime.spawn(self._current.run(), f"journal {self._place}")
         self._link.wake()
         return self._records(self._current)
@@ -97,14 +97,14 @@ class KafkaJournal:
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
         """Append records, as `Journal.append` says. Without records it only proves that the term is not over."""
-        self._check(term)
+        self._check_term(term)
         current = self._current
         if current is None:
             raise JournalUnavailable(f"{self._place}: closed")
         bodies = list(_bodies(records))
         current.append(Append(self._token + 1, bodies, now_ms))
         self._token += 1
-        self.figures.repeats = self._place.repeats
+        self.metrics.repeats = self._place.repeats
         self._link.wake()
         return self._token
 
@@ -115,7 +115,7 @@ class KafkaJournal:
         self._current, self._task = None, None
         self._link.cluster.drop_interest(self)
 
-    def _check(self, term: int, *, begins: bool = False) -> None:
+    def _check_term(self, term: int, *, begins: bool = False) -> None:
         if term < self._term or (term > self._term and not begins):
             text = f"{self._place}: term {term} is over, {self._term} has begun"
             raise FencedError(text, ErrorCode.PRODUCER_FENCED)

@@ -12,7 +12,7 @@ from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.cluster.journal.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
-from kohort.cluster.journal.place import JournalPartition, JournalUnavailable, passes
+from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable, passes
 from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.groups.records import Record
@@ -24,7 +24,7 @@ from kohort.wire.records import read_pairs
 
 FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch. A loading shard holds two such responses in memory, and all shards may load at once."""
-PATIENCE_MS: Final = 60_000
+READ_TIMEOUT_MS: Final = 60_000
 """Limit for retries. A new leader needs seconds, until its followers' fetches advance the high-water mark."""
 _WAIT_MS: Final = 500
 _PAUSE_MS: Final = 20
@@ -80,7 +80,7 @@ class JournalReading:
                 self._place.topic.name,
             )
             return None
-        end, following = _whole(view)
+        end, following = _complete_end(view)
         if not end:
             if len(view) > 0:
                 raise JournalUnavailable(f"{self._place}: a batch at offset {self.offset} came in part only")
@@ -96,7 +96,7 @@ class JournalReading:
             JournalUnavailable: the leader does not return it in time.
         """
         place = self._place
-        until_ms = place.elapsed_ms() + PATIENCE_MS
+        until_ms = place.elapsed_ms() + READ_TIMEOUT_MS
         while (view := await self.fetch()) is None:
             if place.elapsed_ms() > until_ms:
                 raise JournalUnavailable(
@@ -108,7 +108,7 @@ class JournalReading:
 
     async def _persistently(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
         place, failures = self._place, 0
-        until_ms = place.elapsed_ms() + PATIENCE_MS
+        until_ms = place.elapsed_ms() + READ_TIMEOUT_MS
         while True:
             try:
                 return await ask()
@@ -116,16 +116,16 @@ class JournalReading:
                 if not passes(error) or place.elapsed_ms() > until_ms:
                     raise place.lost(error, what) from error
             failures += 1
-            await place.wait(failures)
+            await place.back_off(failures)
 
     async def _ask_start(self) -> int:
         place, limit = self._place, self._place.settings.answer_ms
         part = ListOffsetsRequest.ListOffsetsPartition(partition_index=place.index, timestamp=_EARLIEST)
         topic = ListOffsetsRequest.ListOffsetsTopic(name=place.topic.name, partitions=[part])
         request = ListOffsetsRequest(replica_id=-1, topics=[topic], timeout_ms=limit)
-        answer = await place.cluster.send(request, await place.leader(limit), timeout_ms=limit, lane=place.lane)
+        answer = await place.cluster.send(request, await place.leader(limit), timeout_ms=limit, channel=place.channel)
         (listed,) = answer.topics[0].partitions
-        _check(listed.error_code)
+        _check_error(listed.error_code)
         return listed.offset
 
     async def _ask_batches(self) -> memoryview:
@@ -139,23 +139,23 @@ class JournalReading:
             Between(request, highest=_HIGHEST_BY_NAME if place.topic.id == NO_TOPIC_ID else None),
             await place.leader(limit),
             timeout_ms=limit + _WAIT_MS,
-            lane=place.lane,
+            channel=place.channel,
         )
-        _check(answer.error_code)
+        _check_error(answer.error_code)
         (fetched,) = answer.responses[0].partitions
         if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and not self.offset:
             raise _BeforeStart
-        _check(fetched.error_code)
+        _check_error(fetched.error_code)
         return memoryview(fetched.records or b"")
 
 
-def _check(error_code: int) -> None:
+def _check_error(error_code: int) -> None:
     if error_code:
         code = ErrorCode.of(error_code)
         raise error_for(code, code.text)
 
 
-def _whole(view: memoryview) -> tuple[int, int]:
+def _complete_end(view: memoryview) -> tuple[int, int]:
     """Return the end of the complete batches and the offset behind them; (0, 0) if there is none.
 
     The last batch of a response may be cut off.

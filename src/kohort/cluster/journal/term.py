@@ -17,9 +17,9 @@ from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
 from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Author, Fence, fence_of
-from kohort.cluster.journal.place import (
-    FOREIGN_RECORDS,
+from kohort.cluster.journal.journal_partition import (
     SKIP,
+    UNFENCED_RECORDS,
     JournalPartition,
     JournalRefused,
     JournalUnavailable,
@@ -89,7 +89,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
             producer_epoch=-1 if own is None else own.epoch,
         )
         wanted = Between(request, lowest=0 if own is None else _OWN_ID_SINCE)
-        answer = await cluster.send(wanted, place.to_coordinator, timeout_ms=settings.answer_ms, lane=place.lane)
+        answer = await cluster.send(wanted, place.to_coordinator, timeout_ms=settings.answer_ms, channel=place.channel)
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
             if code in _NOT_THERE:
@@ -184,7 +184,7 @@ class JournalWriter:
         place, failures = self._place, 0
         last: KafkaError | None = None
         while True:
-            self._check(last)
+            self._check_sendable(last)
             try:
                 return await self._ask(batch)
             except KafkaError as error:
@@ -192,10 +192,10 @@ class JournalWriter:
                     raise place.lost(error, "an append was refused") from error
                 last = error
             failures += 1
-            await place.wait(failures)
+            await place.back_off(failures)
             place.check_id()
 
-    def _check(self, last: KafkaError | None = None) -> None:
+    def _check_sendable(self, last: KafkaError | None = None) -> None:
         """Check that a batch may be sent now, or sent again.
 
         Raises:
@@ -213,7 +213,7 @@ class JournalWriter:
             raise JournalUnavailable(f"{self._place}: {why}{reason}")
 
     def _leaving(self) -> None:
-        self._check()
+        self._check_sendable()
         if self._first_ms is None:
             self._first_ms = self._place.elapsed_ms()
 
@@ -226,7 +226,7 @@ class JournalWriter:
             Between(request, highest=_HIGHEST_BY_NAME if place.topic.id == NO_TOPIC_ID else None),
             await place.leader(limit),
             timeout_ms=limit,
-            lane=place.lane,
+            channel=place.channel,
             leaving=self._leaving,
         )
         return self._offset(answer)
@@ -256,7 +256,7 @@ log = logging.getLogger("kohort.cluster")
 
 
 @dataclass(slots=True)
-class JournalFigures:
+class JournalMetrics:
     """The counters of a journal.
 
     Attributes:
@@ -309,10 +309,10 @@ class JournalTerm:
         loaded: whether all records have been handed out.
     """
 
-    def __init__(self, place: JournalPartition, owner: Owner, figures: JournalFigures) -> None:
+    def __init__(self, place: JournalPartition, owner: Owner, metrics: JournalMetrics) -> None:
         self._place = place
         self._owner = owner
-        self._figures = figures
+        self._metrics = metrics
         self._handover = Handover(place.cluster.runtime)
         self._decoding = JournalDecoding(place)
         self._wanted: Append | None = None
@@ -371,7 +371,7 @@ class JournalTerm:
 
     async def _fence(self) -> JournalWriter:
         """Depose the journal's earlier owner."""
-        place, figures = self._place, self._figures
+        place, figures = self._place, self._metrics
         await place.check_topic()
         writer = JournalWriter(place, await new_epoch(place))
         identity = writer.identity
@@ -390,10 +390,10 @@ class JournalTerm:
 
     async def _load(self, writer: JournalWriter) -> None:
         """Hand out all records before the fence, and make sure that nobody else can write behind it."""
-        place, figures, authors = self._place, self._figures, self._decoding.authors
+        place, figures, authors = self._place, self._metrics, self._decoding.authors
         began_ms = place.cluster.runtime.now_ms
         own, end = writer.identity.producer_id, figures.fence_offset
-        if place.settings.foreign_records == SKIP:
+        if place.settings.unfenced_records == SKIP:
             self._decoding.left_out = await self._survey(end)
         reading = JournalReading(place)
         await self._read(reading, end)
@@ -421,7 +421,7 @@ class JournalTerm:
         reading, decoding = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         while reading.offset <= end:
             decoding.survey(await reading.up_to(end))
-        return frozenset(decoding.authors.foreign())
+        return frozenset(decoding.authors.unfenced())
 
     def _check_authors(self, own: TermIdentity) -> None:
         """Check that all records were written by coordinators.
@@ -437,13 +437,13 @@ class JournalTerm:
             raise JournalUnavailable(f"{place}: the own fence is not where it was written")
         if newest.epoch > own.epoch:
             raise FencedError(f"{place}: coordinator {newest.coordinator} at {newest.host}:{newest.port} has begun")
-        foreign = {author: at for author, at in authors.foreign().items() if author not in self._decoding.left_out}
+        foreign = {author: at for author, at in authors.unfenced().items() if author not in self._decoding.left_out}
         if foreign:
             ids = ", ".join(f"{author[0]} (offset {at})" for author, at in sorted(foreign.items())[:10])
             raise JournalRefused(
                 f"{place}: no coordinator wrote the batches of producer id {ids}. What they say is not served, and "
                 "they may have replaced records of groups. Let the coordinators' user alone WRITE to topic "
-                f"{place.topic.name}, then start with --set {FOREIGN_RECORDS}={SKIP}, which serves what is there "
+                f"{place.topic.name}, then start with --set {UNFENCED_RECORDS}={SKIP}, which serves what is there "
                 "without them"
             )
 
@@ -471,7 +471,7 @@ class JournalTerm:
         """Return the first fence of partition 0, near its start: a partition that was added has none of its own."""
         here = self._place
         zero = JournalPartition(here.cluster, here.topic, 0, here.settings)
-        zero.lane = here.lane
+        zero.channel = here.channel
         reading, decoding = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
         view = await reading.fetch()
         if view is not None:
@@ -482,13 +482,13 @@ class JournalTerm:
 
     async def _serve(self, writer: JournalWriter) -> None:
         """Write the owner's appends one after the other, and a fence when there was none for a while."""
-        place, figures = self._place, self._figures
+        place, figures = self._place, self._metrics
         runtime = place.cluster.runtime
         append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
         while True:
             await self._wait_until(append_at_ms, writer.identity)
             if self._renewed is not None:
-                await self._go_on_under(self._renewed, writer)
+                await self._continue_under(self._renewed, writer)
             wanted = self._wanted
             began_ms = runtime.now_ms
             now_ms = self._now_ms if wanted is None else wanted.now_ms
@@ -533,12 +533,12 @@ class JournalTerm:
         self._renewing = False
         self._news.resolve(None)
 
-    async def _go_on_under(self, renewed: TermIdentity | Exception, writer: JournalWriter) -> None:
+    async def _continue_under(self, renewed: TermIdentity | Exception, writer: JournalWriter) -> None:
         self._renewed = None
         if isinstance(renewed, Exception):
             raise renewed
         if renewed.producer_id != writer.identity.producer_id:
             raise JournalUnavailable(f"{self._place}: Kafka has given another producer id, which needs a new term")
         writer.become(renewed)
-        self._figures.fence_offset = await self._write_fence(writer, renewed.producer_id)
-        self._figures.epoch = renewed.epoch
+        self._metrics.fence_offset = await self._write_fence(writer, renewed.producer_id)
+        self._metrics.epoch = renewed.epoch

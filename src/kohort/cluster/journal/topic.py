@@ -15,7 +15,7 @@ from kohort.client.admin.topics import create_topics
 from kohort.client.admin.values import ConfigEntry, ConfigResource, NewTopic, ResourceType
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import TopicInfo
-from kohort.cluster.journal.place import JournalRefused, JournalSettings, JournalTopic
+from kohort.cluster.journal.journal_partition import JournalRefused, JournalSettings, JournalTopic
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError, error_for
 
 BATCH_BYTES_MAX: Final = 32 << 20

@@ -44,7 +44,7 @@ from kohort.cluster.zookeeper.group_nodes import (
     partition_of,
     partition_path,
 )
-from kohort.cluster.zookeeper.nodes import cut
+from kohort.cluster.zookeeper.nodes import split_changes
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change
 from kohort.coordinator.shard import Shard
@@ -67,7 +67,7 @@ class MirroredGroup:
         shown: its shard's last answer, None: the group was deleted.
         nodes: the content of the nodes below its two, by path; None: they have to be read.
         registered: the owners that were written last, None: not by this process.
-        told: whether the group knows that owners' nodes were deleted; they are written again after the rebalance.
+        reported: whether the group knows that owners' nodes were deleted; they are written again after the rebalance.
         written: the offsets that were written.
         offset_paths: the paths of the offsets' nodes.
     """
@@ -77,7 +77,7 @@ class MirroredGroup:
     shown: ShownPushGroup | None = None
     nodes: dict[str, bytes] | None = None
     registered: dict[TopicPartition, str] | None = None
-    told: bool = False
+    reported: bool = False
     written: Mapping[tuple[str, int], OffsetCommitted] = field(default_factory=dict)
     offset_paths: dict[tuple[str, int], str] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class Plan:
     owners: list[tuple[MirroredGroup, ShownPushGroup]] = field(default_factory=list)
     again: set[str] = field(default_factory=set)
 
-    def put(self, group: MirroredGroup, path: str, data: bytes, top: str) -> None:
+    def plan_node(self, group: MirroredGroup, path: str, data: bytes, top: str) -> None:
         """Plan a node with this content, and the nodes above it."""
         nodes = group.nodes
         assert nodes is not None
@@ -220,7 +220,7 @@ class GroupMirror:
 
     def __init__(
         self,
-        door: ZooKeeperCoordination,
+        coordination: ZooKeeperCoordination,
         host: GroupHost,
         interval_s: float = INTERVAL_S,
         now_s: Callable[[], float] = time.monotonic,
@@ -229,13 +229,13 @@ class GroupMirror:
         """Create a mirror that has read nothing yet.
 
         Args:
-            door: the coordination service, through whose session the mirror writes.
+            coordination: the coordination service, through whose session the mirror writes.
             host: the host of the groups.
             interval_s: the mirror's interval (`INTERVAL_S`).
             now_s: the clock of the full checks.
             owners_look_s: the interval between full checks (`OWNERS_LOOK_S`).
         """
-        self._door = door
+        self._coordination = coordination
         self._host = host
         self._interval_s = interval_s
         self._now_s = now_s
@@ -276,19 +276,19 @@ class GroupMirror:
         Raises:
             KafkaError: not everything was written, because ZooKeeper is unavailable or refused a write.
         """
-        guard = self._door.guard()
+        guard = self._coordination.guard()
         if guard is None:
             self._connection = 0  # another process may write meanwhile
             return
         began_s = time.monotonic()
-        if self._connection != self._door.connections:  # nodes may have changed since the last connection
-            self._connection, self._tops_due, self._names_due = self._door.connections, True, True
+        if self._connection != self._coordination.connections:  # nodes may have changed since the last connection
+            self._connection, self._tops_due, self._names_due = self._coordination.connections, True, True
             for view in self._known.values():
                 view.due.update(dict.fromkeys(view.groups))
                 view.forget()
         if self._tops_due:
             for top in (OWNERS, OFFSETS):
-                await self._door.session.make_path(top)
+                await self._coordination.session.make_path(top)
             self._tops_due = False
         here = {shard.index: shard for shard in self._host.groups if shard.loaded and shard.index in guard.shards}
         for index in self._known.keys() - here.keys():
@@ -305,13 +305,13 @@ class GroupMirror:
         try:
             for shard in here.values():
                 await self._look_at(shard, there.get(shard.index, set()), plan)
-            await self._write(guard.changes, plan)
+            await self._write_plan(guard.changes, plan)
         except BaseException:
             self._tops_due = True
             for view in self._known.values():
                 view.forget()
             raise
-        self.meter.settled(began_s)
+        self.meter.record_written(began_s)
 
     def _look_at_leaders(self) -> None:
         """Mark the groups of changed leaders as due, because owners' nodes have the leaders in their names.
@@ -334,7 +334,7 @@ class GroupMirror:
         """Return the groups that have nodes, by shard."""
         found: dict[int, set[str]] = {}
         for top in (OWNERS, OFFSETS):
-            for node in await self._door.session.children(top):
+            for node in await self._coordination.session.children(top):
                 name = name_of(node)
                 found.setdefault(self._host.groups.index_of(name), set()).add(name)
         return found
@@ -353,7 +353,7 @@ class GroupMirror:
 
     async def _read(self, top: str) -> dict[str, bytes]:
         """Read all nodes of a tree."""
-        session, found = self._door.session, dict[str, bytes]()
+        session, found = self._coordination.session, dict[str, bytes]()
         due = [top]
         while due:
             some, due = due[:READS], due[READS:]
@@ -405,8 +405,8 @@ class GroupMirror:
 
     async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan, *, is_due: bool) -> bool:
         """Plan the changes of a group, and return whether its owners' nodes were read for that."""
-        first, was_told = group.nodes is None, group.told
-        changed = shown.settled and not group.told and group.registered != shown.owners
+        first, was_told = group.nodes is None, group.reported
+        changed = shown.settled and not group.reported and group.registered != shown.owners
         if group.nodes is None:
             group.nodes = {**await self._read(group.owners_path), **await self._read(group.offsets_path)}
             group.written = {}
@@ -418,19 +418,19 @@ class GroupMirror:
             group.nodes.update(await self._read(group.owners_path))
         is_read = first or changed or is_due
         if is_read:
-            self._tell_missing(group, shown)
-        if shown.settled and not group.told:
+            self._report_missing(group, shown)
+        if shown.settled and not group.reported:
             self._plan_owners(group, shown, plan)
         self._plan_offsets(group, shown, plan)
         if was_told and shown.settled:  # the rebalance is done, or none was needed: owners are written now
-            group.told, group.registered = False, {}
+            group.reported, group.registered = False, {}
             self.soon()
-        if was_told or group.told:
+        if was_told or group.reported:
             plan.again.add(group.name)
         plan.done.append((group, shown))
         return is_read
 
-    def _tell_missing(self, group: MirroredGroup, shown: ShownPushGroup) -> None:
+    def _report_missing(self, group: MirroredGroup, shown: ShownPushGroup) -> None:
         nodes, wanted = group.nodes or {}, shown.owners
         registered = group.registered
         if registered is None:
@@ -439,9 +439,9 @@ class GroupMirror:
             registered = dict(wanted) if is_complete else {}
         owners = {path: data for path, data in nodes.items() if path.startswith(f"{group.owners_path}/")}
         lost = missing(registered, wanted, owners)
-        if lost and not group.told:
-            group.told = True
-            self._host.groups.tell(group.name, OwnersMissing(group.name, lost))
+        if lost and not group.reported:
+            group.reported = True
+            self._host.groups.queue_event(group.name, OwnersMissing(group.name, lost))
             self.soon()
 
     def _plan_owners(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan) -> None:
@@ -453,7 +453,7 @@ class GroupMirror:
             if partition_of(path[len(top) :]) is not None and path.count("/") == top.count("/") + 2:
                 plan.delete(group, path)
         for path, data in wanted.items():
-            plan.put(group, path, data, OWNERS)
+            plan.plan_node(group, path, data, OWNERS)
         plan.mark(group, checksum(shown.owners))
         plan.owners.append((group, shown))
 
@@ -468,7 +468,7 @@ class GroupMirror:
             earlier = group.offset_paths.get(part)
             if earlier is not None and earlier != path:
                 plan.delete(group, earlier)
-            plan.put(group, path, str(record.offset).encode(), OFFSETS)
+            plan.plan_node(group, path, str(record.offset).encode(), OFFSETS)
             group.offset_paths[part] = path
         for part in group.offset_paths.keys() - shown.offsets.keys():
             plan.delete(group, group.offset_paths.pop(part))
@@ -497,7 +497,7 @@ class GroupMirror:
 
     # -- writing
 
-    async def _write(self, guard: tuple[Change, ...], plan: Plan) -> None:
+    async def _write_plan(self, guard: tuple[Change, ...], plan: Plan) -> None:
         await self._send(guard, plan.creates, window=1)
         await self._send(guard, plan.sets, window=WINDOW)
         await self._send(guard, plan.deletes, window=1)
@@ -521,12 +521,12 @@ class GroupMirror:
         """
         pieces = list(pieces_of(changes))
         for at in range(0, len(pieces), window):
-            multis = [self._door.session.change(*guard, *piece) for piece in pieces[at : at + window]]
+            multis = [self._coordination.session.change(*guard, *piece) for piece in pieces[at : at + window]]
             accepted = await asyncio.gather(*multis)
             self.meter.multis += len(accepted)
             if not all(accepted):
                 self.meter.refused += len(accepted) - sum(accepted)
-                self._door.look()
+                self._coordination.look()
                 raise KafkaError("a write was refused: another process is the one to write, or changed the nodes")
             self.meter.changes += sum(map(len, pieces[at : at + window]))
 
@@ -535,6 +535,6 @@ def pieces_of(changes: Iterable[Change]) -> Iterator[list[Change]]:
     """Split changes into pieces that each fit one request."""
     every = list(changes)
     at = 0
-    for piece in cut((change.path, change.data) for change in every):
+    for piece in split_changes((change.path, change.data) for change in every):
         yield every[at : at + len(piece)]
         at += len(piece)

@@ -41,12 +41,12 @@ class Registration:
     Attributes:
         candidate: The candidate.
         retiring: Whether it stops, and must get no shards.
-        sole: Whether it shares the path with nobody.
+        exclusive: Whether it shares the path with nobody.
     """
 
     candidate: Candidate
     retiring: bool = False
-    sole: bool = False
+    exclusive: bool = False
 
     def to_bytes(self) -> bytes:
         """Encode as Kafka's JSON of a broker, with an incarnation that Kafka's readers skip."""
@@ -62,7 +62,7 @@ class Registration:
             "version": 5,
             "incarnation": candidate.incarnation,
             "retiring": self.retiring,
-            "sole": self.sole,
+            "sole": self.exclusive,
         }
         return to_bytes(fields if candidate.rack is None else {**fields, "rack": candidate.rack})
 
@@ -81,7 +81,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
+class Election:
     """The content of the epoch's node: the last election.
 
     Attributes:
@@ -99,17 +99,17 @@ class Office:
         return to_bytes({"version": 1, "epoch": self.epoch, "elected": self.elected, "session": hex(self.session)})
 
     @staticmethod
-    def from_bytes(data: bytes) -> Office:
+    def from_bytes(data: bytes) -> Election:
         """Decode the epoch's node; an empty node means that nobody was elected yet.
 
         Raises:
             CorruptDataError: the bytes are not an epoch's.
         """
         if not data:
-            return Office()
+            return Election()
         fields = from_bytes(data)
         try:
-            return Office(int(fields["epoch"]), int(fields["elected"]), int(fields["session"], 16))
+            return Election(int(fields["epoch"]), int(fields["elected"]), int(fields["session"], 16))
         except (KeyError, ValueError, TypeError) as error:
             raise CorruptDataError(f"no epoch of coordinators: {fields!r}"[:300]) from error
 
@@ -152,7 +152,7 @@ def differences(there: Mapping[str, bytes], wanted: Mapping[str, MirroredTopic])
             yield name, data
 
 
-def cut(changes: Iterable[tuple[str, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
+def split_changes(changes: Iterable[tuple[str, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
     """Split changes into pieces that each fit one request, by bytes and by count."""
     piece: list[tuple[str, bytes | None]] = []
     size = 0

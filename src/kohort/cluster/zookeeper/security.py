@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kohort.errors import InvalidInputError
-from kohort.settings.config import from_properties, knob
+from kohort.settings.config import declare_setting, from_properties
 
 NO_LOGIN, DIGEST, SASL = "none", "digest", "sasl"
 CHECKS_HOSTS = "HTTPS"
@@ -31,34 +31,36 @@ CHECKS_HOSTS = "HTTPS"
 class ZooKeeperConfig:
     """The settings of connections to ZooKeeper."""
 
-    scheme: str = knob(
+    scheme: str = declare_setting(
         "zookeeper.auth.scheme",
         NO_LOGIN,
         choices=(NO_LOGIN, DIGEST, SASL),
         why="how to log in: digest proves a name and password that ZooKeeper's nodes carry, sasl (DIGEST-MD5) those of "
         "a user that the server knows",
     )
-    username: str = knob("zookeeper.auth.username", "", why="who logs in")
-    password: str = knob("zookeeper.auth.password", "", why="the password of who logs in; give it in a file")
-    uses_tls: bool = knob("zookeeper.ssl.client.enable", False, why="connections are encrypted with TLS")
-    truststore: str = knob(
+    username: str = declare_setting("zookeeper.auth.username", "", why="who logs in")
+    password: str = declare_setting("zookeeper.auth.password", "", why="the password of who logs in; give it in a file")
+    uses_tls: bool = declare_setting("zookeeper.ssl.client.enable", False, why="connections are encrypted with TLS")
+    truststore: str = declare_setting(
         "zookeeper.ssl.truststore.location",
         "",
         why="a PEM file of the authorities that may have issued the servers' certificates, beside the system's",
     )
-    keystore: str = knob(
+    keystore: str = declare_setting(
         "zookeeper.ssl.keystore.location",
         "",
         why="a PEM file with this process's private key and certificate, where servers ask for one",
     )
-    keystore_password: str = knob("zookeeper.ssl.keystore.password", "", why="the password of the private key")
-    identification: str = knob(
+    keystore_password: str = declare_setting(
+        "zookeeper.ssl.keystore.password", "", why="the password of the private key"
+    )
+    identification: str = declare_setting(
         "zookeeper.ssl.endpoint.identification.algorithm",
         CHECKS_HOSTS,
         choices=(CHECKS_HOSTS, ""),
         why="whether a server's certificate must name the host of the address; empty: any name will do",
     )
-    sets_acl: bool = knob(
+    sets_acl: bool = declare_setting(
         "zookeeper.set.acl",
         True,
         why="nodes are created for the user alone who logs in; without a login they are open to everyone",

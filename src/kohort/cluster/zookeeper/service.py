@@ -35,11 +35,11 @@ from kohort.cluster.zookeeper.nodes import (
     IDS,
     PLACEMENT,
     TOPICS,
+    Election,
     MirroredTopic,
-    Office,
     Registration,
-    cut,
     differences,
+    split_changes,
 )
 from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperSession
@@ -94,7 +94,7 @@ class TopicMirror:
         if before != self._seen and self.on_change is not None:
             self.on_change()
         if guard is not None and self.wanted is not None:
-            await self._write(guard, self.wanted)
+            await self._write_topics(guard, self.wanted)
 
     def due(self, name: str | None) -> None:
         """Mark a topic, or the list of names (None), as changed: its watch has fired."""
@@ -132,8 +132,8 @@ class TopicMirror:
             else:
                 self._seen[name] = node.data
 
-    async def _write(self, guard: Change, wanted: Mapping[str, MirroredTopic]) -> None:
-        for piece in cut(differences(self._seen, wanted)):
+    async def _write_topics(self, guard: Change, wanted: Mapping[str, MirroredTopic]) -> None:
+        for piece in split_changes(differences(self._seen, wanted)):
             changes = [self._change(name, data) for name, data in piece]
             if not await self._session.change(guard, *changes):
                 self._names_due = True
@@ -192,14 +192,16 @@ class Guard:
 class ZooKeeperCoordination:
     """A coordination service over ZooKeeper."""
 
-    def __init__(self, address: str | ZooKeeperAddress, session_ms: int = SESSION_MS, *, sole: bool = False) -> None:
+    def __init__(
+        self, address: str | ZooKeeperAddress, session_ms: int = SESSION_MS, *, exclusive: bool = False
+    ) -> None:
         """Create a closed service; `open` connects it.
 
         Args:
             address: HOST:PORT[,HOST:PORT…][/PATH]; all nodes are under the path. With the settings of connections,
                 where they are secure.
             session_ms: The session timeout, after which a silent candidate is unregistered.
-            sole: Own all shards and share the path with nobody, because a broker's groups are in its data folder.
+            exclusive: Own all shards and share the path with nobody, because a broker's groups are in its data folder.
 
         Raises:
             InvalidInputError: the address is malformed.
@@ -207,7 +209,7 @@ class ZooKeeperCoordination:
         self.placement: Placement | None = None
         self.is_leader = False
         self.session = ZooKeeperSession(address, session_ms, self._session_changed)
-        self._sole = sole
+        self._exclusive = exclusive
         self._refused_by: Registration | None = None
         self._session_ms = session_ms
         self._mine: Registration | None = None
@@ -217,7 +219,7 @@ class ZooKeeperCoordination:
         self._epoch: ZNode | None = None
         self._taken_by: Candidate | None = None
         self._entered = False
-        self._told: tuple[Placement | None, bool] = (None, False)
+        self._notified: tuple[Placement | None, bool] = (None, False)
         self._trouble: KafkaError | None = None
         self._on_change: Callable[[], None] = lambda: None
         self._look = asyncio.Event()
@@ -229,7 +231,7 @@ class ZooKeeperCoordination:
 
     # -- the coordination service
 
-    def listen(self, on_change: Callable[[], None]) -> None:
+    def on_changes(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` on the loop after `placement` or `is_leader` changed."""
         self._on_change = on_change
 
@@ -239,7 +241,7 @@ class ZooKeeperCoordination:
         Raises:
             KafkaError: ZooKeeper can't be reached, may not be used, or the id is taken; the message says what to do.
         """
-        self._mine, self._shards, self._entered = Registration(me, sole=self._sole), shards, False
+        self._mine, self._shards, self._entered = Registration(me, exclusive=self._exclusive), shards, False
         self.placement = self._taken_by = self._trouble = self._refused_by = None
         await self.session.open(_REACH_MS)
         try:
@@ -265,7 +267,7 @@ class ZooKeeperCoordination:
         """Stop cleanly: hand the shards over to others, and unregister once the placement says so."""
         if self._mine is not None and self._keeper is not None and self.placement is not None:
             number = self._mine.candidate.id
-            self._mine = Registration(self._mine.candidate, retiring=True, sole=self._sole)
+            self._mine = Registration(self._mine.candidate, retiring=True, exclusive=self._exclusive)
             self._look.set()
             with contextlib.suppress(KafkaError):  # nobody is there to take them
                 await self._wait(lambda: self.placement is None or not self.placement.of(number), self._session_ms)
@@ -317,7 +319,7 @@ class ZooKeeperCoordination:
     def guard(self) -> Guard | None:
         """Return checks that hold only while this process may write its shards; None: it may write none now."""
         mine, stands = self._mine, self._map
-        if mine is None or stands is None or self._map_node is None or (self._sole and not self.is_leader):
+        if mine is None or stands is None or self._map_node is None or (self._exclusive and not self.is_leader):
             return None
         named = stands.candidate(mine.candidate.id)
         if named is None or named.incarnation != mine.candidate.incarnation:
@@ -343,13 +345,13 @@ class ZooKeeperCoordination:
                 await self._settle()
                 self._trouble = None
             except KafkaError as error:
-                self._failed(error)
+                self._look_failed(error)
             except Exception as error:
                 log.exception("placement: a fault")
-                self._failed(KafkaError(f"a fault: {error!r}"))
-            self._tell()
+                self._look_failed(KafkaError(f"a fault: {error!r}"))
+            self._notify_change()
 
-    def _failed(self, error: KafkaError) -> None:
+    def _look_failed(self, error: KafkaError) -> None:
         if self._trouble is None or self._trouble.message != error.message:  # by text: logged once
             log.warning("placement: not settled yet: %s", error)
         self._trouble = error
@@ -374,7 +376,7 @@ class ZooKeeperCoordination:
         if self.is_leader:
             await self._place(mine)
         self.placement, self._looked = self._map, look
-        self._tell()
+        self._notify_change()
         guard = Change(EPOCH, version=self._epoch.version) if self.is_leader and self._epoch is not None else None
         await self._mirror.settle(guard)
 
@@ -410,7 +412,7 @@ class ZooKeeperCoordination:
             elif is_of(node, session):
                 self._refused_by = None
                 self._epoch = await self.session.read(EPOCH)
-                if self._epoch is not None and Office.from_bytes(self._epoch.data).session == session:
+                if self._epoch is not None and Election.from_bytes(self._epoch.data).session == session:
                     return True
                 if await self.session.read(COORDINATOR) == node:  # nobody else was elected meanwhile
                     await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
@@ -423,12 +425,12 @@ class ZooKeeperCoordination:
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
-    async def _refusing(self, office: ZNode, mine: Registration) -> Registration | None:
+    async def _refusing(self, election: ZNode, mine: Registration) -> Registration | None:
         """Return the leader's registration if the two can't share the path; None: they can."""
-        number = office.data.decode(errors="replace")
+        number = election.data.decode(errors="replace")
         node = await self.session.read(f"{IDS}/{number}")
         holder = None if node is None else _read_registration(number, node)
-        return holder if holder is not None and (holder.sole or mine.sole) else None
+        return holder if holder is not None and (holder.exclusive or mine.exclusive) else None
 
     async def _resign(self, session: int) -> None:
         """Give up leadership: a coordinator that is not registered makes no placement."""
@@ -441,7 +443,7 @@ class ZooKeeperCoordination:
         if epoch is None:
             await self.session.make_path(EPOCH)
             return
-        office = Office(Office.from_bytes(epoch.data).epoch + 1, number, session)
+        office = Election(Election.from_bytes(epoch.data).epoch + 1, number, session)
         if await self.session.change(
             Change(EPOCH, office.to_bytes(), epoch.version),
             Change(COORDINATOR, str(number).encode(), version=None, ephemeral=True),
@@ -471,7 +473,7 @@ class ZooKeeperCoordination:
 
     async def _alive(self) -> list[Candidate]:
         mine = self._require_mine()
-        if self._sole:
+        if self._exclusive:
             return [] if mine.retiring else [mine.candidate]
         names = [name for name in await self.session.children(IDS, self._look.set) if name.isdecimal()]
         nodes = await asyncio.gather(*(self.session.read(f"{IDS}/{name}", self._look.set) for name in names))
@@ -513,22 +515,22 @@ class ZooKeeperCoordination:
 
     def _has_place(self) -> bool:
         is_in = self._taken_by is None and self._refused_by is None
-        return self.placement is not None and is_in and (self.is_leader or not self._sole)
+        return self.placement is not None and is_in and (self.is_leader or not self._exclusive)
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
             log.warning("placement: the session with ZooKeeper has expired; a new one begins")
             self.is_leader = False
-            self._tell()
+            self._notify_change()
         elif state is SessionState.SUSPENDED:
             log.warning("placement: no connection to ZooKeeper; the last known placement is used")
         else:
             self._look.set()
 
-    def _tell(self) -> None:
+    def _notify_change(self) -> None:
         now = (self.placement, self.is_leader)
-        if now != self._told:
-            self._told = now
+        if now != self._notified:
+            self._notified = now
             self._on_change()
         self._settled.set()
 
@@ -561,7 +563,7 @@ class ZooKeeperCoordination:
     def _check_alone(self) -> None:
         """Raise KafkaError if another process has the path to itself, or this one can't have it."""
         holder = None if self._refused_by is None else self._refused_by.candidate
-        if self._sole and holder is None:
+        if self._exclusive and holder is None:
             holder = self._taken_by
         if holder is not None:
             raise KafkaError(self._has_path(holder), ErrorCode.DUPLICATE_BROKER_REGISTRATION)

@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from kohort.broker.host import GroupHost
 from kohort.broker.run import RunningBroker
 from kohort.cluster.coordination.placement import Candidate
-from kohort.cluster.retry import patiently
+from kohort.cluster.retry import retry_forever
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
 from kohort.cluster.zookeeper.nodes import MirroredTopic
 from kohort.cluster.zookeeper.security import ZooKeeperAddress
@@ -33,15 +33,15 @@ END_S = 2.0
 """Timeout of the last write at shutdown; the next process that leads writes what is still missing."""
 
 
-async def show_topics(door: ZooKeeperCoordination, host: GroupHost) -> None:
+async def show_topics(coordination: ZooKeeperCoordination, host: GroupHost) -> None:
     """Mirror the topics in ZooKeeper for as long as this process leads."""
     shown = None
     while True:
-        if not door.is_leader:
+        if not coordination.is_leader:
             shown = None
         elif host.topics.image() is not shown:
             shown = host.topics.image()
-            door.mirror_topics({name: _mirrored(host, name) for name in host.topics.by_name})
+            coordination.mirror_topics({name: _mirrored(host, name) for name in host.topics.by_name})
         await asyncio.sleep(TOPICS_S)
 
 
@@ -67,7 +67,7 @@ class BrokerInZooKeeper:
         Raises:
             InvalidInputError: the address is malformed.
         """
-        self._door = ZooKeeperCoordination(address, session_ms, sole=True)
+        self._coordination = ZooKeeperCoordination(address, session_ms, exclusive=True)
         self._owners_look_s = owners_look_s
         self._tasks: list[asyncio.Task[None]] = []
         self._mirror: GroupMirror | None = None
@@ -82,14 +82,14 @@ class BrokerInZooKeeper:
         host, port = node.config.advertised_host or broker.serving.host, node.config.advertised_port or node.port
         me = Candidate(node.id, uuid.uuid4().hex, host, port, node.config.rack)
         self._beside(self._show_life(), "life of the loop")
-        await patiently("ZooKeeper", lambda: self._door.open(me, node.groups.count))
+        await retry_forever("ZooKeeper", lambda: self._coordination.open(me, node.groups.count))
         log.info("broker %d at %s is the coordinator", me.id, me.address)
-        mirror = self._mirror = GroupMirror(self._door, node, owners_look_s=self._owners_look_s)
+        mirror = self._mirror = GroupMirror(self._coordination, node, owners_look_s=self._owners_look_s)
         node.metrics.mirror = mirror.meter
         node.on_rebalanced = mirror.soon
-        self._door.listen(mirror.soon)
+        self._coordination.on_changes(mirror.soon)
         self._beside(mirror.watch(), "groups in ZooKeeper")
-        self._beside(show_topics(self._door, node), "topics in ZooKeeper")
+        self._beside(show_topics(self._coordination, node), "topics in ZooKeeper")
 
     async def close(self) -> None:
         """Write pending changes, and unregister."""
@@ -99,16 +99,16 @@ class BrokerInZooKeeper:
         await asyncio.gather(*tasks, return_exceptions=True)
         mirror, self._mirror = self._mirror, None
         if mirror is not None:
-            self._door.alive()
+            self._coordination.alive()
             try:
                 await asyncio.wait_for(mirror.settle(), END_S)
             except (TimeoutError, KafkaError) as error:
                 log.warning("the last changes of groups were not written to ZooKeeper (%s)", error or "no answer")
-            await self._door.close()
+            await self._coordination.close()
 
     async def _show_life(self) -> None:
         while True:
-            self._door.alive()
+            self._coordination.alive()
             await asyncio.sleep(ALIVE_S)
 
     def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:

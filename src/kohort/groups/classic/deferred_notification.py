@@ -71,15 +71,15 @@ class ClassicNotification(ClassicMembers):
         if member.long_poll is not None:
             self.end_long_poll(step, member)
         member.beat(step, event.interval_ms)
-        member.tolerates_long_polls = event.hold_ms > 0
+        member.tolerates_long_polls = event.delay_ms > 0
         deferral = self.deferral
-        if deferral is not None and member.member_id in deferral.silent:
+        if deferral is not None and member.member_id in deferral.suspected:
             deferral.forget(member.member_id)
             self.notify_if_none_awaited(step)
 
     def delay_heartbeat(self, step: Step, member: ClassicMember, event: Heartbeat) -> bool:
         """Delay the response to a valid heartbeat; False if it must be sent now."""
-        if not event.hold_ms or self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        if not event.delay_ms or self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return False
         if self.state is GroupState.STABLE:
             if member.member_id in self.pending_sync:
@@ -127,7 +127,7 @@ class ClassicNotification(ClassicMembers):
         """
         now_ms = step.now.mono_ms
         self.end_deferral()
-        gathers = self.longest_interval_ms() or any(self.is_silent(step, member) for member in self.members.values())
+        gathers = self.longest_interval_ms() or any(self.is_suspected(step, member) for member in self.members.values())
         if not gathers or COOPERATIVE in (self.protocol or "") or step.config.notify_at_once == "off":
             self.notify_members(step)
             return
@@ -149,8 +149,8 @@ class ClassicNotification(ClassicMembers):
         """
         now_ms = step.now.mono_ms
         awaited = [self.members[member_id] for member_id in deferral.awaited]
-        silent = [member for member in awaited if self.is_silent(step, member)]
-        deferral.silent = dict.fromkeys(member.member_id for member in silent)
+        silent = [member for member in awaited if self.is_suspected(step, member)]
+        deferral.suspected = dict.fromkeys(member.member_id for member in silent)
         if silent:
             ends_ms = max(member.session.due_ms or now_ms for member in silent)
             longest_ms = max(member.session_timeout_ms for member in silent)
@@ -186,7 +186,7 @@ class ClassicNotification(ClassicMembers):
             return
         if not deferral.awaited:
             self.notify_members(step)
-        elif deferral.extended and not deferral.silent:
+        elif deferral.extended and not deferral.suspected:
             self.schedule_notification(step, deferral)
 
     def notify_members(self, step: Step) -> None:

@@ -150,16 +150,16 @@ class ClassicRequests(ClassicRebalance):
             step.remember_connection(event.connection, self.group_id, event.new_member_id)
             step.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
             return
-        self.add_new_member(step, event, event.new_member_id, told=event.instance_id is not None)
+        self.add_new_member(step, event, event.new_member_id, notified=event.instance_id is not None)
 
-    def add_new_member(self, step: Step, event: JoinGroup, member_id: str, *, told: bool) -> None:
+    def add_new_member(self, step: Step, event: JoinGroup, member_id: str, *, notified: bool) -> None:
         """Add a new member to the group."""
         member = ClassicMember(self.group_id, member_id, event.instance_id, event.client)
         member.protocols = event.protocols
         member.session_timeout_ms = event.session_timeout_ms
         member.rebalance_timeout_ms = event.rebalance_timeout_ms
         member.is_new = True
-        member.told = told
+        member.notified = notified
         if not self.members:
             self.protocol_type = event.protocol_type
         if self.state is GroupState.PREPARING_REBALANCE and self.previous_state is GroupState.EMPTY:
@@ -172,7 +172,7 @@ class ClassicRequests(ClassicRebalance):
     def join_known(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Process a join with a member id, pending or in the group."""
         if event.member_id in self.pending and event.instance_id is None:
-            self.add_new_member(step, event, event.member_id, told=True)
+            self.add_new_member(step, event, event.member_id, notified=True)
             return ErrorCode.NONE
         error = self.member_error(event.member_id, event.instance_id)
         if error is not ErrorCode.NONE:
@@ -466,7 +466,7 @@ class ClassicRequests(ClassicRebalance):
     def drop_untold(self, step: Step, member_id: str) -> None:
         """Evict a new member whose connection ended before a reply told its id."""
         member = self.members.get(member_id)
-        if member_id in self.pending or (member is not None and not member.told):
+        if member_id in self.pending or (member is not None and not member.notified):
             self.evict_member(step, member_id, f"the connection of new member {member_id} ended")
 
     def refuse_consumer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:

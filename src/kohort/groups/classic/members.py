@@ -28,7 +28,7 @@ class ClassicMember(MonitoredMember):
         join_request: the unanswered JoinGroup, None if there is none.
         sync_request: the unanswered SyncGroup, None if there is none.
         is_new: the member has not completed a join phase yet.
-        told: a reply has named the member's id, so that its client can rejoin with it.
+        notified: a reply has named the member's id, so that its client can rejoin with it.
         size: its share of the group's record in bytes, as last counted.
         tolerates_long_polls: the client tolerates delayed heartbeats.
         stopped_ms: when it revoked its assignment to join, None while it has one.
@@ -41,13 +41,13 @@ class ClassicMember(MonitoredMember):
         "is_new",
         "join_request",
         "member_id",
+        "notified",
         "protocols",
         "rebalance_timeout_ms",
         "session_timeout_ms",
         "size",
         "stopped_ms",
         "sync_request",
-        "told",
         "tolerates_long_polls",
     )
 
@@ -63,7 +63,7 @@ class ClassicMember(MonitoredMember):
         self.join_request: int | None = None
         self.sync_request: int | None = None
         self.is_new = False
-        self.told = True
+        self.notified = True
         self.size = 0
         self.tolerates_long_polls = False
         self.stopped_ms: int | None = None
@@ -150,7 +150,7 @@ class DeferredNotification:
         began_ms: when the rebalance began.
         timer: the timer that ends the deferral.
         until_ms: when all members are notified at the latest.
-        silent: awaited members that are overdue.
+        suspected: awaited members that are overdue.
         extended: `until_ms` was extended for the silent members.
     """
 
@@ -158,13 +158,13 @@ class DeferredNotification:
     began_ms: int
     timer: Timer
     until_ms: int = 0
-    silent: dict[str, None] = field(default_factory=dict)
+    suspected: dict[str, None] = field(default_factory=dict)
     extended: bool = False
 
     def forget(self, member_id: str) -> None:
         """No longer await this member."""
         self.awaited.pop(member_id, None)
-        self.silent.pop(member_id, None)
+        self.suspected.pop(member_id, None)
 
 
 class ClassicMembers(GroupMembership):

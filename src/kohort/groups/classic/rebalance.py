@@ -61,7 +61,7 @@ class ClassicRebalance(ClassicNotification):
         step.reply(member.join_request, reply)
         member.join_request = None
         self.awaiting_join -= 1
-        member.told = member.told or bool(reply.member_id)
+        member.notified = member.notified or bool(reply.member_id)
 
     def remove_member(self, step: Step, member_id: str) -> None:
         """Remove a member: answer its waiting requests with UNKNOWN_MEMBER_ID, and pick the next leader if it led."""

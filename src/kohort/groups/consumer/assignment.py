@@ -187,7 +187,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         """Return the heartbeat interval of settled members."""
         return self.heartbeat_interval_ms(step)
 
-    def member_silent_from_ms(self, step: Step, member_id: str) -> int | None:
+    def member_suspected_from_ms(self, step: Step, member_id: str) -> int | None:
         """Return when a member counts as silent unless it is heard before.
 
         None for a member of the classic protocol: a new target does not affect it before it joins again.
@@ -197,11 +197,11 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         if self.current_assignment(member_id).is_away:
             return step.now.mono_ms
         presence = self.presences.get(member_id)
-        return None if presence is None else self.silent_from_ms(step, presence)
+        return None if presence is None else self.suspected_from_ms(step, presence)
 
-    def is_member_silent(self, step: Step, member_id: str) -> bool:
+    def is_member_suspected(self, step: Step, member_id: str) -> bool:
         """Return whether a member counts as silent now."""
-        from_ms = self.member_silent_from_ms(step, member_id)
+        from_ms = self.member_suspected_from_ms(step, member_id)
         return from_ms is not None and from_ms <= step.now.mono_ms
 
     def excludes_suspected(self, step: Step) -> bool:
@@ -211,16 +211,16 @@ class ConsumerSuspicion(ConsumerMemberChanges):
     def exclude_suspected(self, step: Step) -> dict[str, Pairs]:
         """Choose the silent members to exclude from the next target, with their partitions; none if all are silent."""
         self.excluded.clear()
-        silent = self.silent_among(step, self.members) if self.excludes_suspected(step) else []
+        silent = self.suspected_among(step, self.members) if self.excludes_suspected(step) else []
         self.excluded.update(dict.fromkeys(silent))
         current = {member_id: self.current_assignment(member_id) for member_id in silent}
         return {member_id: assignment.assigned | assignment.pending for member_id, assignment in current.items()}
 
-    def silent_among(self, step: Step, candidates: Iterable[str]) -> list[str]:
+    def suspected_among(self, step: Step, candidates: Iterable[str]) -> list[str]:
         """Return the silent ones of some members; none if every member of the group is silent."""
-        if all(self.is_member_silent(step, member_id) for member_id in self.members):
+        if all(self.is_member_suspected(step, member_id) for member_id in self.members):
             return []
-        return [member_id for member_id in candidates if self.is_member_silent(step, member_id)]
+        return [member_id for member_id in candidates if self.is_member_suspected(step, member_id)]
 
     def clear_suspicion(self, step: Step, member_id: str) -> bool:
         """Take a member back that is heard again; return whether the target excluded it and a new one is needed."""
@@ -229,14 +229,14 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         del self.excluded[member_id]
         presence = self.presences.get(member_id)
         if presence is not None:
-            presence.was_not_silent(step)
+            presence.clear_suspicion(step)
         return True
 
     def watch_unmoved(self, step: Step) -> None:
         """Schedule a check of the new target: when the first member that has to move would be silent."""
         if not self.excludes_suspected(step):
             return
-        due = [self.member_silent_from_ms(step, member_id) for member_id in self.unmoved_members()]
+        due = [self.member_suspected_from_ms(step, member_id) for member_id in self.unmoved_members()]
         first_ms = min((due_ms for due_ms in due if due_ms is not None), default=None)
         if first_ms is not None:
             if self.watch is None:

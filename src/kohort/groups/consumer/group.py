@@ -234,7 +234,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             settled
             and not told
             and event.owned is None
-            and event.hold_ms > 0
+            and event.delay_ms > 0
             and self.delay_heartbeat(step, event, presence)
         ):
             return
@@ -266,12 +266,12 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def delay_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
         """Delay the reply until something changes; False if it must be sent now."""
-        limit = event.hold_ms if event.short_interval else int(presence.interval_ms * client_quirks.SHARE_OF_TOLD)
+        limit = event.delay_ms if event.short_interval else int(presence.interval_ms * client_quirks.INTERVAL_SHARE)
         return self.begin_long_poll(step, presence, event, limit)
 
     def answer_long_poll(self, step: Step, presence: Presence, event: ConsumerGroupHeartbeat, why: Release) -> None:
         """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
-        self.answer_heartbeat(step, replace(event, hold_ms=0), presence.session.subject)
+        self.answer_heartbeat(step, replace(event, delay_ms=0), presence.session.subject)
 
     def refuse_long_poll(
         self, step: Step, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None
@@ -287,7 +287,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         event, presence.waiting = presence.waiting, None
         if event is not None:
             self.touch_session(step, presence, member_id)
-            self.answer_heartbeat(step, replace(event, hold_ms=0), member_id)
+            self.answer_heartbeat(step, replace(event, delay_ms=0), member_id)
         self.end_long_poll(step, presence)
 
     def release_long_polls(self, step: Step) -> None:
@@ -385,7 +385,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def on_silence_check(self, step: Step, subject: str) -> None:
         """Begin a new epoch without members that fell silent before they moved."""
-        silent = self.silent_among(step, self.unmoved_members())
+        silent = self.suspected_among(step, self.unmoved_members())
         if silent and self.excludes_suspected(step):
             names = ", ".join(silent)
             self.begin_epoch(step, f"suspected members {names}: rebalance continues without them")

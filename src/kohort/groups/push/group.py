@@ -126,7 +126,7 @@ class PushRegistry(PushRebalance):
         before = self.members[event.member_id]
         if saved != before:
             step.emit(saved)
-        member.asked, member.out, member.told = None, 0, None
+        member.asked, member.out, member.notified = None, 0, None
         member.stopped = member.ending = False
         member.back = True
         member.refusals = 0
@@ -264,7 +264,7 @@ class PushAnswers(PushRegistry):
         elif event.asked is PushRequestKind.PING:
             self.ping_answered(step, member)
         elif event.asked is PushRequestKind.STOP:
-            member.refusals, member.stopped, member.ending, member.told = 0, True, True, None
+            member.refusals, member.stopped, member.ending, member.notified = 0, True, True, None
             member.still_ms = step.now.mono_ms if self.owned_by(event.member_id) else None
         else:
             self.start_answered(step, member)
@@ -314,7 +314,7 @@ class PushAnswers(PushRegistry):
         """Record that a member reads the partitions of its Start."""
         member_id = member.session.subject
         member.refusals, member.stopped = 0, False
-        owned = member.told = self.owned_by(member_id)
+        owned = member.notified = self.owned_by(member_id)
         if member.still_ms is not None:
             self.still.append(step.now.mono_ms - member.still_ms)
             member.still_ms = None

@@ -27,7 +27,7 @@ class PushMember(MonitoredMember):
         out: the number of unanswered frames: one, plus the repetitions of a Ping.
         ping: the timer of the next Ping, or of a late answer.
         stopped: its fetchers are known to be stopped: the member is new, or has answered a Stop.
-        told: the partitions of its last confirmed Start on this connection; None: none.
+        notified: the partitions of its last confirmed Start on this connection; None: none.
         ending: it has answered a Stop, but not yet the Ping for its last positions.
         back: it has registered again, and has not been pinged since.
         refusals: how often in a row it answered a Stop or a Start with an error.
@@ -43,6 +43,7 @@ class PushMember(MonitoredMember):
         "claim",
         "ending",
         "finding",
+        "notified",
         "out",
         "ping",
         "process",
@@ -50,7 +51,6 @@ class PushMember(MonitoredMember):
         "refusals",
         "still_ms",
         "stopped",
-        "told",
     )
 
     def __init__(self, group_id: str, member_id: str) -> None:
@@ -60,7 +60,7 @@ class PushMember(MonitoredMember):
         self.out = 0
         self.ping = Timer(Deadline.PING, group_id, member_id)
         self.stopped = False
-        self.told: Pairs | None = None
+        self.notified: Pairs | None = None
         self.ending = False
         self.back = False
         self.refusals = 0

@@ -69,7 +69,7 @@ class PushRequests(PushMembers):
                 self.stop_member(step, member)
             elif self.is_free_for(member_id, want):
                 self.start_member(step, member, want)
-        elif member.told is None and not member.stopped:
+        elif member.notified is None and not member.stopped:
             self.start_member(step, member, self.owned_by(member_id))
 
     def send_request(

@@ -112,14 +112,14 @@ class EventThread(MemberThread):
         if self._over:
             return
         if self.aborting:
-            self._flow.clear()
-        self._go_on_draining()
-        self._go_on_saving()
-        self._go_on_going_back()
+            self._flow.discard_all()
+        self._continue_draining()
+        self._continue_saving()
+        self._continue_reset()
         if not self._over:
             self._poll()
 
-    def _ended(self, error: BaseException | None) -> None:
+    def _thread_ended(self, error: BaseException | None) -> None:
         self._flow.end(error)
 
     # -- polling
@@ -192,7 +192,7 @@ class EventThread(MemberThread):
 
     # -- deferred work
 
-    def _go_on_draining(self) -> None:
+    def _continue_draining(self) -> None:
         """Commit the offsets of all partitions at once, when no table is in progress. Source: spec 5.9.
 
         If the generation is over, the next poll brings another generation or the loss of the partitions.
@@ -217,8 +217,8 @@ class EventThread(MemberThread):
             return
         self._waiting.drain = None
         took_ms = (time.monotonic() - self._waiting.drain_since_s) * 1000
-        self.figures.drain_ms = took_ms
-        self.figures.longest_drain_ms = max(self.figures.longest_drain_ms, took_ms)
+        self.metrics.drain_ms = took_ms
+        self.metrics.longest_drain_ms = max(self.metrics.longest_drain_ms, took_ms)
         try:
             self._callbacks.on_drain()
         except Exception as error:
@@ -237,25 +237,25 @@ class EventThread(MemberThread):
                 ends[part] = _position(part, at)
         return ends
 
-    def _go_on_going_back(self) -> None:
+    def _continue_reset(self) -> None:
         wanted = self._waiting.go_back
         if wanted is None or not self._flow.is_idle():
             return
         self._waiting.go_back = None
-        self._flow.clear()
+        self._flow.discard_all()
         self._flow.forget()
         self._reads.clear()
         self._at.clear()
         self._later.look_up.clear()
         self._stager.begin(wanted.epoch)
-        self.figures.resets += 1
+        self.metrics.resets += 1
         if not self.aborting:
             self._callbacks.on_reset(wanted.sequence, wanted.state)
         self._step(events.WentBack(wanted.epoch))
 
     # -- effects
 
-    def _do(self, effect: Effect) -> None:
+    def _run_effect(self, effect: Effect) -> None:
         match effect:
             case events.Poll(slowly):
                 self._polls, self._slowly = True, slowly
@@ -263,7 +263,7 @@ class EventThread(MemberThread):
                 self._polls = False
                 self._flow.shut()
                 if clear:
-                    self._flow.clear()
+                    self._flow.discard_all()
             case events.Quiesce(cut):
                 self._flow.shut()
                 self._waiting.drain, self._waiting.drain_since_s = cut, time.monotonic()
@@ -282,7 +282,7 @@ class EventThread(MemberThread):
             case events.Retire(_, retired, counts):
                 self._retire(retired, counts=counts)
 
-    def _held(self, partitions: set[TopicPartition]) -> None:
+    def _assignment_changed(self, partitions: set[TopicPartition]) -> None:
         self._reads &= partitions
 
     def _sought(self, position: Position, partition: TopicPartition) -> None:
@@ -291,7 +291,7 @@ class EventThread(MemberThread):
         self._at[partition] = offset_of(position)
         self._reads.add(partition)
 
-    def _forget(self, parts: tuple[Part, ...]) -> None:
+    def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
         self._flow.forget(parts)
         self._reads -= {partition_of(part) for part in parts}
 
@@ -303,18 +303,18 @@ class EventThread(MemberThread):
 
     def _save_state(self, cut: Cut) -> None:
         self._waiting.save = cut
-        self._go_on_saving()
+        self._continue_saving()
 
-    def _go_on_saving(self) -> None:
+    def _continue_saving(self) -> None:
         """Stage the remaining rows, retrying while the sink is unavailable; polls continue meanwhile."""
         cut = self._waiting.save
         if cut is None or time.monotonic() < self._sink_wait.again_s:
             return
         try:
-            staged = Staged(self._stager.give(), *self._stager.give_letters())
+            staged = Staged(self._stager.stage_rest(), *self._stager.give_letters())
         except Exception as error:
             if is_away(error):
-                self.sink_waits(self._sink_wait.failed(error))
+                self.sink_waits(self._sink_wait.record_failure(error))
                 return
             log.exception("%s: staging failed", self.name)
             self._not_saved(cut, error)
@@ -343,13 +343,13 @@ class EventThread(MemberThread):
 
     def sink_waits(self, cause: str) -> None:
         """Record that the sink accepts nothing at the moment, or accepts rows again. Any thread may call this."""
-        self.figures.waits_to_stage = cause
+        self.metrics.waits_to_stage = cause
         self.post(events.SinkWaits(cause))
 
     def _retire(self, retired: int, *, counts: bool) -> None:
-        self.figures.sequences += 1
+        self.metrics.sequences += 1
         if counts:
-            self.figures.dead_letters += self._stager.counted()
+            self.metrics.dead_letters += self._stager.counted()
         if retired > 0:
             self._callbacks.on_retire(retired)
 

@@ -150,7 +150,7 @@ class PlaneLink:
         try:
             link = self._reach()
         except (OSError, KafkaError) as error:
-            self._missing.failed(error)
+            self._missing.record_failure(error)
             self._ended.wait(AGAIN_S)
             return
         self._missing.ended()
@@ -221,7 +221,7 @@ class MemberThread(ABC):
 
         `publishers` are those of the sink and of the dead-letter sink.
         """
-        self.machine, self.figures = machine, MemberMetrics()
+        self.machine, self.metrics = machine, MemberMetrics()
         self._consumer, self._config = consumer, config
         self._publishers = {publisher.place: publisher for publisher in publishers}
         self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -234,7 +234,7 @@ class MemberThread(ABC):
         self._later = _Later()
         self._parts: dict[TopicPartition, Part] = {}
         self._place: tuple[Identity, tuple[Part, ...]] = (Identity(), ())
-        self._let_go: set[TopicPartition] = set()
+        self._released: set[TopicPartition] = set()
         self._over = False
         self._news = threading.Event()
         self._error: BaseException | None = None
@@ -252,7 +252,7 @@ class MemberThread(ABC):
             reach,
             self._connected,
             lambda order: self.post(events.Ordered(order)),
-            self._failed,
+            self._end_with_error,
             self.name,
         )
         self.thread.start()
@@ -270,16 +270,16 @@ class MemberThread(ABC):
                 shown[place] = publisher.shown()
             except Exception as error:  # noqa: BLE001 - the member ends with it
                 if not is_away(error):
-                    self._failed(error)
+                    self._end_with_error(error)
                     return None
-                self.figures.waits_for_its_place = self._compares.failed(error)
-                return Waiting(self.figures.waits_for, machine.name, machine.group, place)
+                self.metrics.waits_for_its_place = self._compares.record_failure(error)
+                return Waiting(self.metrics.waits_for, machine.name, machine.group, place)
         if self._compares.ended():
-            self.figures.waits_for_its_place = ""
+            self.metrics.waits_for_its_place = ""
         self.post(events.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
         return None
 
-    def _failed(self, error: BaseException) -> None:
+    def _end_with_error(self, error: BaseException) -> None:
         """End with an error that another connection would not repair."""
         self._error = error
         self.abandon()
@@ -318,11 +318,11 @@ class MemberThread(ABC):
         """Do what is due, and poll once; return within a second, and soon after `wake`."""
 
     @abstractmethod
-    def _ended(self, error: BaseException | None) -> None:
+    def _thread_ended(self, error: BaseException | None) -> None:
         """Handle the end of the thread; `error` is None if the application asked for it."""
 
     @abstractmethod
-    def _do(self, effect: Effect) -> None:
+    def _run_effect(self, effect: Effect) -> None:
         """Carry out an effect that depends on the kind of member."""
 
     @abstractmethod
@@ -330,11 +330,11 @@ class MemberThread(ABC):
         """Read a partition from here on; the member still owns it."""
 
     @abstractmethod
-    def _forget(self, parts: tuple[Part, ...]) -> None:
+    def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
         """Stop reading these partitions."""
 
     @abstractmethod
-    def _held(self, partitions: set[TopicPartition]) -> None:
+    def _assignment_changed(self, partitions: set[TopicPartition]) -> None:
         """Handle a new assignment; `partitions` is the full assignment."""
 
     # -- iterations
@@ -353,12 +353,12 @@ class MemberThread(ABC):
             self._step(self._posted.get())
         self._follow_group()
         self._continue_lookups()
-        self._go_on_committing()
+        self._commit_deferred()
         if not self._over:
             self._work()
 
     def _end(self) -> None:
-        self._ended(self._error)  # first: the other steps may wait for a sink that does not answer
+        self._thread_ended(self._error)  # first: the other steps may wait for a sink that does not answer
         if self._link is not None:
             self._link.close()
         for publisher in self._publishers.values():
@@ -400,8 +400,8 @@ class MemberThread(ABC):
         if (identity, parts) != self._place:
             self._place = (identity, parts)
             self._parts = dict(zip(held, parts, strict=True))
-            self._held(set(held))
-            self.figures.partitions, self.figures.topics = len(held), len({part.topic for part in held})
+            self._assignment_changed(set(held))
+            self.metrics.partitions, self.metrics.topics = len(held), len({part.topic for part in held})
             self._step(events.Assigned(identity, parts))
 
     # -- deferred work
@@ -423,7 +423,7 @@ class MemberThread(ABC):
         topics = () if self._config.pattern is None else tuple(sorted(self._consumer.subscription()))
         self._step(events.LookedUp(asked.number, found, topics))
 
-    def _go_on_committing(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
+    def _commit_deferred(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
         """Commit the merged offsets to the group after a reset, as soon as the group accepts them.
 
         Offsets that the group has already are not committed. Such a commit could arrive late, after that of a later
@@ -464,13 +464,13 @@ class MemberThread(ABC):
             case events.PublishKeys():
                 publisher = self._publishers.get(effect.place or self.machine.sink)
                 if publisher is not None:
-                    publisher.publish(effect)
+                    publisher.order_publication(effect)
             case events.End(cause, remedy):
                 self._over = True
                 if cause:
                     self._error = RegionStoppedError(f"{self.name} of region {self.machine.region}: {cause}; {remedy}")
             case _:
-                self._do(effect)
+                self._run_effect(effect)
 
     def _seek(self, positions: tuple[Position, ...], *, commit: bool) -> None:
         held = self._consumer.assignment()
@@ -483,10 +483,10 @@ class MemberThread(ABC):
                 self._later.commit[partition] = offset_of(position)
 
     def _release(self, parts: tuple[Part, ...]) -> None:
-        self._forget(parts)
-        self._let_go |= {partition_of(part) for part in parts}
-        if self._consumer.wanted() <= self._let_go:
-            self._let_go.clear()
+        self._forget_partitions(parts)
+        self._released |= {partition_of(part) for part in parts}
+        if self._consumer.wanted() <= self._released:
+            self._released.clear()
             self._consumer.release()
 
     def _give(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:

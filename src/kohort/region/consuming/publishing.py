@@ -32,7 +32,7 @@ class Publisher:
         self._ended = ended
         self._thread.start()
 
-    def publish(self, wanted: PublishKeys) -> None:
+    def order_publication(self, wanted: PublishKeys) -> None:
         """Order the publication of a sequence."""
         with self._lock:
             self._wanted = wanted

@@ -83,7 +83,7 @@ class _Units:
         del self.tables[self._settled_tables :], self.staged[self._settled_keys :]
         self.bytes = sum(table.nbytes for table in self.tables)
 
-    def give(self, schema: pa.Schema | None) -> tuple[StagedKey, ...]:
+    def stage_units(self, schema: pa.Schema | None) -> tuple[StagedKey, ...]:
         """Stage the rest, and with a schema also an empty table.
 
         Return all keys that no complete sequence covers yet.
@@ -102,7 +102,7 @@ class _Units:
         return rows
 
     def contributed_rows(self) -> int:
-        """Return the number of rows that `give` has contributed to a sequence which is not complete yet."""
+        """Return the number of rows that `stage_rest` has contributed to a sequence which is not complete yet."""
         return sum(rows for _, rows in self.staged[: self._given])
 
     def stage_rest(self) -> None:
@@ -244,7 +244,7 @@ class Stager:
             for units in self._units:
                 units.drop_unsettled()
 
-    def give(self) -> tuple[StagedKey, ...]:
+    def stage_rest(self) -> tuple[StagedKey, ...]:
         """Stage the rest, and return all keys staged since the last sequence with this member's rows.
 
         An empty table is staged too: lost output must not look like no output.
@@ -253,7 +253,7 @@ class Stager:
             OSError, RetriableError: the sink accepts nothing at the moment; no row is lost.
         """
         with self._lock:
-            return () if self._rows is None else self._rows.give(self._schema)
+            return () if self._rows is None else self._rows.stage_units(self._schema)
 
     def give_letters(self) -> tuple[tuple[StagedKey, ...], int]:
         """Stage the remaining dead letters, and return their keys and number. Without dead letters nothing is staged.
@@ -262,7 +262,11 @@ class Stager:
             OSError, RetriableError: the dead-letter sink accepts nothing at the moment; no row is lost.
         """
         with self._lock:
-            return ((), 0) if self._letters is None else (self._letters.give(None), self._letters.contributed_rows())
+            return (
+                ((), 0)
+                if self._letters is None
+                else (self._letters.stage_units(None), self._letters.contributed_rows())
+            )
 
     def counted(self) -> int:
         """Forget the returned keys, which a complete sequence covers; return the number of dead letters among them."""

@@ -36,24 +36,24 @@ class Start:
     otherwise: StartAt = StartAt.BEGINNING
 
 
-def start_of(told: str | int, otherwise: str) -> Start:
+def start_of(given: str | int, otherwise: str) -> Start:
     """Return the start position that an application has set.
 
     Args:
-        told: 'beginning', 'end', 'committed', or ms since the epoch.
+        given: 'beginning', 'end', 'committed', or ms since the epoch.
         otherwise: `auto_offset_reset`: earliest or latest.
 
     Raises:
         InvalidInputError: the value is an offset, or no valid start position.
     """
     after = StartAt.END if otherwise == "latest" else StartAt.BEGINNING
-    if isinstance(told, int) and told >= 10**11:
-        return Start(StartAt.TIME, told)
+    if isinstance(given, int) and given >= 10**11:
+        return Start(StartAt.TIME, given)
     names = {kind.value: kind for kind in StartAt if kind is not StartAt.TIME}
-    if told in names:
-        return Start(names[str(told)], otherwise=after)
+    if given in names:
+        return Start(names[str(given)], otherwise=after)
     raise InvalidInputError(
-        f"start={told!r}: say 'beginning', 'end', 'committed', or a time in ms since the epoch; "
+        f"start={given!r}: say 'beginning', 'end', 'committed', or a time in ms since the epoch; "
         "an offset belongs to one partition, and which partitions a member reads is its group's choice"
     )
 
@@ -66,7 +66,7 @@ def look_up(consumer: Consumer, start: Start, first: tuple[Part, ...], added: tu
     """
     by_partition = {TopicPartition(part.topic, part.partition): part for part in (*first, *added)}
     wanted = [TopicPartition(part.topic, part.partition) for part in first]
-    found = _find(consumer, start, wanted) if wanted else {}
+    found = _find_offsets(consumer, start, wanted) if wanted else {}
     if added:
         begin = consumer.beginning_offsets([TopicPartition(part.topic, part.partition) for part in added])
         found.update({part: OffsetAndMetadata(offset) for part, offset in begin.items()})
@@ -77,16 +77,18 @@ def look_up(consumer: Consumer, start: Start, first: tuple[Part, ...], added: tu
     )
 
 
-def _find(consumer: Consumer, start: Start, wanted: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+def _find_offsets(
+    consumer: Consumer, start: Start, wanted: list[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
     if start.at is StartAt.COMMITTED:
         known = {part: at for part, at in consumer.committed(wanted).items() if at is not None}
         missing = [part for part in wanted if part not in known]
-        return known | (_find(consumer, Start(start.otherwise), missing) if missing else {})
+        return known | (_find_offsets(consumer, Start(start.otherwise), missing) if missing else {})
     if start.at is StartAt.TIME:
         times = consumer.offsets_for_times(dict.fromkeys(wanted, start.time_ms))
         found = {part: at for part, at in times.items() if at is not None}
         there = {part: OffsetAndMetadata(at.offset, "", at.leader_epoch) for part, at in found.items()}
         missing = [part for part in wanted if part not in there]
-        return there | (_find(consumer, Start(StartAt.END), missing) if missing else {})
+        return there | (_find_offsets(consumer, Start(StartAt.END), missing) if missing else {})
     ask = consumer.beginning_offsets if start.at is StartAt.BEGINNING else consumer.end_offsets
     return {part: OffsetAndMetadata(offset) for part, offset in ask(wanted).items()}

@@ -29,7 +29,7 @@ class RetryWait:
         self.again_s = 0.0
         self._throttle = IntervalThrottle(SAY_S)
 
-    def failed(self, error: BaseException) -> str:
+    def record_failure(self, error: BaseException) -> str:
         """Record a failure; return its cause as text."""
         now_s, cause = time.monotonic(), f"{type(error).__name__}: {error}"
         if not self.failures:

@@ -213,7 +213,7 @@ class RecordQueue:
     def _all(self) -> Iterable[Piece]:
         return [*self._queue, self._busy] if self._busy is not None else list(self._queue)
 
-    def clear(self) -> None:
+    def discard_all(self) -> None:
         """Discard everything, also the table in progress."""
         with self._lock:
             self._queue.clear()

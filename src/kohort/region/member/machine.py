@@ -82,7 +82,7 @@ class MemberMachine(Member):
             self.complete(order.sequence, 0, counts=order.counts)
             if self.cut is not None and self.cut != order.cut:
                 self.contributed, self.ends = 0, {}
-                self.go_on()
+                self.resume_reading()
         self.say_again()
 
     def say_again(self) -> None:
@@ -120,11 +120,11 @@ class MemberMachine(Member):
         self.ask_starts()
 
     def on_revoked_unread(self, event: events.Revoked) -> None:
-        self.let_go(event.parts)
+        self.release_partitions(event.parts)
 
     def on_revoked(self, event: events.Revoked) -> None:
         if not any(part in self.begins for part in event.parts):
-            self.let_go(event.parts)
+            self.release_partitions(event.parts)
         elif self.how.holds_back:
             self.held |= dict.fromkeys(event.parts)
             self.say(messages.Holding())
@@ -135,7 +135,7 @@ class MemberMachine(Member):
         if any(part in self.begins for part in event.parts):
             self.pend("partitions were lost", event.parts)
         else:
-            self.let_go(event.parts)
+            self.release_partitions(event.parts)
 
     def pend(self, cause: str, parts: tuple[Part, ...]) -> None:
         """Request a reset: records of these partitions are among what was staged."""
@@ -143,7 +143,7 @@ class MemberMachine(Member):
         self.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
         self.cut, self.contributed, self.ends = None, 0, {}
         self.be(PENDING)
-        self.let_go([*parts, *self.held])
+        self.release_partitions([*parts, *self.held])
 
     def on_fetched(self, event: events.RecordsFetched) -> None:
         del event
@@ -244,7 +244,7 @@ class MemberMachine(Member):
 
     def on_completed(self, order: messages.Completed) -> None:
         if self.complete(order.sequence, order.retired, counts=order.counts) and self.cut is not None:
-            self.go_on()
+            self.resume_reading()
 
     def complete(self, sequence: int, retired: int, *, counts: bool) -> bool:
         """Handle a complete sequence, which may have the member's contribution; return whether the sequence is new."""
@@ -258,7 +258,7 @@ class MemberMachine(Member):
                 if part in self.begins:
                     self.begins[part] = end.offset
             if freed := tuple(part for part in self.held if part in self.covered or not self.how.reads_on):
-                self.let_go(freed)
+                self.release_partitions(freed)
         self.contributed, self.ends = 0, {}
         return True
 
@@ -276,7 +276,7 @@ class MemberMachine(Member):
         self.begins.clear()
         self.do(events.StopPolling(clear=True))
         if self.held:
-            self.let_go(tuple(self.held))
+            self.release_partitions(tuple(self.held))
         self.be(PENDING)
         self.do(events.GoBack(order.epoch, order.sequence, order.state))
 
@@ -351,7 +351,7 @@ _ALL = tuple(RegionMemberState)
 _READY = (SUBSCRIBED, RECORDS_FETCHED, RESET_COMPLETE)
 
 
-def _row(why: str, do: Callable[..., None], *to: RegionMemberState) -> MemberRow:
+def _entry(why: str, do: Callable[..., None], *to: RegionMemberState) -> MemberRow:
     return Row(why, do, to)
 
 
@@ -368,112 +368,112 @@ _READS_ON = "a member that does not stop for a checkpoint reads: its state after
 _PENDING = "a reset follows"
 
 TABLE: dict[type, Rows] = {
-    events.Connected: _everywhere(_row("the member registers, with its partitions", MemberMachine.on_connected)),
+    events.Connected: _everywhere(_entry("the member registers, with its partitions", MemberMachine.on_connected)),
     messages.Welcome: _everywhere(
-        _row("the member begins, or continues", MemberMachine.on_welcome),
-        DRAINED=_row("drained for an abandoned checkpoint, it continues; otherwise it stays drained",
+        _entry("the member begins, or continues", MemberMachine.on_welcome),
+        DRAINED=_entry("drained for an abandoned checkpoint, it continues; else it stays drained",
                      MemberMachine.on_welcome, *_READY),
-        CHECKPOINTED=_row("the sequence is complete, or its contribution was discarded: it continues",
+        CHECKPOINTED=_entry("the sequence is complete, or its contribution was discarded: it continues",
                           MemberMachine.on_welcome, *_READY),
     ),
-    messages.Members: _everywhere(_row("recorded", MemberMachine.on_members)),
-    messages.Refused: _everywhere(_row("the member ends", MemberMachine.on_end)),
-    messages.Stop: _everywhere(_row("the member ends, with a remedy", MemberMachine.on_end)),
+    messages.Members: _everywhere(_entry("recorded", MemberMachine.on_members)),
+    messages.Refused: _everywhere(_entry("the member ends", MemberMachine.on_end)),
+    messages.Stop: _everywhere(_entry("the member ends, with a remedy", MemberMachine.on_end)),
     events.Assigned: _everywhere(
-        _row("the member requests start offsets of new partitions", MemberMachine.on_assigned),
-        CR_RESET_PENDING=_row("recorded; nothing is sought before the reset", MemberMachine.on_assigned),
+        _entry("the member requests start offsets of new partitions", MemberMachine.on_assigned),
+        CR_RESET_PENDING=_entry("recorded; nothing is sought before the reset", MemberMachine.on_assigned),
     ),
     events.Revoked: {
-        SUBSCRIBED: _row("released: the member has just subscribed, and has fetched nothing",
+        SUBSCRIBED: _entry("released: the member has just subscribed, and has fetched nothing",
                          MemberMachine.on_revoked_unread),
-        RECORDS_FETCHED: _row("queue cleared, polling stopped, region reset; or held until a sequence is complete",
+        RECORDS_FETCHED: _entry("queue cleared, polling stopped, region reset; or held until a sequence is complete",
                               MemberMachine.on_revoked, PENDING),
-        DRAINED: _row("the region resets; or held until the sequence is complete", MemberMachine.on_revoked, PENDING),
-        CHECKPOINTED: _row("the region resets; or held until the sequence is complete",
+        DRAINED: _entry("the region resets; or held until the sequence is complete", MemberMachine.on_revoked, PENDING),
+        CHECKPOINTED: _entry("the region resets; or held until the sequence is complete",
                            MemberMachine.on_revoked, PENDING),
-        PENDING: _row("released", MemberMachine.on_revoked_unread),
-        RESET_COMPLETE: _row("released: the member has just reset, and has fetched nothing",
+        PENDING: _entry("released", MemberMachine.on_revoked_unread),
+        RESET_COMPLETE: _entry("released: the member has just reset, and has fetched nothing",
                              MemberMachine.on_revoked_unread),
     },
     events.Lost: {
-        SUBSCRIBED: _row("released: nothing was fetched", MemberMachine.on_revoked_unread),
-        RECORDS_FETCHED: _row("the region resets", MemberMachine.on_lost, PENDING),
-        DRAINED: _row("the region resets", MemberMachine.on_lost, PENDING),
-        CHECKPOINTED: _row("the region resets", MemberMachine.on_lost, PENDING),
-        PENDING: _row("released", MemberMachine.on_revoked_unread),
-        RESET_COMPLETE: _row("released: nothing was fetched", MemberMachine.on_revoked_unread),
+        SUBSCRIBED: _entry("released: nothing was fetched", MemberMachine.on_revoked_unread),
+        RECORDS_FETCHED: _entry("the region resets", MemberMachine.on_lost, PENDING),
+        DRAINED: _entry("the region resets", MemberMachine.on_lost, PENDING),
+        CHECKPOINTED: _entry("the region resets", MemberMachine.on_lost, PENDING),
+        PENDING: _entry("released", MemberMachine.on_revoked_unread),
+        RESET_COMPLETE: _entry("released: nothing was fetched", MemberMachine.on_revoked_unread),
     },
     events.RecordsFetched: {
-        SUBSCRIBED: _row("the member reads", MemberMachine.on_fetched, RECORDS_FETCHED),
+        SUBSCRIBED: _entry("the member reads", MemberMachine.on_fetched, RECORDS_FETCHED),
         RECORDS_FETCHED: _ignored("it reads already"),
-        DRAINED: _row(_READS_ON, MemberMachine.on_fetched_in_cut),
-        CHECKPOINTED: _row(_READS_ON, MemberMachine.on_fetched_in_cut),
+        DRAINED: _entry(_READS_ON, MemberMachine.on_fetched_in_cut),
+        CHECKPOINTED: _entry(_READS_ON, MemberMachine.on_fetched_in_cut),
         PENDING: _ignored("records fetched before the reset are discarded"),
-        RESET_COMPLETE: _row("the member reads at full speed", MemberMachine.on_fetched, RECORDS_FETCHED),
+        RESET_COMPLETE: _entry("the member reads at full speed", MemberMachine.on_fetched, RECORDS_FETCHED),
     },
     messages.Starts: _everywhere(
-        _row("the member reads the partitions from these offsets", MemberMachine.on_starts),
+        _entry("the member reads the partitions from these offsets", MemberMachine.on_starts),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it requests them again"),
     ),
     events.LookedUp: _everywhere(
-        _row("the member reports the offsets", MemberMachine.on_looked_up),
+        _entry("the member reports the offsets", MemberMachine.on_looked_up),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, and it requests them again"),
     ),
     messages.Drain: _everywhere(
-        _row("the member stops polling, finishes the current table and commits", MemberMachine.on_drain),
-        DRAINED=_row("the member is drained", MemberMachine.on_drain_again),
-        CHECKPOINTED=_row("its contribution is discarded; the member is drained",
+        _entry("the member stops polling, finishes the current table and commits", MemberMachine.on_drain),
+        DRAINED=_entry("the member is drained", MemberMachine.on_drain_again),
+        CHECKPOINTED=_entry("its contribution is discarded; the member is drained",
                           MemberMachine.on_drain_again, DRAINED),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     events.Quiet: _everywhere(
-        _row("the member is drained", MemberMachine.on_quiet, DRAINED),
+        _entry("the member is drained", MemberMachine.on_quiet, DRAINED),
         DRAINED=_ignored("it is drained already"),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     events.NotQuiet: _everywhere(
-        _row("the checkpoint fails", MemberMachine.on_not_quiet),
+        _entry("the checkpoint fails", MemberMachine.on_not_quiet),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     messages.Checkpoint: _everywhere(
         _ignored(_NOT_ASKED),
-        DRAINED=_row("submitted rows are staged, the application saves its state", MemberMachine.on_checkpoint),
-        CHECKPOINTED=_row("the member sends its contribution again", MemberMachine.on_contribute_again),
+        DRAINED=_entry("submitted rows are staged, the application saves its state", MemberMachine.on_checkpoint),
+        CHECKPOINTED=_entry("the member sends its contribution again", MemberMachine.on_contribute_again),
     ),
     events.StateSaved: _everywhere(
-        _ignored(_NOT_ASKED), DRAINED=_row("the member contributes", MemberMachine.on_state_saved, CHECKPOINTED)
+        _ignored(_NOT_ASKED), DRAINED=_entry("the member contributes", MemberMachine.on_state_saved, CHECKPOINTED)
     ),
     messages.Identify: _everywhere(
-        _ignored(_NOT_ASKED), CHECKPOINTED=_row("the member reports its generation", MemberMachine.on_identify)
+        _ignored(_NOT_ASKED), CHECKPOINTED=_entry("the member reports its generation", MemberMachine.on_identify)
     ),
     messages.Completed: _everywhere(
-        _row("recorded", MemberMachine.on_completed),
-        DRAINED=_row("the sequence is complete without this member", MemberMachine.on_completed, *_READY),
-        CHECKPOINTED=_row("the next contribution begins where this one ended; the member continues",
+        _entry("recorded", MemberMachine.on_completed),
+        DRAINED=_entry("the sequence is complete without this member", MemberMachine.on_completed, *_READY),
+        CHECKPOINTED=_entry("the next contribution begins where this one ended; the member continues",
                           MemberMachine.on_completed, *_READY),
     ),
-    messages.Publish: _everywhere(_row("the member publishes", MemberMachine.on_publish)),
-    events.PublishEnded: _everywhere(_row("the member reports it", MemberMachine.on_publish_ended)),
+    messages.Publish: _everywhere(_entry("the member publishes", MemberMachine.on_publish)),
+    events.PublishEnded: _everywhere(_entry("the member reports it", MemberMachine.on_publish_ended)),
     messages.Reset: _everywhere(
-        _row("everything is discarded, the application resets", MemberMachine.on_reset, PENDING),
-        CR_RESET_PENDING=_row("everything is discarded, the application resets", MemberMachine.on_reset),
+        _entry("everything is discarded, the application resets", MemberMachine.on_reset, PENDING),
+        CR_RESET_PENDING=_entry("everything is discarded, the application resets", MemberMachine.on_reset),
     ),
     events.WentBack: _everywhere(
         _ignored("the answer is to an earlier reset"),
-        CR_RESET_PENDING=_row("the member polls slowly, and requests start offsets",
+        CR_RESET_PENDING=_entry("the member polls slowly, and requests start offsets",
                               MemberMachine.on_went_back, RESET_COMPLETE),
     ),
-    events.SinkWaits: _everywhere(_row("the member reports it: the checkpoint waits", MemberMachine.on_sink_waits)),
+    events.SinkWaits: _everywhere(_entry("the member reports it: the checkpoint waits", MemberMachine.on_sink_waits)),
     events.CheckpointWanted: _everywhere(
-        _row("the member requests a checkpoint",
+        _entry("the member requests a checkpoint",
              MemberMachine.on_checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
     ),
-    events.ResetWanted: _everywhere(_row("the member requests a reset", MemberMachine.on_reset_wanted)),
-    events.Failed: _everywhere(_row("the region stops", MemberMachine.on_failed)),
+    events.ResetWanted: _everywhere(_entry("the member requests a reset", MemberMachine.on_reset_wanted)),
+    events.Failed: _everywhere(_entry("the region stops", MemberMachine.on_failed)),
     events.Closing: _everywhere(
-        _row("the member requests to leave; with the next sequence, or at once if it holds nothing",
+        _entry("the member requests to leave; with the next sequence, or at once if it holds nothing",
              MemberMachine.on_closing)
     ),
 }  # fmt: skip

@@ -142,14 +142,14 @@ class Member:
             self.held.pop(part, None)
             self.ends.pop(part, None)
 
-    def let_go(self, parts: Iterable[Part]) -> None:
+    def release_partitions(self, parts: Iterable[Part]) -> None:
         """Release partitions, and report it."""
         gone = tuple(parts)
         self.drop(gone)
         self.do(events.ReleasePartitions(gone))
         self.say(messages.Moved(self.identity, gone))
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         """Continue after a checkpoint."""
         self.cut = None
         self.state = self.resting

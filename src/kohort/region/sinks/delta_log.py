@@ -52,7 +52,7 @@ class DeltaLog:
         """
         self.refuse_link()
         try:
-            with _told(self._path):
+            with _translated_errors(self._path):
                 return deltalake.DeltaTable(self._path)
         except TableNotFoundError as error:
             raise InvalidInputError(f"{self._path} is no Delta table: {str(error).splitlines()[0]}") from error
@@ -60,7 +60,7 @@ class DeltaLog:
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
         """Create the table durably, or load the one that another writer has created meanwhile."""
         self.refuse_link()
-        with contextlib.suppress(RetriableError), _told(self._path):
+        with contextlib.suppress(RetriableError), _translated_errors(self._path):
             kept = deltalake.Schema.from_arrow(schema)
             deltalake.DeltaTable.create(self._path, kept, mode="ignore", partition_by=list(partition_by))
         table = self.load()
@@ -103,7 +103,7 @@ class DeltaLog:
             rows: the new value of `counted`.
             empties: whether `is_emptied` becomes true.
         """
-        with _told(self._path):
+        with _translated_errors(self._path):
             try:
                 table.create_write_transaction(
                     actions, "append", table.schema(), table.metadata().partition_columns,
@@ -119,7 +119,7 @@ class DeltaLog:
         Return as `commit`.
         """
         same = " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in keys)
-        with _told(self._path):
+        with _translated_errors(self._path):
             said = self._properties(sequence)
             merger = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=said)
             try:
@@ -169,7 +169,7 @@ class DeltaLog:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _translated_errors(path: str) -> Iterator[None]:
     """Translate the library's errors."""
     try:
         yield

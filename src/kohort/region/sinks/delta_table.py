@@ -442,7 +442,7 @@ class DeltaTable(InFolder):
                     output.sync()
                     written[-1] = msgspec.structs.replace(written[-1], size=output.tell())
             piece = msgspec.json.encode(_Piece(tuple(written)))
-            staged_files.put(files, staging, name + _PIECE, lambda output: output.write(piece))
+            staged_files.write_staged(files, staging, name + _PIECE, lambda output: output.write(piece))
         except BaseException:
             with contextlib.suppress(OSError):
                 for part_of in written:

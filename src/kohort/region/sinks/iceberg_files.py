@@ -199,10 +199,10 @@ class _LocalStore:
     def put(self, folder: str, name: str, data: bytes) -> None:
         path = self._path(folder)
         try:
-            staged_files.put(self._files, path, name, lambda output: output.write(data))
+            staged_files.write_staged(self._files, path, name, lambda output: output.write(data))
         except FileNotFoundError:
             make_folder(self._files, path)
-            staged_files.put(self._files, path, name, lambda output: output.write(data))
+            staged_files.write_staged(self._files, path, name, lambda output: output.write(data))
 
     def read(self, location: str) -> bytes:
         return read_file(self._files, self._path(location))

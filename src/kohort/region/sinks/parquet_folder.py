@@ -226,11 +226,11 @@ class ParquetFolder(InFolder):
 
         def write(output: Output) -> None:
             if table.num_rows:
-                self._write(table, output)
+                self._write_file(table, output)
 
-        staged_files.put(self._files, f"{self.path}/_staging", name + ending, write, instead_of=name + other)
+        staged_files.write_staged(self._files, f"{self.path}/_staging", name + ending, write, instead_of=name + other)
 
-    def _write(self, table: pa.Table, output: Output) -> None:
+    def _write_file(self, table: pa.Table, output: Output) -> None:
         staged_files.write_parquet(table, output, self.path, self.compression, self.row_group_size)
 
     # -- publishing
@@ -265,7 +265,7 @@ class ParquetFolder(InFolder):
             shown = [int(found[1]) for name in names_in(files, self.path) if (found := _SHOWN.fullmatch(name))]
             for number in shown:
                 if number <= sequence and self._stands(number):
-                    self._give_up(self._folder(number))
+                    self._hide_folder(self._folder(number))
             sync_folder(files, self.path)  # before any file is removed: a power loss must not restore a part
         self._mark(sequence)
         self._tidy(self._names(), sequence)
@@ -399,9 +399,9 @@ class ParquetFolder(InFolder):
     def _discard(self, temporary: str) -> None:
         """Move a folder away from processes that may still rename it, then empty it."""
         with contextlib.suppress(FileNotFoundError):
-            remove_folder(self._files, self._give_up(temporary))
+            remove_folder(self._files, self._hide_folder(temporary))
 
-    def _give_up(self, folder: str) -> str:
+    def _hide_folder(self, folder: str) -> str:
         """Move a folder to where no reader sees it, and return its new path."""
         gone = f"{self.path}/_staging/{_GONE}{uuid.uuid4().hex}"
         self._files.rename(folder, gone)

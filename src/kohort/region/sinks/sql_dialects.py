@@ -92,7 +92,7 @@ class Dialect(Protocol):
     def value(self, value: Any) -> object:
         """Convert a value for the driver."""
 
-    def told(self, error: Exception) -> KafkaError | None:
+    def translated_errors(self, error: Exception) -> KafkaError | None:
         """Translate an error of the driver; None: it is not the driver's."""
 
 
@@ -227,7 +227,7 @@ class Sqlite:
             return value.isoformat()
         return f"{value:f}" if isinstance(value, Decimal) else value
 
-    def told(self, error: Exception) -> KafkaError | None:
+    def translated_errors(self, error: Exception) -> KafkaError | None:
         """Translate an error of the driver by its code; None: it is not the driver's."""
         if not isinstance(error, sqlite3.Error):
             return None
@@ -354,7 +354,7 @@ class Postgres:
         """Return the value unchanged: psycopg converts all values."""
         return value
 
-    def told(self, error: Exception) -> KafkaError | None:
+    def translated_errors(self, error: Exception) -> KafkaError | None:
         """Translate an error of the driver by its class; None: it is not the driver's."""
         import psycopg
 

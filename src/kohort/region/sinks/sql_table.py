@@ -93,7 +93,7 @@ class SqlTable(Bound):
             raise InvalidInputError(f"table is {table!r}: give its name, or its schema's and its own: 'schema.table'")
         self.table, self.mode, self.keys = table, mode, tuple(keys)
         self._names = parts
-        self._connect, self._said = _connect(connect)
+        self._connect, self._said = _connection_of(connect)
 
     def __repr__(self) -> str:
         return f"SqlTable({self._said!r}, {self.table!r})"
@@ -124,7 +124,7 @@ class SqlTable(Bound):
         except (KafkaError, OSError):
             raise
         except Exception as error:
-            told = dialect.told(error) or _translate_other_error(error)
+            told = dialect.translated_errors(error) or _translate_other_error(error)
             if told is None:
                 raise
             raise told from error
@@ -430,7 +430,7 @@ class _Cursor:
 _PLACE: Final = re.compile(r'"(?:[^"]|"")*"|\?|\{(target|staging|sequences|keys)\}')
 
 
-def _connect(connect: str | Connect) -> tuple[Connect, str]:
+def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
     """Return the function that connects, and the name of the database for humans."""
     if not isinstance(connect, str):
         home, name = getattr(connect, "__module__", ""), getattr(connect, "__qualname__", "")
@@ -461,7 +461,7 @@ def _connect(connect: str | Connect) -> tuple[Connect, str]:
 def _translate_other_error(error: Exception) -> KafkaError | None:
     """Translate an error from before the connection, or from a value that the driver refuses."""
     if type(error).__module__.partition(".")[0] == "psycopg":
-        return Postgres().told(error)
+        return Postgres().translated_errors(error)
     if isinstance(error, pa.ArrowException | OverflowError | ValueError):
         return InvalidInputError(f"A value can't be written: {error}")
     return None

@@ -82,7 +82,9 @@ def write_parquet(table: pa.Table, output: Output, place: str, compression: Code
         raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
 
 
-def put(files: FileCalls, folder: str, name: str, write: Callable[[Output], object], *, instead_of: str = "") -> None:
+def write_staged(
+    files: FileCalls, folder: str, name: str, write: Callable[[Output], object], *, instead_of: str = ""
+) -> None:
     """Write a file atomically and durably, and remove `instead_of`."""
     temporary = f"{folder}/{name.rpartition('.')[0]}.{uuid.uuid4().hex[:12]}{UNFINISHED}"
     try:

@@ -170,9 +170,9 @@ class BuiltQuery:
     beside: bool
     undecoded: tuple[tuple[str, ...], ...] = ()
 
-    def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, seats: Sequence[str]) -> StreamingQuery:
+    def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, sessions: Sequence[str]) -> StreamingQuery:
         """Start a run of the query with a sink and a checkpoint, its sources in these sessions."""
-        seated = [{**source, SEAT: seat} for source, seat in zip(self.options, seats, strict=True)]
+        seated = [{**source, SEAT: seat} for source, seat in zip(self.options, sessions, strict=True)]
         rows = with_bad_values(*built(self.spark, self.build, seated, self.undecoded))
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
         return writer.option("checkpointLocation", checkpoint).start()

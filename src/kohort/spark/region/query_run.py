@@ -30,13 +30,13 @@ from kohort.region.sinks.dead_letters import LetterLog
 from kohort.region.staged import Staged
 from kohort.spark.region.checkpoint_logs import find_source, last_batch, last_planned, offsets_of
 from kohort.spark.region.folders import derive, epoch_folder, forget
-from kohort.spark.region.handing import RunSeat
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_state import SavedQuery, refuse_other
 from kohort.spark.region.query_thread import QueryThread
+from kohort.spark.region.source_assignments import RunSession
 from kohort.spark.region.staging import QueryOutput, StagedBatches, StagingTask, stage_batch
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source_sessions import SEATS
+from kohort.spark.source_sessions import SOURCE_SESSIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -100,7 +100,7 @@ class _Run:
         began: the last batch of the folder when the run began; None: the folder was empty.
         staged: what its batches have staged.
         query: the Spark query.
-        seats: its sources' sessions by their ids; requests with the ids of an earlier run are refused.
+        sessions: its sources' sessions by their ids; requests with the ids of an earlier run are refused.
     """
 
     epoch: int
@@ -108,7 +108,7 @@ class _Run:
     began: int | None
     staged: StagedBatches
     query: StreamingQuery
-    seats: dict[str, RunSeat]
+    sessions: dict[str, RunSession]
 
 
 @dataclass(slots=True)
@@ -245,7 +245,7 @@ class RegionQuery:
 
     def is_idle(self) -> bool:
         """Implement `query_thread.MemberQuery.is_idle`."""
-        return all(member.seat.running() is None for member in self._members())
+        return all(member.assignments.running() is None for member in self._members())
 
     def contribute(
         self, member: int, cut: Cut, names: tuple[str, ...]
@@ -262,7 +262,7 @@ class RegionQuery:
             self._given = None
             if run is None:
                 return ends, Staged(), self._as_of(-1, None).to_bytes() if self._state is None else self._state
-            saved, staged = self._as_of(run.epoch, last), run.staged.give(last)
+            saved, staged = self._as_of(run.epoch, last), run.staged.unacknowledged_keys(last)
             self._given = _Given(saved, saved.to_bytes(), run)
             return ends, staged, self._given.state
 
@@ -283,7 +283,7 @@ class RegionQuery:
         That may not be the last batch of all: no batch reads partitions that are being revoked. Partitions that no
         batch has read since the last region checkpoint keep the end offsets of that one.
         """
-        group, handed, counted = member.machine.group, member.seat.handed(), run.staged.after()
+        group, handed, counted = member.machine.group, member.assignments.handed(), run.staged.after()
         ends: dict[TopicPartition, Position] = {}
         for number in range(-1 if last is None else last, counted, -1):
             batch = None if len(ends) == len(handed) else self._batch_of(run, number, member)
@@ -298,7 +298,7 @@ class RegionQuery:
 
     def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
         """Return what a member's source has read up to a batch; the source is found by its identity."""
-        identity = SEATS.query_at(tuple(run.seats)[member.number])
+        identity = SOURCE_SESSIONS.query_at(tuple(run.sessions)[member.number])
         found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
@@ -320,13 +320,13 @@ class RegionQuery:
 
     def settled(self, member: int) -> None:
         """Implement `query_thread.MemberQuery.settled`."""
-        run, batch = self._run, self._members()[member].seat.running()
+        run, batch = self._run, self._members()[member].assignments.running()
         if run is None or batch is None:
             return
         last = last_batch(run.folder)
         found = None if last is None else self._batch_of(run, last, self._members()[member])
         if found is not None and found.batch == batch and found.epoch == run.epoch:
-            tuple(run.seats.values())[member].end(batch)
+            tuple(run.sessions.values())[member].end(batch)
 
     # -- The query's thread
 
@@ -370,9 +370,9 @@ class RegionQuery:
             refuse_other(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
         derive(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
-        seats = {uuid4().hex: member.seat.start(epoch) for member in self._members()}
+        seats = {uuid4().hex: member.assignments.start(epoch) for member in self._members()}
         for id, seat in seats.items():
-            SEATS.add(id, seat)
+            SOURCE_SESSIONS.add(id, seat)
         staged = StagedBatches(began)
         task = StagingTask(self._output, self._built.schema, self._region_id, epoch, self.name)
         stage = stage_batch(task)
@@ -387,26 +387,26 @@ class RegionQuery:
             query = self._built.run(sink, new, tuple(seats))
         except BaseException:
             for id in seats:
-                SEATS.remove(id)
+                SOURCE_SESSIONS.remove(id)
             raise
         with self._lock:
             self._saved = saved
             self._run = _Run(epoch, new, began, staged, query, seats)
         for member in self._members():
-            member.seat.let("not started")
+            member.assignments.resume_batches("not started")
         log.info("[query %s] started in epoch %s, from batch %s", self.name, epoch, "0" if began is None else began)
 
     def _stop(self) -> None:
         """Stop the run; its later work is void."""
         for member in self._members():
-            member.seat.hold("not started")
+            member.assignments.pause_batches("not started")
         with self._lock:
             run, self._run = self._run, None
         if run is None:
             return
-        for id, seat in run.seats.items():
-            SEATS.remove(id)
-            seat.seat.end_run()
+        for id, seat in run.sessions.items():
+            SOURCE_SESSIONS.remove(id)
+            seat.assignments.end_run()
         stopping = threading.Thread(target=_stop_quietly, args=(run.query,), daemon=True)
         stopping.start()
         stopping.join(STOP_S)
@@ -415,7 +415,7 @@ class RegionQuery:
                 f"the query {self.name} has not ended {STOP_S:g} s after it was stopped: end the program"
             )
         for member in self._members():
-            member.seat.stop()
+            member.assignments.end_batch()
 
     def _look(self) -> None:
         run = self._run
@@ -468,7 +468,7 @@ class RegionQuery:
         if isinstance(error, InvalidInputError) and self._run is None:
             self.error = error  # nothing has run, so no reset is needed
             for member in self._members():
-                member.leave()
+                member.leave_region()
             return
         if self._is_final(error):
             self.error = self.error or error

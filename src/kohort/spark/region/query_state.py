@@ -75,5 +75,5 @@ def refuse_other(before: SavedQuery, now: SavedQuery, query: str) -> None:
             )
 
 
-def _as_text(told: str | tuple[str, ...]) -> str:
-    return told if isinstance(told, str) else ", ".join(told) or "none"
+def _as_text(given: str | tuple[str, ...]) -> str:
+    return given if isinstance(given, str) else ", ".join(given) or "none"

@@ -32,7 +32,7 @@ from kohort.region.messages import Cut
 from kohort.region.parts import Part
 from kohort.region.records import Position
 from kohort.region.staged import Staged
-from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.source_assignments import SourceAssignments
 from kohort.spark.source_sessions import LostRecords
 
 log = logging.getLogger("kohort.spark")
@@ -97,7 +97,7 @@ class QueryThread(MemberThread):
     ) -> None:
         """Set up the thread of source `number` of the query; `start` starts it."""
         super().__init__(machine, consumer, publishers, config)
-        self.seat = HandingSeat(lambda: self.post(happens.RecordsFetched()), self.wake, self._lost)
+        self.assignments = SourceAssignments(lambda: self.post(happens.RecordsFetched()), self.wake, self._lost)
         self._query, self.number = query, number
         self._asked_back: deque[happens.Revoked] = deque()  # revocations that wait for the running batch
         self._kept: deque[happens.Revoked] = deque()  # no batch reads these; they wait for the attempt to end
@@ -105,18 +105,18 @@ class QueryThread(MemberThread):
         self._saves: tuple[Cut, tuple[str, ...]] | None = None  # the attempt to save state for, and its members
         self._ask_again_s = 0.0
 
-    def leave(self) -> None:
+    def leave_region(self) -> None:
         """Leave with the next complete checkpoint: finish the running batch, and begin no other."""
-        self.seat.hold(CLOSING)
+        self.assignments.pause_batches(CLOSING)
         self._leaves = True
         self.wake()
 
     def look_ahead(self, ahead: int, asks_at: int, holds_at: int) -> None:
         """Request a region checkpoint if the query is far ahead of the last one, and hold it if it is further."""
         if ahead >= holds_at:
-            self.seat.hold(AHEAD, stays=True)  # timers alone could run more batches than Spark retains
+            self.assignments.pause_batches(AHEAD, stays=True)  # timers alone could run more batches than Spark retains
         else:
-            self.seat.let(AHEAD)
+            self.assignments.resume_batches(AHEAD)
         if ahead < asks_at:
             self._ask_again_s = 0.0
         elif time.monotonic() >= self._ask_again_s:
@@ -132,7 +132,7 @@ class QueryThread(MemberThread):
     # -- The loop of the thread
 
     def _work(self) -> None:
-        self._go_on_saving()
+        self._continue_saving()
         self._keep_when_idle()
         self._give_back_between_cuts()
         self._leave_when_idle()
@@ -158,7 +158,7 @@ class QueryThread(MemberThread):
         """
         while not self._posted.empty():
             self._step(self._posted.get())
-        if self.seat.has_read():
+        if self.assignments.has_read():
             self._step(happens.RecordsFetched())
 
     def _poll(self, wait_ms: float) -> None:
@@ -172,11 +172,11 @@ class QueryThread(MemberThread):
 
     def _from_the_group(self, event: Event) -> None:
         if isinstance(event, happens.Revoked):
-            self.seat.hold(RELEASE)
+            self.assignments.pause_batches(RELEASE)
             self._asked_back.append(event)
             return
         if isinstance(event, happens.Lost):
-            self.seat.take(map(partition_of, event.parts))  # no batch begins with them from here on
+            self.assignments.remove_revoked(map(partition_of, event.parts))  # no batch begins with them from here on
             self._process_posted()
             self._is_not_asked_back(event.parts)
         self._step(event)
@@ -188,17 +188,17 @@ class QueryThread(MemberThread):
             waiting.clear()
             waiting.extend(happens.Revoked(parts_left) for parts_left in left if parts_left)
         if not self._asked_back:
-            self.seat.let(RELEASE)
+            self.assignments.resume_batches(RELEASE)
 
     def _keep_when_idle(self) -> None:
         """Stop planning the revoked partitions once no batch reads them; batches of the others may continue."""
-        if not self._asked_back or self.seat.hold(RELEASE) is not None:
+        if not self._asked_back or self.assignments.pause_batches(RELEASE) is not None:
             return
         while self._asked_back:
             event = self._asked_back.popleft()
-            self.seat.keep_from(map(partition_of, event.parts))
+            self.assignments.keep_from(map(partition_of, event.parts))
             self._kept.append(event)
-        self.seat.let(RELEASE)
+        self.assignments.resume_batches(RELEASE)
 
     def _give_back_between_cuts(self) -> None:
         """Pass pending revocations to the machine, which releases the partitions with the next region checkpoint.
@@ -217,39 +217,39 @@ class QueryThread(MemberThread):
             if self.machine.cut is None:
                 self._step(happens.Closing())
 
-    def _ended(self, error: BaseException | None) -> None:
-        self.seat.hold("ended")
+    def _thread_ended(self, error: BaseException | None) -> None:
+        self.assignments.pause_batches("ended")
         self._query.ended(self.number, error)
 
     # -- Effects of the machine
 
-    def _do(self, effect: Effect) -> None:
+    def _run_effect(self, effect: Effect) -> None:
         match effect:
             case happens.Poll():
-                self.seat.let(POLLING)
+                self.assignments.resume_batches(POLLING)
             case happens.StopPolling(clear):
-                self.seat.hold(POLLING)
+                self.assignments.pause_batches(POLLING)
                 if clear:
-                    self.seat.clear()
+                    self.assignments.remove_partitions()
             case happens.Quiesce(cut):
                 self._step(happens.Quiet(cut))  # the query keeps reading
             case happens.SaveState(cut, names):
                 self._saves = cut, names
-                self._go_on_saving()
+                self._continue_saving()
             case happens.GoBack(epoch, _, state):
-                self.figures.resets += 1
+                self.metrics.resets += 1
                 self._later.look_up.clear()
                 self._query.go_back(self.number, epoch, state)
             case happens.Begin(epoch, _, state):
                 self._query.begin(self.number, epoch, state)
             case happens.Retire(_, _, counts):
-                self.figures.sequences += 1
+                self.metrics.sequences += 1
                 if counts:
-                    self.figures.dead_letters += self._query.counted(self.number)
+                    self.metrics.dead_letters += self._query.counted(self.number)
             case _:
                 pass  # `GoOn`: the query never stopped
 
-    def _go_on_saving(self) -> None:
+    def _continue_saving(self) -> None:
         """Contribute when no commit is pending: otherwise older offsets could be committed after newer ones.
 
         An unanswered commit is sent once more, behind the first: when the second is answered, both are complete.
@@ -260,7 +260,7 @@ class QueryThread(MemberThread):
         cut, names = self._saves
         waiting = self._later
         unanswered, waiting.unanswered = waiting.unanswered, {}
-        self._go_on_committing(unanswered)
+        self._commit_deferred(unanswered)
         if waiting.unanswered:
             return
         self._saves = None
@@ -285,14 +285,14 @@ class QueryThread(MemberThread):
             found[part] = at if at is not None and sound else begun
         return found
 
-    def _held(self, partitions: set[TopicPartition]) -> None:
-        gone = self.seat.handed().keys() - partitions
+    def _assignment_changed(self, partitions: set[TopicPartition]) -> None:
+        gone = self.assignments.handed().keys() - partitions
         if gone:
-            self.seat.take(gone)
-        self.seat.in_generation(self.machine.identity.generation)
+            self.assignments.remove_revoked(gone)
+        self.assignments.in_generation(self.machine.identity.generation)
 
     def _sought(self, position: Position, partition: TopicPartition) -> None:
-        self.seat.give(position)
+        self.assignments.assign_partition(position)
 
-    def _forget(self, parts: tuple[Part, ...]) -> None:
-        self.seat.take(map(partition_of, parts))
+    def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
+        self.assignments.remove_revoked(map(partition_of, parts))

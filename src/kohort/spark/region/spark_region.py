@@ -481,7 +481,7 @@ class SparkRegion:
         """Return whether no batch runs here: everything may have been read long before a checkpoint is due."""
         with self._lock:
             members = [member for started in self._running.values() for member in started.members]
-        return all(member.seat.running() is None for member in members)
+        return all(member.assignments.running() is None for member in members)
 
     def _targets(self) -> Ends:
         return present_ends(self._declared.values())
@@ -567,9 +567,9 @@ class _Started:
     def leave(self) -> None:
         """Leave with the next complete checkpoint."""
         for member in self.members:
-            member.seat.hold(CLOSING)  # before any member leaves, so that no other begins a batch
+            member.assignments.pause_batches(CLOSING)  # before any member leaves, so that no other begins a batch
         for member in self.members:
-            member.leave()
+            member.leave_region()
 
     def abandon(self) -> None:
         """End without leaving: the region sees dead members."""

@@ -119,7 +119,7 @@ class StagingTask:
             except AWAY as error:
                 if not is_away(error):
                     raise
-                wait.failed(error)
+                wait.record_failure(error)
                 time.sleep(max(0.0, wait.again_s - time.monotonic()))
             else:
                 wait.ended()
@@ -150,7 +150,7 @@ class StagedBatches:
         with self._lock:
             self._batches[batch] = staged
 
-    def give(self, last: int | None) -> Staged:
+    def unacknowledged_keys(self, last: int | None) -> Staged:
         """Return the keys of all batches up to `last` that no complete checkpoint includes.
 
         Raises:

@@ -64,7 +64,7 @@ class Present:
     ids: Mapping[str, TopicId] = field(default_factory=dict)
 
     @property
-    def topics(self) -> set[str]:
+    def present_topics(self) -> set[str]:
         return {tp.topic for tp in self.partitions}
 
 
@@ -129,7 +129,9 @@ class TopicCatalog:
         else:
             topics = sorted(set(options.subscribe or ()))
         found = self.present(topics)
-        missing = [topic for topic in topics if known is not None and topic not in known and topic not in found.topics]
+        missing = [
+            topic for topic in topics if known is not None and topic not in known and topic not in found.present_topics
+        ]
         if missing and options.subscribe_pattern is None:
             raise NotFoundError(
                 f"no topic {' or '.join(missing)} at {options.bootstrap_servers}; create it before the query starts"

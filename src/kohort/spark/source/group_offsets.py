@@ -14,7 +14,7 @@ from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange
 from kohort.spark.source.bounds import ReadBound, refuse_not_read, starting_bound
 from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.membership import CommitSource, InGroup, OffsetKeeper, SourceMembership, partitions_lost
-from kohort.spark.source.offset_coordinator import AssignmentRetry, Held, Replay
+from kohort.spark.source.offset_coordinator import AssignedPartitions, AssignmentRetry, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.topic_ids import TopicIds
 from kohort.spark.topic_pattern import INTERNAL_TOPICS, topic_pattern
@@ -299,7 +299,7 @@ class GroupOffsets:
         self._bound = starting_bound(options, streaming=True)
         self._group: InGroup | None = None
         self._query = ""
-        self._taken: Held | None = None  # the partitions whose starts are known
+        self._taken: AssignedPartitions | None = None  # the partitions whose starts are known
         self._void: set[str] = set()  # re-created topics, whose positions no longer count
         self._done: dict[TopicPartition, Reached] = {}  # offsets that this query has completed itself
         self._found: Mapping[TopicPartition, Committed | None] = {}
@@ -328,7 +328,7 @@ class GroupOffsets:
         self._done.update(start.reached())
         self._topics.remember(start)
 
-    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held:
+    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions:
         """Wait until the partitions to read are known; return them with the start of each.
 
         Raises:
@@ -336,13 +336,13 @@ class GroupOffsets:
         """
         again = AssignmentRetry()
         while (held := self._try_hold(start, at)) is None:
-            again.wait()
+            again.wait_and_warn()
         return held
 
-    def _try_hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held | None:
+    def _try_hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
         """Determine the partitions to read and their starts; return None if the assignment has changed meanwhile."""
         self._query, self._resumed = start.query, True
-        held = self._present(self._held())
+        held = self._present(self._assigned())
         known = {tp: position for tp, position in at.items() if tp.topic not in self._void}
         if held != self._taken:
             found = self._find_positions(held, known, start.batch)
@@ -352,12 +352,12 @@ class GroupOffsets:
             self._void.clear()
         return replace(held, starts=known, ids=self._topics.of(held.partitions))
 
-    def _held(self) -> Held:
+    def _assigned(self) -> AssignedPartitions:
         if self._options.group_id is None:
-            return Held(self._all_partitions())
+            return AssignedPartitions(self._all_partitions())
         if self._group is None:
             self._group = self._join()
-        return self._group.held()
+        return self._group.wait_partitions()
 
     def _join(self) -> InGroup:
         self._look()  # a missing topic is an error before joining
@@ -378,21 +378,21 @@ class GroupOffsets:
             self._there = frozenset(found)
         return found
 
-    def _present(self, held: Held) -> Held:
+    def _present(self, held: AssignedPartitions) -> AssignedPartitions:
         """Return the owned partitions that exist, and forget positions in re-created topics."""
         if self._options.subscribe_pattern is not None:  # a coordinator matches Kafka's internal topics too
             wanted = tuple(tp for tp in held.partitions if tp.topic not in INTERNAL_TOPICS)
-            held = Held(wanted, held.generation)
+            held = AssignedPartitions(wanted, held.generation)
         present, void = self._topics.look({tp.topic for tp in held.partitions})
         if void:
             self._taken = None
             self._void |= void
             for tp in [tp for tp in self._done if tp.topic in void]:
                 del self._done[tp]
-        return Held(tuple(tp for tp in held.partitions if tp in present.partitions), held.generation)
+        return AssignedPartitions(tuple(tp for tp in held.partitions if tp in present.partitions), held.generation)
 
     def _find_positions(
-        self, held: Held, known: Mapping[TopicPartition, int], batch: int
+        self, held: AssignedPartitions, known: Mapping[TopicPartition, int], batch: int
     ) -> dict[TopicPartition, int] | None:
         """Find where to continue in each partition, and commit it to the group.
 
@@ -433,7 +433,7 @@ class GroupOffsets:
         self._restarted = self._restarted or bool(positions)
         return positions
 
-    def _positions_of_others(self, held: Held) -> dict[TopicPartition, int]:
+    def _positions_of_others(self, held: AssignedPartitions) -> dict[TopicPartition, int]:
         """Return the checkpoint's positions in partitions that other members own, to be committed for them.
 
         The owner of such a partition continues from the group's offset, and does not know this checkpoint.
@@ -448,14 +448,14 @@ class GroupOffsets:
                 left[tp] = at
         return left
 
-    def _log_ignored_start(self, held: Held) -> None:
+    def _log_ignored_start(self, held: AssignedPartitions) -> None:
         """Log once for a fresh checkpoint that the group's offsets take precedence over `startingOffsets`."""
         note = ignored_start_note(self._options, {tp: self._found.get(tp) for tp in held.partitions})
         self._noted = bool(held.partitions)
         if note is not None:
             log.warning("%s", note)
 
-    def _claim(self, held: Held, positions: Mapping[TopicPartition, int], batch: int) -> bool:
+    def _claim(self, held: AssignedPartitions, positions: Mapping[TopicPartition, int], batch: int) -> bool:
         """Commit to the group where the query continues; return False if the group has rebalanced meanwhile."""
         if self._group is None:
             return True
@@ -478,7 +478,7 @@ class GroupOffsets:
         return found is None or (found.stamp is not None and found.stamp.query == self._query)
 
     def settle(
-        self, held: Held, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+        self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Return where to continue once the partitions' ends are known."""
         del held
@@ -491,11 +491,11 @@ class GroupOffsets:
         """
         return (self._group is None or not self._there) and self._bound.kind != "earliest"
 
-    def still(self, held: Held) -> bool:
+    def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still valid; False if the group has rebalanced since, or is about to."""
-        return self._group is None or self._group.still(held)
+        return self._group is None or self._group.is_current(held)
 
-    def begin(self, held: Held, batch: int) -> bool:
+    def begin(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released.
 
         Return False if the group has rebalanced since `held`.
@@ -562,13 +562,13 @@ class GroupOffsets:
         for tp in [tp for tp in self._done if tp.topic in another]:
             del self._done[tp]  # the previous batch ended in the deleted topic
         if self._options.group_id is None:
-            self._present(Held(tuple(planned.spans)))
+            self._present(AssignedPartitions(tuple(planned.spans)))
             readable = planned.of(self._readable(planned))
             return Replay(readable, readable)
         start = replace(start, query=planned.query)  # each run makes a new start for a first batch
         at: Mapping[TopicPartition, int] = {}
         while True:
-            held = self.hold(start, at)
+            held = self.wait_assigned(start, at)
             at = held.starts
             readable = planned.of(self._readable(planned))
             kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
@@ -602,7 +602,9 @@ class GroupOffsets:
                 del spans[tp]
         return spans
 
-    def _mark_left(self, planned: BatchOffset, kept: Mapping[TopicPartition, OffsetRange], held: Held) -> bool:
+    def _mark_left(
+        self, planned: BatchOffset, kept: Mapping[TopicPartition, OffsetRange], held: AssignedPartitions
+    ) -> bool:
         """Commit for the partitions that a repeated batch leaves out, because the checkpoint can't be changed any more.
 
         The checkpoint's offset says to every later run that those partitions were read up to the batch's ends. A new
@@ -631,7 +633,9 @@ class GroupOffsets:
             return False
         return True
 
-    def _still_ours(self, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, OffsetRange]:
+    def _still_ours(
+        self, planned: BatchOffset, held: AssignedPartitions, which: str
+    ) -> Mapping[TopicPartition, OffsetRange]:
         """Return the planned ranges to read again: by default those of partitions that no other member has had since.
 
         Args:

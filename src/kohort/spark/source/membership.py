@@ -19,7 +19,7 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.name_patterns import matching
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Committed, Stamp
-from kohort.spark.source.offset_coordinator import Held
+from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.progress import MemberProgress, Rebalances
 from kohort.spark.topic_pattern import topic_pattern
 
@@ -215,17 +215,17 @@ class CommitSource:
 class InGroup(Protocol):
     """A query's relation to its group: as a member, or as a client that only commits offsets there."""
 
-    def held(self) -> Held:
+    def wait_partitions(self) -> AssignedPartitions:
         """Wait until no rebalance is under way; return the partitions owned then.
 
         Raises:
             TimedOutError: the wait exceeds `joinTimeoutMs`.
         """
 
-    def still(self, held: Held) -> bool:
+    def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still the assignment; False if the group has rebalanced since, or is about to."""
 
-    def begin(self, held: Held) -> bool:
+    def begin(self, held: AssignedPartitions) -> bool:
         """Begin a batch: until it ends, no partition is released.
 
         Return False if the group has rebalanced since `held`.
@@ -300,7 +300,7 @@ class SourceMembership:
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
         self._watch.start()
 
-    def held(self) -> Held:
+    def wait_partitions(self) -> AssignedPartitions:
         """Wait until no rebalance is under way; return the partitions owned then.
 
         Raises:
@@ -321,10 +321,10 @@ class SourceMembership:
                 warned = True
                 continue
             self._given = frozenset(assignment.partitions)
-            return Held(tuple(assignment.partitions), assignment.generation)
+            return AssignedPartitions(tuple(assignment.partitions), assignment.generation)
         raise self._failure
 
-    def still(self, held: Held) -> bool:
+    def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is from the last assignment, and that is still valid.
 
         A query may leave out partitions of an assignment, such as those of deleted topics. A generation continues while
@@ -333,13 +333,13 @@ class SourceMembership:
         with self._lock:
             return self._holds(held) and set(self._member.assignment().partitions) == self._given
 
-    def _holds(self, held: Held) -> bool:
+    def _holds(self, held: AssignedPartitions) -> bool:
         if self._member.revocation() is not None or not self._member.owns():
             return False
         assignment = self._member.assignment()  # a generation continues while its partitions are released
         return assignment.generation == held.generation and set(held.partitions) <= set(assignment.partitions)
 
-    def begin(self, held: Held) -> bool:
+    def begin(self, held: AssignedPartitions) -> bool:
         """Begin a batch: revocations wait until it ends.
 
         Return False if the group has rebalanced since `held`, or may have.
@@ -438,7 +438,7 @@ class SourceMembership:
         with self._lock:
             self._count_rebalances()
             return MemberProgress(
-                self._member.assignment().member_id or None, self._rebalances.count, self._rebalances.standstill_ms
+                self._member.assignment().member_id or None, self._rebalances.count, self._rebalances.downtime_ms
             )
 
     def _count_rebalances(self) -> None:
@@ -569,7 +569,7 @@ class OffsetKeeper:
     """A client that keeps a query's offsets in a group without joining: `assign` names its partitions."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self._held = Held(options.assigned())
+        self._held = AssignedPartitions(options.assigned())
         self._group = str(options.group_id)
         self._client = ThreadClient(
             client_config(
@@ -577,11 +577,11 @@ class OffsetKeeper:
             )
         )
 
-    def held(self) -> Held:
+    def wait_partitions(self) -> AssignedPartitions:
         """Return all partitions of `assign`."""
         return self._held
 
-    def still(self, held: Held) -> bool:
+    def is_current(self, held: AssignedPartitions) -> bool:
         """Return True: assigned partitions are never revoked."""
         return True
 
@@ -589,7 +589,7 @@ class OffsetKeeper:
         """Return True: no batch is abandoned."""
         return True
 
-    def begin(self, held: Held) -> bool:
+    def begin(self, held: AssignedPartitions) -> bool:
         """Return True: assigned partitions are never revoked."""
         del held
         return True

@@ -33,7 +33,7 @@ class AssignmentRetry:
         self._warning_at_s = time.monotonic() + _WARNING_AFTER_S
         self._attempts = 0
 
-    def wait(self) -> None:
+    def wait_and_warn(self) -> None:
         """Wait, and log the warning if it is time."""
         self._attempts += 1
         if self._attempts >= _WARNING_ATTEMPTS and time.monotonic() > self._warning_at_s:
@@ -47,7 +47,7 @@ class AssignmentRetry:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AssignedPartitions:
     """The partitions that the query may read now.
 
     Attributes:
@@ -94,7 +94,7 @@ class OffsetCoordinator(Protocol):
     def resume(self, start: BatchOffset) -> None:
         """Read the checkpoint, once: `start` is the end of its last finished batch."""
 
-    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held | None:
+    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
         """Wait until the partitions to read are known; return them with the start of each.
 
         Spark takes an empty result for "nothing new", and a query may end on it. So "not known yet" must not look like
@@ -112,7 +112,7 @@ class OffsetCoordinator(Protocol):
         """
 
     def settle(
-        self, held: Held, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+        self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Return where to continue once the partitions' ends are known.
 
@@ -123,10 +123,10 @@ class OffsetCoordinator(Protocol):
     def keeps_start(self) -> bool:
         """Return whether only the checkpoint keeps where a fresh query started, so that an empty batch is needed."""
 
-    def still(self, held: Held) -> bool:
+    def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still valid; False if the assignment has changed since, or is about to."""
 
-    def begin(self, held: Held, batch: int) -> bool:
+    def begin(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released; return False if the assignment has changed."""
 
     def read(self) -> bool:

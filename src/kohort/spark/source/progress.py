@@ -24,12 +24,12 @@ class MemberProgress:
     Attributes:
         member_id: the member id; None if the query is not a member, or not yet.
         rebalances: the number of assignments received, including the first, as in Kafka's `rebalance-total`.
-        standstill_ms: how long no batch could begin or run in the last rebalance; None before the first.
+        downtime_ms: how long no batch could begin or run in the last rebalance; None before the first.
     """
 
     member_id: str | None = None
     rebalances: int = 0
-    standstill_ms: float | None = None
+    downtime_ms: float | None = None
 
 
 class Rebalances:
@@ -42,7 +42,7 @@ class Rebalances:
 
     def __init__(self, group: str) -> None:
         self.count = 0
-        self.standstill_ms: float | None = None
+        self.downtime_ms: float | None = None
         self._group = group
         self._batches: deque[tuple[float, float]] = deque(maxlen=BATCHES_MAX)
 
@@ -63,7 +63,7 @@ class Rebalances:
                 (`time.monotonic`, in ms).
         """
         for rebalance in ended:
-            self.count, self.standstill_ms = rebalance.number, self._standstill_ms(rebalance)
+            self.count, self.downtime_ms = rebalance.number, self._downtime_ms(rebalance)
             log.info(
                 "[group %s][member %s] rebalance %d completed, generation %d: %d partitions owned, %d gained, %d lost; "
                 "downtime %.0f ms of %.0f",
@@ -74,11 +74,11 @@ class Rebalances:
                 rebalance.held,
                 rebalance.gained,
                 rebalance.lost,
-                self.standstill_ms,
+                self.downtime_ms,
                 rebalance.ended_ms - rebalance.began_ms,
             )
 
-    def _standstill_ms(self, rebalance: Rebalance) -> float:
+    def _downtime_ms(self, rebalance: Rebalance) -> float:
         busy_ms = sum(
             max(0.0, min(until, rebalance.ended_ms) - max(since, rebalance.began_ms)) for since, until in self._batches
         )

@@ -20,7 +20,7 @@ from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.catalog import TopicCatalog
 from kohort.spark.source.group_offsets import GroupOffsets
-from kohort.spark.source.offset_coordinator import AssignmentRetry, Held, OffsetCoordinator
+from kohort.spark.source.offset_coordinator import AssignedPartitions, AssignmentRetry, OffsetCoordinator
 from kohort.spark.source.progress import MemberProgress
 
 # -- A query's lag and group membership, for its progress. Pure
@@ -51,13 +51,13 @@ def lag_report(
             "lag": max(0, ends[tp] - position),
         }
     lag = sum(report["lag"] for numbers in topics.values() for report in numbers.values())
-    standstill_ms = None if standing.standstill_ms is None else round(standing.standstill_ms)
+    downtime_ms = None if standing.downtime_ms is None else round(standing.downtime_ms)
     return {
         "group": group,
         "member": standing.member_id,
         "generation": generation,
         "rebalances": standing.rebalances,
-        "lastStandstillMs": standstill_ms,
+        "lastDowntimeMs": downtime_ms,
         "lag": lag,
         "topics": topics,
     }
@@ -174,7 +174,7 @@ class SourceQuery:
         self._planned: BatchOffset | None = None  # the running batch as Spark has it
         self._known = False  # whether the running batch's sink is known to be done
         self._failure: CommitFailedError | None = None  # of a commit, to be raised at Spark's next call
-        self._held: Held | None = None
+        self._held: AssignedPartitions | None = None
         self._ids: dict[str, TopicId] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -266,13 +266,13 @@ class SourceQuery:
                     if self._coordinator.begin(held, start.batch + 1):
                         self._triggered_s = time.monotonic()
                         return self._batch_of(held, start, spans)
-                elif self._coordinator.still(held):
+                elif self._coordinator.is_current(held):
                     if not self._held_back:
                         self._triggered_s = time.monotonic()
                     return None
-            again.wait()  # the assignment has changed, or a topic was deleted, since the lookup
+            again.wait_and_warn()  # the assignment has changed, or a topic was deleted, since the lookup
 
-    def _plan_ranges(self, held: Held, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
+    def _plan_ranges(self, held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
         """Return the ranges of a batch of the owned partitions; None if one of them no longer exists."""
         self._ends = self._catalog.ends(held.partitions)
         if len(self._ends) != len(held.partitions):
@@ -282,7 +282,9 @@ class SourceQuery:
         shares = self._admit(available) if limited else available
         return {tp: OffsetRange(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
 
-    def _batch_of(self, held: Held, start: BatchOffset, spans: Mapping[TopicPartition, OffsetRange]) -> BatchOffset:
+    def _batch_of(
+        self, held: AssignedPartitions, start: BatchOffset, spans: Mapping[TopicPartition, OffsetRange]
+    ) -> BatchOffset:
         """Begin and return the batch."""
         self._positions.update({tp: span.end for tp, span in spans.items()})
         planned = BatchOffset(
@@ -298,9 +300,9 @@ class SourceQuery:
         self._begin_running(planned, planned)
         return planned
 
-    def _hold(self, start: BatchOffset) -> Held | None:
+    def _hold(self, start: BatchOffset) -> AssignedPartitions | None:
         """Wait until the partitions to read are known; return None if a region forbids planning."""
-        held = self._coordinator.hold(start, self._positions)
+        held = self._coordinator.wait_assigned(start, self._positions)
         if held is not None:
             for tp in [tp for tp in self._sizes if held.ids.get(tp.topic) != self._ids.get(tp.topic)]:
                 del self._sizes[tp]

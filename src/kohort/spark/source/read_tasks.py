@@ -42,7 +42,7 @@ class ReadTask(InputPartition):
     slices: tuple[TaskRange, ...]
 
 
-def cut(
+def plan_tasks(
     spans: Iterable[tuple[TopicPartition, OffsetRange]],
     generation: int,
     *,

@@ -58,7 +58,7 @@ def _member(raw: Mapping[str, str]) -> SourceOptions | None:
         options = parse_options(raw)
     except InvalidInputError:
         return None
-    alone = options.group_id is None or options.assign is not None or options.region_seat is not None
+    alone = options.group_id is None or options.assign is not None or options.region_session is not None
     return None if alone else options
 
 

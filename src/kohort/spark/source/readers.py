@@ -39,15 +39,15 @@ from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read,
 from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
-from kohort.spark.source.read_tasks import ReadTask, TaskRange, cut
+from kohort.spark.source.read_tasks import ReadTask, TaskRange, plan_tasks
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
-    from kohort.spark.driver_channel import Contact, SinkDoneReceiver
+    from kohort.spark.driver_channel import ChannelAddress, SinkDoneReceiver
     from kohort.spark.source.catalog import TopicCatalog
     from kohort.spark.source.offset_coordinator import OffsetCoordinator
     from kohort.spark.source.query import SourceQuery
-    from kohort.spark.source.single_reader_lock import Load, SoleReader
+    from kohort.spark.source.single_reader_lock import Load, SingleReader
     from kohort.spark.values.decoding import Values
     from kohort.spark.values.types import Column
 
@@ -195,7 +195,7 @@ class Ending:
     def __init__(self) -> None:
         self._begun = threading.Event()
         self._raises = True
-        self._told = False
+        self._logged = False
 
     def install(self) -> None:
         """Install the handler of SIGTERM; does nothing outside the main thread."""
@@ -212,7 +212,7 @@ class Ending:
         Otherwise the log would have a traceback: Spark's runner would report the SystemExit to the JVM, or write to a
         closed connection. Do nothing if an error is being raised to the query.
         """
-        if not self._told and sys.exc_info()[0] is not EOFError:  # neither SIGTERM nor the end of the connection
+        if not self._logged and sys.exc_info()[0] is not EOFError:  # neither SIGTERM nor the end of the connection
             return
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
@@ -224,7 +224,7 @@ class Ending:
         """Exit on the first signal; Spark may send a second one, which must not interrupt the exit."""
         if self._begun.is_set() or not self._raises:
             return
-        self._raises, self._told = False, True
+        self._raises, self._logged = False, True
         threading.Thread(target=self._insist, name="kohort-ending", daemon=True).start()
         sys.exit(0)
 
@@ -313,7 +313,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
 def _tasks_of(batch: BatchOffset, options: SourceOptions) -> list[InputPartition]:
     """Return the tasks for a batch's ranges, as many as the options ask for."""
     return list(
-        cut(
+        plan_tasks(
             sorted(batch.spans.items()),
             batch.generation,
             ids=batch.ids,
@@ -338,7 +338,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self,
         options: SourceOptions,
         columns: tuple[str, ...],
-        contact: Contact | None = None,
+        address: ChannelAddress | None = None,
         values: Values | None = None,
         *,
         load: Load,
@@ -348,24 +348,24 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             options: the options of the query.
             columns: the columns to deliver.
-            contact: the application's address; None if it can't be reached.
+            address: the application's address; None if it can't be reached.
             values: the declared type of values; None: they stay bytes.
             load: the `load()` that the query reads.
         """
         starting_bound(options, streaming=True)
         self._options = options
         self._load = load
-        self._load_lock: SoleReader | None = None
+        self._load_lock: SingleReader | None = None
         self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: SourceQuery | None = None
         self._watch: ParentWatch | None = None
         self._ending: Ending | None = None
-        self._contact = contact
+        self._address = address
         self._receiver: SinkDoneReceiver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_query", "_watch", "_ending", "_contact", "_receiver", "_load_lock")
+        own = ("_query", "_watch", "_ending", "_address", "_receiver", "_load_lock")
         return {**self.__dict__, **dict.fromkeys(own)}
 
     def _driver(self, identity: str | None = None) -> SourceQuery:
@@ -379,8 +379,8 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._watch = ParentWatch()
             self._watch.start()
             self._claim()
-            if self._contact is not None:
-                self._receiver = SinkDoneReceiver(self._contact, self.sink_done)
+            if self._address is not None:
+                self._receiver = SinkDoneReceiver(self._address, self.sink_done)
             self._query = SourceQuery(self._options, identity or self._identity, self._make_coordinator)
         if identity is not None:
             self._query.identity = identity
@@ -395,7 +395,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             InvalidInputError: the application of a region can't be reached from here.
         """
         receiver = self._receiver
-        if options.region_seat is None:
+        if options.region_session is None:
             from kohort.spark.source.group_offsets import GroupOffsets
 
             return GroupOffsets(options, catalog, lambda: receiver is not None and receiver.connected)
@@ -406,7 +406,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         from kohort.spark.source.region_offsets import RegionOffsets
 
-        return RegionOffsets(options, catalog, receiver.line, options.region_seat)
+        return RegionOffsets(options, catalog, receiver.line, options.region_session)
 
     def _claim(self) -> None:
         """Lock this `load()` for this query, and check that the query reads no topic twice in its group.
@@ -415,14 +415,14 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
         """
         from kohort.spark.source.read_twice import refuse_read_twice
-        from kohort.spark.source.single_reader_lock import SoleReader
+        from kohort.spark.source.single_reader_lock import SingleReader
 
         group = self._options.group_id
         if group is not None:
-            with contextlib.suppress(OSError):  # files can't be locked here; SoleReader logs a warning
+            with contextlib.suppress(OSError):  # files can't be locked here; SingleReader logs a warning
                 refuse_read_twice(self._load, self._options)
-            self._load_lock = self._load_lock or SoleReader()
-            self._load_lock.claim(self._load, group, ids_tell=self._contact is not None)
+            self._load_lock = self._load_lock or SingleReader()
+            self._load_lock.claim(self._load, group, ids_differ=self._address is not None)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a query's first offset with its identity only: where it starts depends on its later assignment."""
@@ -447,7 +447,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             InvalidInputError: the query is in a region.
         """
-        if self._options.region_seat is not None:
+        if self._options.region_session is not None:
             raise InvalidInputError(
                 "a query in a region runs without a trigger: AvailableNow would end it with batches in no sequence; "
                 'run the region until="caught-up" instead'

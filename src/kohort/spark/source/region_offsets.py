@@ -13,7 +13,7 @@ from kohort.spark.driver_channel import Message
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.catalog import Present, TopicCatalog, lose
-from kohort.spark.source.offset_coordinator import Held, Replay
+from kohort.spark.source.offset_coordinator import AssignedPartitions, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source_sessions import (
     IDLE_MS,
@@ -58,16 +58,16 @@ class RegionOffsets:
     same assignment number (*handing* in code).
     """
 
-    def __init__(self, options: SourceOptions, catalog: TopicCatalog, line: ApplicationChannel, seat: str) -> None:
+    def __init__(self, options: SourceOptions, catalog: TopicCatalog, line: ApplicationChannel, session: str) -> None:
         """Set up the coordinator; nothing is requested yet.
 
         Args:
             options: the options of the source.
             catalog: looks up topics and offsets.
             line: the channel to the application.
-            seat: the id of the source's session.
+            session: the id of the source's session.
         """
-        self._options, self._catalog, self._line, self._seat = options, catalog, line, seat
+        self._options, self._catalog, self._line, self._session = options, catalog, line, session
         self._asked = False
         self._epoch: int | None = None
         self._parts: dict[TopicPartition, HandedPart] = {}  # the last assignment
@@ -80,7 +80,7 @@ class RegionOffsets:
     def resume(self, start: BatchOffset) -> None:
         """Do nothing: the checkpoint is another run's, and the application knows where to start."""
 
-    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held | None:
+    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
         """Return the assigned partitions of existing topics; None while no batch may be planned.
 
         A query that is too far ahead of its region waits here, however long that takes. If Spark learned that there is
@@ -98,7 +98,7 @@ class RegionOffsets:
         self._check_epoch(handed.epoch)
         self._keep_positions(handed, at)
         parts = self._parts = self._existing(handed.parts)
-        return Held(
+        return AssignedPartitions(
             tuple(parts),
             handed.generation,
             {tp: self._reached[part.handing] for tp, part in parts.items()},
@@ -153,7 +153,7 @@ class RegionOffsets:
         gone: list[HandedPart] = []
         for part in sorted(parts, key=lambda part: (part.topic, part.partition)):
             now = present.ids.get(part.topic, part.topic_id)
-            if part.topic not in present.topics or (now != part.topic_id and part.topic_id != NO_TOPIC_ID):
+            if part.topic not in present.present_topics or (now != part.topic_id and part.topic_id != NO_TOPIC_ID):
                 gone.append(part)
             elif TopicPartition(part.topic, part.partition) in present.partitions:  # else not in metadata yet
                 there[TopicPartition(part.topic, part.partition)] = part
@@ -171,7 +171,7 @@ class RegionOffsets:
             return
         was = []
         for topic, of in sorted({(part.topic, part.topic_id) for part in gone}):
-            again = f" and made again, as id {present.ids.get(topic)}" if topic in present.topics else ""
+            again = f" and made again, as id {present.ids.get(topic)}" if topic in present.present_topics else ""
             was.append(f"topic {topic} (id {of}) was deleted{again}")
         lost = [
             LostPart(part.topic, part.topic_id, part.partition, part.handing, self._reached[part.handing], -1)
@@ -183,11 +183,11 @@ class RegionOffsets:
 
     def _report_lost(self, text: str, parts: list[LostPart], remedy: str) -> None:
         strict = self._options.fail_on_data_loss
-        self._send(LostRecords(text, strict, tuple(parts)).to_message(self._seat))
+        self._send(LostRecords(text, strict, tuple(parts)).to_message(self._session))
         lose(text, remedy, strict=strict)
 
     def settle(
-        self, held: Held, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+        self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Return where to continue, behind lost records, which are reported to the application.
 
@@ -217,7 +217,7 @@ class RegionOffsets:
         """Return False: the region keeps where its queries start."""
         return False
 
-    def still(self, held: Held) -> bool:
+    def is_current(self, held: AssignedPartitions) -> bool:
         """Return True: the next answer has any change, and a region's query does not end on an empty result."""
         return True
 
@@ -225,7 +225,7 @@ class RegionOffsets:
         """Return True: the application abandons no batch."""
         return True
 
-    def begin(self, held: Held, batch: int) -> bool:
+    def begin(self, held: AssignedPartitions, batch: int) -> bool:
         """Ask whether the batch may begin; until it ends, no partition is released."""
         self._known = None  # records are waiting: the next lookup is due at once, even if this batch may not begin
         return bool(self._ask("begin", version=held.version, batch=batch).get("ok"))
@@ -260,7 +260,7 @@ class RegionOffsets:
         """Do nothing: the member stays in the application."""
 
     def _request(self, what: str, **facts: Any) -> Message:
-        return {"kind": "ask", "seat": self._seat, "what": what, **facts}
+        return {"kind": "ask", "seat": self._session, "what": what, **facts}
 
     def _ask(self, what: str, **facts: Any) -> Message:
         """Return the application's answer to a request.

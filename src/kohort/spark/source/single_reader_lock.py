@@ -130,26 +130,26 @@ class Load:
         return cls(uuid.uuid4().hex, hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32])
 
 
-class SoleReader:
+class SingleReader:
     """The locks of one query on its `load()`s."""
 
     def __init__(self) -> None:
         self._locks: list[ReaderLock] = []
 
-    def claim(self, load: Load, group: str, *, ids_tell: bool) -> None:
+    def claim(self, load: Load, group: str, *, ids_differ: bool) -> None:
         """Lock a `load()`.
 
         Args:
             load: the `load()`.
             group: the query's group, for error texts.
-            ids_tell: whether one `load()` has one id. On Spark Connect each query has a different id: there, only a
+            ids_differ: whether one `load()` has one id. On Spark Connect each query has a different id: there, only a
                 warning is logged when another query has the same options.
 
         Raises:
             InvalidInputError: another query reads it.
         """
         try:
-            if not ids_tell:
+            if not ids_differ:
                 self._warn_of_equal_options(group, load)
                 return
             deadline = time.monotonic() + LOCK_TIMEOUT_S

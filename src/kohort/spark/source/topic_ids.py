@@ -60,7 +60,7 @@ class TopicIds:
         present = self._catalog.present(held | self._watched)
         void: set[str] = set()
         for topic in sorted(held | self._watched):
-            if topic not in present.topics:
+            if topic not in present.present_topics:
                 self._report_deleted(topic)
             elif self._is_another(topic, present.ids.get(topic)):
                 void.add(topic)

@@ -71,10 +71,10 @@ class JsonDecoder:
         return parts
 
     def _decode_chunk(self, values: Column, rows: Sequence[int], parts: Parts) -> None:
-        plain = self._plain(values)
+        plain = self._plain_values(values)
         if plain is not None:
             trimmed = pc.ascii_trim(_unchecked_text(values), _BLANKS).view(pa.binary())
-            plain = self._plain(trimmed)
+            plain = self._plain_values(trimmed)
             if plain is not None:
                 odd = pc.invert(plain)
                 self._one_by_one(values.filter(odd), _chosen(rows, odd), parts)
@@ -83,7 +83,7 @@ class JsonDecoder:
         if len(values):
             convert_in_parts(values, rows, parts, self._convert, self._one_by_one)
 
-    def _plain(self, values: Column) -> Column | None:
+    def _plain_values(self, values: Column) -> Column | None:
         """Return which values Arrow's reader can take; None if it can take all.
 
         Such values begin with { and end with }, have no number that Arrow reads differently, and are neither deep nor
@@ -118,7 +118,7 @@ class JsonDecoder:
             raise ValueError(f"{table.num_rows} objects in {len(values)} values")
         wire = self._wire
         assert wire is not None
-        columns = [_whole(table.column(field.name)) for field in wire]
+        columns = [_one_chunk(table.column(field.name)) for field in wire]
         found = pa.StructArray.from_arrays(columns, fields=list(wire))
         found.validate(full=True)  # the reader does not check the digits of decimals
         done = self._finished(found, self.type)
@@ -247,7 +247,7 @@ def _chosen(rows: Sequence[int], mask: Column) -> list[int]:
     return [row for row, taken in zip(rows, mask.to_pylist(), strict=True) if taken]
 
 
-def _whole(column: Any) -> Column:
+def _one_chunk(column: Any) -> Column:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 

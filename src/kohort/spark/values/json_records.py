@@ -201,7 +201,7 @@ def _nested(kind: Kind, path: str, zone: tzinfo) -> Convert | None:
 
 def _leaf(kind: Kind, zone: tzinfo) -> Convert:
     if pa.types.is_integer(kind):
-        return _whole(kind.bit_width)
+        return _integer_of(kind.bit_width)
     if pa.types.is_floating(kind):
         return _real(single=kind.bit_width == 32)
     if pa.types.is_decimal(kind):
@@ -225,7 +225,7 @@ def _boolean(found: Any) -> bool:
     return found
 
 
-def _whole(bits: int) -> Convert:
+def _integer_of(bits: int) -> Convert:
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
     def convert(found: Any) -> int:

@@ -53,7 +53,7 @@ class Said:
         version = 1 if self.placement is None else self.placement.version + 1
         self.placement = Placement(version, ME.id, (me, OTHER), owners)
 
-    def listen(self, on_change: Callable[[], None]) -> None: ...
+    def on_changes(self, on_change: Callable[[], None]) -> None: ...
     async def open(self, me: Candidate, shards: int) -> None: ...
     def suspect(self, candidate: Candidate) -> None: ...
     async def retire(self) -> None: ...
@@ -141,12 +141,12 @@ def test_shards_come_and_go_with_the_map(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.door.give(ME.id, OTHER.id, ME.id)
         host.tenures.begin(ME)
-        await host.tenures.settled()
+        await host.tenures.wait_settled()
         assert host.here() == [0, 2]
         assert await host.commit(1) is ErrorCode.NOT_COORDINATOR
         host.door.give(OTHER.id, ME.id, ME.id)
         host.tenures.follow()
-        await host.tenures.settled()
+        await host.tenures.wait_settled()
         assert host.here() == [1, 2]
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
 
@@ -162,7 +162,7 @@ async def give_one_away(host: Host) -> None:
     """Two shards are here; then the map gives the first of them to another."""
     host.door.give(ME.id, OTHER.id, ME.id)
     host.tenures.begin(ME)
-    await host.tenures.settled()
+    await host.tenures.wait_settled()
     host.door.give(OTHER.id, OTHER.id, ME.id)
     host.tenures.follow()
 
@@ -177,7 +177,7 @@ def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
         host.fence(0, 1_000)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await host.tenures.handed_over()
-        assert host.tenures.held.keys() == {2} and host.here() == [2]
+        assert host.tenures.owned.keys() == {2} and host.here() == [2]
         assert "taken over" not in caplog.text and not host.tenures.fences, "that was the plan"
 
     caplog.set_level("WARNING")
@@ -193,7 +193,7 @@ def test_who_gives_a_shard_away_waits_for_no_next_owner_for_ever(
         await give_one_away(host)
         await host.tenures.handed_over()
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
-        assert host.tenures.held.keys() == {2} and host.here() == [2]
+        assert host.tenures.owned.keys() == {2} and host.here() == [2]
 
     run(tmp_path, test)
 
@@ -214,7 +214,7 @@ def test_who_gives_a_shard_away_does_not_take_it_back_when_something_fails(
         monkeypatch.setattr(LogJournal, "begin", begin)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await host.tenures.handed_over()
-        assert host.tenures.held.keys() == {2} and not began
+        assert host.tenures.owned.keys() == {2} and not began
 
     run(tmp_path, test)
 
@@ -229,7 +229,7 @@ def test_a_shard_that_has_failed_begins_again_when_the_map_gives_it_back(
             assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         host.door.give(ME.id, OTHER.id, ME.id)
         host.tenures.follow()
-        await host.tenures.settled()
+        await host.tenures.wait_settled()
         assert await host.commit(0) is ErrorCode.NONE
 
     run(tmp_path, test)
@@ -240,7 +240,7 @@ def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypa
 
     async def test(host: Host) -> None:
         await give_one_away(host)
-        began_s = host.tenures.held[0].began_s
+        began_s = host.tenures.owned[0].began_s
         host.door.placement = None
         host.tenures.follow()
         host.door.give(ME.id, OTHER.id, ME.id)
@@ -249,7 +249,7 @@ def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypa
         host.loop.call_later(2 * shard_ownership.LEAVING_S, passed.set)  # behind the end, on the same clock
         await passed.wait()
         assert await host.commit(0) is ErrorCode.NONE
-        assert host.tenures.held[0].began_s == began_s
+        assert host.tenures.owned[0].began_s == began_s
         host.fence(0, 1_000)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.tenures.fences == {0: 1})
@@ -261,7 +261,7 @@ def test_another_life_under_the_same_id_gives_nothing(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.door.give(ME.id, ME.id, ME.id, me=Candidate(ME.id, "next-life", ME.host, ME.port))
         host.tenures.begin(ME)
-        assert not host.tenures.held
+        assert not host.tenures.owned
 
     run(tmp_path, test)
 
@@ -270,7 +270,7 @@ def test_a_door_that_says_nothing_any_more_takes_nothing(tmp_path: Path) -> None
     async def test(host: Host) -> None:
         host.door.give(ME.id, ME.id, ME.id)
         host.tenures.begin(ME)
-        await host.tenures.settled()
+        await host.tenures.wait_settled()
         host.door.placement = None
         host.tenures.follow()
         assert host.here() == [0, 1, 2]
@@ -286,7 +286,7 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
     async def test(host: Host) -> None:
         host.door.give(ME.id, OTHER.id, ME.id)
         host.tenures.begin(ME)
-        await host.tenures.settled()
+        await host.tenures.wait_settled()
         host.fence(0, 5)  # the shards here are in the terms 1 and 2; the next ones are 3, 4, 5, 6
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.here() == [0, 2])
@@ -304,7 +304,7 @@ def test_who_was_fenced_begins_nothing_that_the_map_has_taken_meanwhile(tmp_path
     async def test(host: Host) -> None:
         host.door.give(ME.id, OTHER.id, ME.id)
         host.tenures.begin(ME)
-        await host.tenures.settled()
+        await host.tenures.wait_settled()
         host.fence(2, 1_000)
         assert await host.commit(2) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.tenures.fences == {2: 1})
@@ -326,20 +326,20 @@ def test_who_was_fenced_goes_by_no_map_from_before(tmp_path: Path, owner: int) -
         door = host.door
         door.give(ME.id, OTHER.id, ME.id)
         host.tenures.begin(ME)
-        await host.tenures.settled()
+        await host.tenures.wait_settled()
         door.reached.clear()
         host.fence(2, 1_000)
         assert await host.commit(2) is ErrorCode.NOT_COORDINATOR
-        await until(lambda: host.tenures.held[2].again is None or door.asked > 0)
+        await until(lambda: host.tenures.owned[2].again is None or door.asked > 0)
         assert host.here() == [0] and door.asked == 1, "it began a term by the map that it was fenced with"
-        began_s = host.tenures.held[2].began_s
+        began_s = host.tenures.owned[2].began_s
         door.give(ME.id, OTHER.id, owner)
         door.reached.set()
         if owner == ME.id:
-            await until(lambda: host.tenures.held[2].began_s > began_s)
+            await until(lambda: host.tenures.owned[2].began_s > began_s)
         else:
             await until(lambda: 2 not in host.groups)
-            assert 2 not in host.tenures.held, "nobody said that the map has changed: it looks itself"
+            assert 2 not in host.tenures.owned, "nobody said that the map has changed: it looks itself"
 
     run(tmp_path, test)
 

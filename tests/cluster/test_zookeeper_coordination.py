@@ -23,15 +23,15 @@ from kohort.cluster.zookeeper.nodes import (
     IDS,
     PLACEMENT,
     TOPICS,
+    Election,
     MirroredTopic,
-    Office,
     Registration,
 )
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change, ZNode, ZooKeeperSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.zookeeper import ZooKeeper
-from tests.cluster.doors import SHARDS, ZooKeeperDoors, candidate, run, until
+from tests.cluster.coordination_services import SHARDS, ZooKeeperDoors, candidate, run, until
 
 
 def test_the_nodes_of_the_one_in_office(zookeeper: ZooKeeper) -> None:
@@ -43,7 +43,7 @@ def test_the_nodes_of_the_one_in_office(zookeeper: ZooKeeper) -> None:
         await doors.agreed(1, 2)
         assert doors.data(COORDINATOR) == b"1"
         assert doors.owner(COORDINATOR) == doors.owner(f"{IDS}/1") != 0
-        assert Office.from_bytes(doors.data(EPOCH)).epoch == 1
+        assert Election.from_bytes(doors.data(EPOCH)).epoch == 1
         before = doors.open[2].placement
         assert before is not None
         one = before.candidate(1)
@@ -51,7 +51,7 @@ def test_the_nodes_of_the_one_in_office(zookeeper: ZooKeeper) -> None:
         await doors.end_without_leaving(1)
         doors.open[2].suspect(one)
         await doors.agreed(2)
-        assert Office.from_bytes(doors.data(EPOCH)).epoch == 2
+        assert Election.from_bytes(doors.data(EPOCH)).epoch == 2
         await doors.enter(candidate(3))
         await doors.agreed(2, 3)
         retiring = doors.open.pop(2)
@@ -61,7 +61,7 @@ def test_the_nodes_of_the_one_in_office(zookeeper: ZooKeeper) -> None:
             if retiring.placement is not None and not retiring.placement.of(2):
                 there.append(doors.owner(f"{IDS}/2") is not None)
 
-        retiring.listen(look)
+        retiring.on_changes(look)
         await retiring.retire()
         await doors.agreed(3)
         assert there[0], "its shards were given while it was there still"
@@ -231,12 +231,12 @@ def _deposed_story(zookeeper: ZooKeeper) -> None:
         assert keeper is not None
         keeper.cancel()
         await asyncio.wait([keeper])
-        doors.look.set(doors.root + EPOCH, Office(9, 7, 1).to_bytes())
+        doors.look.set(doors.root + EPOCH, Election(9, 7, 1).to_bytes())
         before = doors.data(PLACEMENT)
         door._shards = SHARDS + 1
         await door._place(mine)
         assert doors.data(PLACEMENT) == before, "one that was deposed has written the map"
-        doors.look.set(doors.root + EPOCH, Office(10, 1, session).to_bytes())
+        doors.look.set(doors.root + EPOCH, Election(10, 1, session).to_bytes())
         await door._elect(session, mine)
         await door._place(mine)
         assert doors.data(PLACEMENT) != before
@@ -320,7 +320,7 @@ def test_planted_fault_watch_not_set_again(zookeeper: ZooKeeper, monkeypatch: py
 
     monkeypatch.setattr(ZooKeeperSession, "read", once)
     monkeypatch.setattr(ZooKeeperSession, "children", names_once)
-    monkeypatch.setattr("tests.cluster.test_zookeeper_door.until", _until_soon)
+    monkeypatch.setattr("tests.cluster.test_zookeeper_coordination.until", _until_soon)
     with pytest.raises(AssertionError, match="a watch that tells of"):
         _mirror_story(zookeeper)
 

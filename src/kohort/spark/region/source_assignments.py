@@ -15,10 +15,10 @@ from kohort.region.records import Position
 from kohort.spark.source_sessions import Handed, HandedPart, Idle, LostRecords
 
 
-class HandingSeat:
+class SourceAssignments:
     """The state of one source, which outlives the runs of its query and ends with its member.
 
-    A batch that runs is never changed. `hold` keeps further ones from beginning, for one of several reasons at a time.
+    A batch that runs is never changed. `pause_batches` keeps further ones from beginning, for several reasons.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class HandingSeat:
         self._parts: dict[TopicPartition, HandedPart] = {}
         self._kept: set[TopicPartition] = set()  # being revoked: no new batch reads them
         self._holds = {"not started": False}  # by reason; whether Spark's trigger must wait until it ends
-        self._version = self._handing = self._run = 0
+        self._version = self._assigned_count = self._run = 0
         self._epoch = self._generation = -1
         self._running: int | None = None
         self._has_read = False
 
     # -- the source's thread
 
-    def held(self, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+    def wait_partitions(self, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
         """Return the partitions to read; None if no batch may begin, even after `wait_ms`, or if the run is over.
 
         An idle source that already knows the current assignment waits first, until the assignment changes or its run is
@@ -93,31 +93,31 @@ class HandingSeat:
             self._run += 1
             self._changed.notify_all()
 
-    def stop(self) -> None:
+    def end_batch(self) -> None:
         """Mark the run and its batch as ended."""
         with self._changed:
             self._running = None
         self._done()
 
-    def start(self, epoch: int) -> RunSeat:
+    def start(self, epoch: int) -> RunSession:
         """Begin a run of the query; batches and messages of earlier runs no longer count."""
         with self._changed:
             self._epoch, self._running = epoch, None
             self._run += 1
             self._changes()
-            return RunSeat(self, self._run)
+            return RunSession(self, self._run)
 
     def in_generation(self, generation: int) -> None:
         """Set the group's generation, which the source shows in its progress."""
         with self._changed:
             self._generation = generation
 
-    def give(self, position: Position) -> None:
+    def assign_partition(self, position: Position) -> None:
         """Assign a partition from an offset on, with an assignment number that it never had."""
         with self._changed:
-            self._handing += 1
+            self._assigned_count += 1
             self._parts[TopicPartition(position.topic, position.partition)] = HandedPart(
-                position.topic, position.topic_id, position.partition, position.offset, self._handing
+                position.topic, position.topic_id, position.partition, position.offset, self._assigned_count
             )
             self._changes()
 
@@ -127,7 +127,7 @@ class HandingSeat:
             self._kept |= set(partitions) & self._parts.keys()
             self._changes()
 
-    def take(self, partitions: Iterable[TopicPartition]) -> None:
+    def remove_revoked(self, partitions: Iterable[TopicPartition]) -> None:
         """Remove partitions that the member no longer owns."""
         with self._changed:
             for partition in partitions:
@@ -135,7 +135,7 @@ class HandingSeat:
                 self._kept.discard(partition)
             self._changes()
 
-    def clear(self) -> None:
+    def remove_partitions(self) -> None:
         """Remove all partitions and the running batch."""
         with self._changed:
             self._parts.clear()
@@ -143,7 +143,7 @@ class HandingSeat:
             self._running, self._has_read = None, False
             self._changes()
 
-    def hold(self, why: str, *, stays: bool = False) -> int | None:
+    def pause_batches(self, why: str, *, stays: bool = False) -> int | None:
         """Keep new batches from beginning until `let` gets the same reason; return the running batch's number.
 
         Args:
@@ -155,7 +155,7 @@ class HandingSeat:
             self._changed.notify_all()
             return self._running
 
-    def let(self, why: str) -> None:
+    def resume_batches(self, why: str) -> None:
         """End a reason of `hold`."""
         with self._changed:
             self._holds.pop(why, None)
@@ -182,23 +182,23 @@ class HandingSeat:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSeat:
+class RunSession:
     """The session of one run of a query: late messages of an earlier run do not affect the present batch."""
 
-    seat: HandingSeat
+    assignments: SourceAssignments
     run: int
 
-    def held(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
-        return self.seat.held(wait_ms, self.run, idle)
+    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+        return self.assignments.wait_partitions(wait_ms, self.run, idle)
 
     def stays(self) -> bool:
-        return self.seat.stays()
+        return self.assignments.stays()
 
     def begin(self, version: int, batch: int) -> bool:
-        return self.seat.begin(version, batch)  # versions are unique across runs
+        return self.assignments.begin(version, batch)  # versions are unique across runs
 
     def end(self, batch: int) -> None:
-        self.seat.end(batch, self.run)
+        self.assignments.end(batch, self.run)
 
     def lost(self, lost: LostRecords) -> None:
-        self.seat.lost(lost)
+        self.assignments.lost(lost)

@@ -12,7 +12,7 @@ from tests.support.waiting import until
 
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
-from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.source_assignments import SourceAssignments
 from kohort.spark.source_sessions import Handed, Idle, LostRecords
 
 TOPIC = UUID(int=7)
@@ -31,21 +31,23 @@ class Seated:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.gone: list[LostRecords] = []
-        self.seat = HandingSeat(lambda: self.told.append("begun"), lambda: self.told.append("done"), self.gone.append)
+        self.seat = SourceAssignments(
+            lambda: self.told.append("begun"), lambda: self.told.append("done"), self.gone.append
+        )
         self.run = self.seat.start(3)
-        self.seat.let("not started")
-        self.seat.give(position(0, 10))
-        self.seat.give(position(1, 20))
+        self.seat.resume_batches("not started")
+        self.seat.assign_partition(position(0, 10))
+        self.seat.assign_partition(position(1, 20))
 
 
 def test_what_is_handed_out_has_its_start_and_a_number_of_its_own() -> None:
     seated = Seated()
-    held = seated.run.held(0)
+    held = seated.run.wait_partitions(0)
     assert held is not None and held.epoch == 3
     assert [(part.partition, part.start) for part in held.parts] == [(0, 10), (1, 20)]
-    seated.seat.take([T0])
-    seated.seat.give(position(0, 10))
-    again = seated.run.held(0)
+    seated.seat.remove_revoked([T0])
+    seated.seat.assign_partition(position(0, 10))
+    again = seated.run.wait_partitions(0)
     assert again is not None
     first, second = held.parts[0].handing, again.parts[0].handing
     assert first != second, "the same partition under the number that it had"
@@ -53,36 +55,36 @@ def test_what_is_handed_out_has_its_start_and_a_number_of_its_own() -> None:
 
 def test_a_batch_begins_only_of_what_was_handed_out_last() -> None:
     seat = Seated().seat
-    held = seat.held(0, RUN)
+    held = seat.wait_partitions(0, RUN)
     assert held is not None
-    seat.take([T1])
+    seat.remove_revoked([T1])
     assert not seat.begin(held.version, 1)
-    now = seat.held(0, RUN)
+    now = seat.wait_partitions(0, RUN)
     assert now is not None and seat.begin(now.version, 1)
     assert seat.running() == 1
 
 
 def test_nothing_begins_while_there_is_a_reason_to_hold() -> None:
     seat = Seated().seat
-    held = seat.held(0, RUN)
+    held = seat.wait_partitions(0, RUN)
     assert held is not None
-    assert seat.hold("wanted back") is None
+    assert seat.pause_batches("wanted back") is None
     assert not seat.begin(held.version, 1)
-    assert seat.held(1, RUN) is None
-    seat.hold("too far ahead")
-    seat.let("wanted back")
-    assert seat.held(1, RUN) is None, "one reason is left"
-    seat.let("too far ahead")
-    assert seat.held(0, RUN) is not None
+    assert seat.wait_partitions(1, RUN) is None
+    seat.pause_batches("too far ahead")
+    seat.resume_batches("wanted back")
+    assert seat.wait_partitions(1, RUN) is None, "one reason is left"
+    seat.resume_batches("too far ahead")
+    assert seat.wait_partitions(0, RUN) is not None
 
 
 def test_who_waits_is_told_at_once() -> None:
     seat = Seated().seat
-    seat.hold("wanted back")
+    seat.pause_batches("wanted back")
     found: list[object] = []
-    waiting = threading.Thread(target=lambda: found.append(seat.held(60_000, RUN)))
+    waiting = threading.Thread(target=lambda: found.append(seat.wait_partitions(60_000, RUN)))
     waiting.start()
-    seat.let("wanted back")
+    seat.resume_batches("wanted back")
     waiting.join(10)
     assert found and found[0] is not None
 
@@ -90,15 +92,15 @@ def test_who_waits_is_told_at_once() -> None:
 def test_a_source_that_waits_is_answered_when_its_run_is_to_be_stopped() -> None:
     """Spark's stop waits for it: a query that was idle took up to a second to go back."""
     seated = Seated()
-    seated.seat.hold("not started")
+    seated.seat.pause_batches("not started")
     found: list[object] = []
-    waiting = threading.Thread(target=lambda: found.append(seated.run.held(60_000)))
+    waiting = threading.Thread(target=lambda: found.append(seated.run.wait_partitions(60_000)))
     waiting.start()
     seated.seat.end_run()
     waiting.join(10)
     assert found == [None]
-    seated.seat.let("not started")
-    assert seated.run.held(0) is None, "it is over, whatever is held"
+    seated.seat.resume_batches("not started")
+    assert seated.run.wait_partitions(0) is None, "it is over, whatever is held"
 
 
 DAY_MS = 86_400_000
@@ -110,12 +112,14 @@ class Asking:
     """An idle source's question: for a day there is nothing to read in what it knows."""
 
     def __init__(self, seated: Seated, wait_ms: int = DAY_MS) -> None:
-        held = seated.run.held(0)
+        held = seated.run.wait_partitions(0)
         assert held is not None
         self.knows = held.version
         self.answers: list[Handed | None] = []
         idle = Idle(held.version, DAY_MS)
-        self._thread = threading.Thread(target=lambda: self.answers.append(seated.run.held(wait_ms, idle)), daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: self.answers.append(seated.run.wait_partitions(wait_ms, idle)), daemon=True
+        )
         self._thread.start()
         until(lambda: seated.seat._changed._waiters, "it waits")  # type: ignore[attr-defined]
 
@@ -125,28 +129,28 @@ class Asking:
         return self.answers[0]
 
 
-NEWS: list[Callable[[HandingSeat], object]] = [
-    lambda seat: seat.give(position(2, 5)),
-    lambda seat: seat.take([T1]),
+NEWS: list[Callable[[SourceAssignments], object]] = [
+    lambda seat: seat.assign_partition(position(2, 5)),
+    lambda seat: seat.remove_revoked([T1]),
     lambda seat: seat.keep_from([T1]),
-    lambda seat: seat.clear(),
+    lambda seat: seat.remove_partitions(),
 ]
 
 
 @pytest.mark.parametrize("tell", NEWS, ids=["given", "taken", "kept", "cleared"])
-def test_an_idle_source_is_told_at_once_of_what_is_new(tell: Callable[[HandingSeat], object]) -> None:
+def test_an_idle_source_is_told_at_once_of_what_is_new(tell: Callable[[SourceAssignments], object]) -> None:
     seated = Seated()
     asking = Asking(seated)
     tell(seated.seat)
     told = asking.answer()
     assert told is not None and told.version > asking.knows
-    assert told == seated.run.held(0)
+    assert told == seated.run.wait_partitions(0)
 
 
 def test_an_idle_source_is_told_at_once_that_nothing_may_be_planned() -> None:
     seated = Seated()
     asking = Asking(seated, wait_ms=0)
-    seated.seat.hold("wanted back")
+    seated.seat.pause_batches("wanted back")
     assert asking.answer() is None
 
 
@@ -161,21 +165,21 @@ def test_neither_stop_nor_reset_waits_for_an_idle_source(stop: str) -> None:
     assert asking.answer() is None
 
 
-def _has_stop_wait(self: HandingSeat, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+def _has_stop_wait(self: SourceAssignments, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
     with self._changed:
         if idle is not None:
             self._changed.wait_for(lambda: idle.version != self._version, idle.ms / 1000)
     return _HELD(self, wait_ms, run)
 
 
-def _hears_of_no_change(self: HandingSeat, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+def _hears_of_no_change(self: SourceAssignments, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
     with self._changed:
         if idle is not None:
             self._changed.wait_for(lambda: run != self._run, idle.ms / 1000)
     return _HELD(self, wait_ms, run)
 
 
-_HELD = HandingSeat.held
+_HELD = SourceAssignments.wait_partitions
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ _HELD = HandingSeat.held
 def test_a_seat_that_leaves_an_idle_source_waiting_is_seen(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Handed | None], test: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(HandingSeat, "held", fault)
+    monkeypatch.setattr(SourceAssignments, "wait_partitions", fault)
     monkeypatch.setitem(globals(), "PATIENCE_S", 0.5)
     with pytest.raises(AssertionError, match="the source waits on"):
         test()
@@ -197,28 +201,28 @@ def test_a_seat_that_leaves_an_idle_source_waiting_is_seen(
 
 def test_an_idle_source_waits_for_as_long_as_it_said_when_nothing_is_new() -> None:
     seated = Seated()
-    held = seated.run.held(0)
+    held = seated.run.wait_partitions(0)
     assert held is not None
     began = time.monotonic()
-    assert seated.run.held(0, Idle(held.version, 50)) == held
+    assert seated.run.wait_partitions(0, Idle(held.version, 50)) == held
     assert time.monotonic() - began >= 0.05
-    found = seated.run.held(0, Idle(held.version - 1, DAY_MS))
+    found = seated.run.wait_partitions(0, Idle(held.version - 1, DAY_MS))
     assert found == held, "what it knew was old"
 
 
 def test_what_is_wanted_back_is_kept_and_not_planned() -> None:
     seat = Seated().seat
     seat.keep_from([T0, TopicPartition("t", 9)])
-    held = seat.held(0, RUN)
+    held = seat.wait_partitions(0, RUN)
     assert held is not None and [part.partition for part in held.parts] == [1]
     assert seat.handed().keys() == {T0, T1}, "its end is contributed until it is let go"
-    seat.take([T0])
+    seat.remove_revoked([T0])
     assert seat.handed().keys() == {T1}
 
 
 def test_a_batch_is_told_when_it_begins_and_when_it_is_done() -> None:
     seated = Seated()
-    held = seated.run.held(0)
+    held = seated.run.wait_partitions(0)
     assert held is not None
     seated.seat.begin(held.version, 4)
     seated.run.end(3)
@@ -230,12 +234,12 @@ def test_a_batch_is_told_when_it_begins_and_when_it_is_done() -> None:
 
 def test_the_next_run_knows_nothing_of_a_batch_that_ran() -> None:
     seated = Seated()
-    held = seated.run.held(0)
+    held = seated.run.wait_partitions(0)
     assert held is not None
     seated.seat.begin(held.version, 4)
     run = seated.seat.start(5)
     assert seated.seat.running() is None
-    now = run.held(0)
+    now = run.wait_partitions(0)
     assert now is not None and now.epoch == 5
 
 
@@ -247,16 +251,16 @@ def test_who_finds_that_nothing_runs_was_told_of_all_that_ran() -> None:
         telling.set()
         assert goes_on.wait(10)
 
-    seat = HandingSeat(begun, lambda: None, lambda lost: None)
+    seat = SourceAssignments(begun, lambda: None, lambda lost: None)
     seat.start(3)
-    seat.let("not started")
-    held = seat.held(0, RUN)
+    seat.resume_batches("not started")
+    held = seat.wait_partitions(0, RUN)
     assert held is not None
     beginning = threading.Thread(target=seat.begin, args=(held.version, 1))
     beginning.start()
     assert telling.wait(10)
     found: list[int | None] = []
-    holding = threading.Thread(target=lambda: found.append(seat.hold("wanted back")))
+    holding = threading.Thread(target=lambda: found.append(seat.pause_batches("wanted back")))
     holding.start()
     holding.join(0.05)
     assert not found, "it was seen whether a batch runs before the batch was told"
@@ -269,7 +273,7 @@ def test_who_finds_that_nothing_runs_was_told_of_all_that_ran() -> None:
 def test_the_end_of_an_earlier_run_s_batch_is_none_of_this_one_s() -> None:
     seated = Seated()
     later = seated.seat.start(5)
-    held = later.held(0)
+    held = later.wait_partitions(0)
     assert held is not None and seated.seat.begin(held.version, 1)
     seated.run.end(1)
     assert seated.seat.running() == 1

@@ -10,8 +10,8 @@ from kohort.errors import ErrorCode
 from kohort.groups import client_quirks
 from kohort.groups.effects import Meter
 from kohort.groups.events import ConnectionLost, Heartbeat, ReleaseLongPolls
+from tests.groups.harness import Trial, protocols
 from tests.groups.test_conversion import make_classic, make_trial
-from tests.groups.trial import Trial, protocols
 
 HOLD_MS = 30_000
 TOLD = ErrorCode.REBALANCE_IN_PROGRESS
@@ -21,11 +21,11 @@ class Held(Trial):
     """Three stable members whose clients bear to be held, heard every 3 s, each on a connection of its own number."""
 
     def __init__(
-        self, count: int = 3, hold_ms: int = HOLD_MS, config: dict[str, Any] | None = None, **more: Any
+        self, count: int = 3, delay_ms: int = HOLD_MS, config: dict[str, Any] | None = None, **more: Any
     ) -> None:
         super().__init__(**(config or {}))
         self.members, self.generation = self.stable(count, **more)
-        self.hold_ms = hold_ms
+        self.delay_ms = delay_ms
         self.beats: dict[str, int] = {}
         for _ in range(2):
             self.beat_all()
@@ -33,7 +33,7 @@ class Held(Trial):
 
     def send(self, member: str, **more: Any) -> int:
         """A heartbeat; its request."""
-        fields = {"hold_ms": self.hold_ms, "connection": self.members.index(member) + 1} | more
+        fields = {"delay_ms": self.delay_ms, "connection": self.members.index(member) + 1} | more
         request = self.beats[member] = self.request()
         self.feed(Heartbeat(request, "g", self.generation, member, **fields))
         return request
@@ -59,9 +59,9 @@ class Held(Trial):
 def test_a_heartbeat_is_held_once_the_interval_is_known() -> None:
     trial = Trial()
     (member,), generation = trial.stable(1)
-    assert trial.heartbeat(member, generation, hold_ms=HOLD_MS) is ErrorCode.NONE
+    assert trial.heartbeat(member, generation, delay_ms=HOLD_MS) is ErrorCode.NONE
     trial.pass_time(3_000)
-    held = Heartbeat(trial.request(), "g", generation, member, hold_ms=HOLD_MS)
+    held = Heartbeat(trial.request(), "g", generation, member, delay_ms=HOLD_MS)
     assert trial.ask(held) is None
 
 
@@ -69,7 +69,7 @@ def test_the_first_heartbeat_is_held_of_a_client_whose_interval_is_known() -> No
     trial = Trial()
     members, generation = trial.stable(2)
     beats = [
-        Heartbeat(trial.request(), "g", generation, member, hold_ms=750, connection=number, interval_ms=800)
+        Heartbeat(trial.request(), "g", generation, member, delay_ms=750, connection=number, interval_ms=800)
         for number, member in enumerate(members, 1)
     ]
     assert [trial.ask(beat) for beat in beats] == [None, None]
@@ -81,7 +81,7 @@ def test_a_known_interval_is_not_learned_from_a_heartbeat_that_comes_early() -> 
     trial = Trial()
     (member,), generation = trial.stable(1)
     for _ in range(4):
-        beat = Heartbeat(trial.request(), "g", generation, member, hold_ms=750, connection=1, interval_ms=800)
+        beat = Heartbeat(trial.request(), "g", generation, member, delay_ms=750, connection=1, interval_ms=800)
         assert trial.ask(beat) is None
         trial.feed(ReleaseLongPolls((beat.request,)))
         trial.pass_time(20)
@@ -104,7 +104,7 @@ def test_a_hold_takes_a_third_of_the_session_at_most() -> None:
 
 
 def test_a_hold_takes_what_the_client_bears_at_most() -> None:
-    trial = Held(hold_ms=1_000)
+    trial = Held(delay_ms=1_000)
     trial.beat_all()
     trial.pass_time(1_000)
     assert trial.all_heard() == [ErrorCode.NONE] * 3
@@ -166,14 +166,14 @@ def test_members_that_do_not_wait_for_their_topics_are_answered_at_once() -> Non
     trial = Trial()
     (member,), generation = trial.stable(1, protocol_type="connect")
     for _ in range(4):
-        assert trial.heartbeat(member, generation, hold_ms=HOLD_MS) is ErrorCode.NONE
+        assert trial.heartbeat(member, generation, delay_ms=HOLD_MS) is ErrorCode.NONE
         trial.pass_time(3_000)
 
 
 def test_nothing_is_held_that_is_refused() -> None:
     trial = Held()
-    assert trial.heartbeat("stranger", trial.generation, hold_ms=HOLD_MS) is ErrorCode.UNKNOWN_MEMBER_ID
-    assert trial.heartbeat(trial.members[0], 99, hold_ms=HOLD_MS) is ErrorCode.ILLEGAL_GENERATION
+    assert trial.heartbeat("stranger", trial.generation, delay_ms=HOLD_MS) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.heartbeat(trial.members[0], 99, delay_ms=HOLD_MS) is ErrorCode.ILLEGAL_GENERATION
 
 
 def test_all_are_told_at_once_of_a_leave() -> None:
@@ -312,13 +312,13 @@ def test_who_is_late_only_is_no_longer_silent_in_the_next_change() -> None:
     trial.feed(ConnectionLost(1))
     trial.beats[trial.members[0]] = trial.request()
     trial.feed(
-        Heartbeat(trial.beats[trial.members[0]], "g", trial.generation, trial.members[0], hold_ms=0, connection=9)
+        Heartbeat(trial.beats[trial.members[0]], "g", trial.generation, trial.members[0], delay_ms=0, connection=9)
     )
     trial.send(trial.members[1])
     trial.send(trial.members[2])
     trial.join()
     trial.pass_time(1_000)
-    trial.send(trial.members[0], connection=9, hold_ms=0)
+    trial.send(trial.members[0], connection=9, delay_ms=0)
     assert trial.all_heard() == [TOLD] * 3
 
 
@@ -365,17 +365,17 @@ def test_a_client_that_does_not_bear_it_is_told_when_it_comes() -> None:
     trial = Held()
     trial.send(trial.members[0])
     trial.send(trial.members[1])
-    trial.send(trial.members[2], hold_ms=0)
+    trial.send(trial.members[2], delay_ms=0)
     assert trial.heard(trial.members[2]) is ErrorCode.NONE
     trial.join()
     trial.pass_time(2_000)
     assert trial.all_heard() == [None, None, ErrorCode.NONE]
-    trial.send(trial.members[2], hold_ms=0)
+    trial.send(trial.members[2], delay_ms=0)
     assert trial.all_heard() == [TOLD] * 3
 
 
 def test_clients_that_bear_no_hold_work_on_too_until_the_silent_one_is_out() -> None:
-    trial = Held(hold_ms=0)
+    trial = Held(delay_ms=0)
     trial.feed(ConnectionLost(1))  # it was heard 3 s ago
     trial.join()
     for _ in range(2):
@@ -394,7 +394,7 @@ def test_clients_that_bear_no_hold_work_on_too_until_the_silent_one_is_out() -> 
 
 
 def test_where_it_is_off_all_are_told_as_by_kafka() -> None:
-    trial = Held(hold_ms=0, config={"notify_at_once": "off"})
+    trial = Held(delay_ms=0, config={"notify_at_once": "off"})
     trial.feed(ConnectionLost(1))
     trial.join()
     for member in trial.members[1:]:
@@ -403,7 +403,7 @@ def test_where_it_is_off_all_are_told_as_by_kafka() -> None:
 
 
 def test_clients_that_bear_nothing_are_told_as_by_kafka() -> None:
-    trial = Held(hold_ms=0)
+    trial = Held(delay_ms=0)
     trial.join()
     trial.beat_all()
     assert trial.all_heard() == [TOLD] * 3
@@ -467,11 +467,11 @@ def test_until_a_hold_has_shown_how_a_client_times_it_counts_as_the_later_one() 
     trial = Trial()
     (one, other), generation = trial.stable(2)
     for member in (one, other):
-        assert trial.heartbeat(member, generation, hold_ms=HOLD_MS) is ErrorCode.NONE
+        assert trial.heartbeat(member, generation, delay_ms=HOLD_MS) is ErrorCode.NONE
     trial.pass_time(1_000)
     held = [trial.request(), trial.request()]
     for member, request in zip((one, other), held, strict=True):
-        assert trial.ask(Heartbeat(request, "g", generation, member, hold_ms=HOLD_MS)) is None
+        assert trial.ask(Heartbeat(request, "g", generation, member, delay_ms=HOLD_MS)) is None
     trial.feed(ReleaseLongPolls((held[1],)))
     trial.join()
     trial.pass_time(100)
@@ -521,13 +521,13 @@ def test_who_is_removed_while_it_is_held_hears_it() -> None:
 def test_a_group_that_takes_a_consumer_member_in_holds_no_classic_heartbeat() -> None:
     trial = make_trial()
     member, generation = make_classic(trial)
-    assert trial.heartbeat(member, generation, hold_ms=HOLD_MS) is ErrorCode.NONE
+    assert trial.heartbeat(member, generation, delay_ms=HOLD_MS) is ErrorCode.NONE
     trial.pass_time(3_000)
     held = trial.request()
-    assert trial.ask(Heartbeat(held, "g", generation, member, hold_ms=HOLD_MS)) is None
+    assert trial.ask(Heartbeat(held, "g", generation, member, delay_ms=HOLD_MS)) is None
     trial.beat("modern")
     assert trial.reply(held).error is TOLD
-    assert trial.heartbeat(member, generation, hold_ms=HOLD_MS) is TOLD
+    assert trial.heartbeat(member, generation, delay_ms=HOLD_MS) is TOLD
 
 
 @pytest.mark.parametrize(
@@ -545,4 +545,4 @@ def test_a_group_that_takes_a_consumer_member_in_holds_no_classic_heartbeat() ->
     ],
 )
 def test_whose_heartbeats_are_held(mode: str, software: str | None, expected: int) -> None:
-    assert client_quirks.classic_hold_ms(mode, software) == expected
+    assert client_quirks.classic_delay_ms(mode, software) == expected

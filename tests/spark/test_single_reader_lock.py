@@ -16,7 +16,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import InvalidInputError
 from kohort.spark.data_source import KohortDataSource
-from kohort.spark.driver_channel import Switchboard
+from kohort.spark.driver_channel import ChannelServer
 from kohort.spark.source.single_reader_lock import Load, ReaderLock
 
 __all__ = ["own_signals", "place"]
@@ -44,8 +44,8 @@ def begin(made: bytes) -> Any:
 
 @pytest.fixture
 def application() -> Any:
-    board = Switchboard()
-    yield KohortDataSource.reaching(board.contact)
+    board = ChannelServer()
+    yield KohortDataSource.reaching(board.address)
     board.close()
 
 

@@ -1,7 +1,7 @@
 """A process that is nothing but a candidate: it listens, goes through a door, and says what the door says.
 
-    python -m tests.cluster.door_process zookeeper 127.0.0.1:2181/path 1 6000
-    python -m tests.cluster.door_process group 127.0.0.1:9092/a-group 1 6000
+    python -m tests.cluster.coordination_process zookeeper 127.0.0.1:2181/path 1 6000
+    python -m tests.cluster.coordination_process group 127.0.0.1:9092/a-group 1 6000
 
 Each line on standard output is what holds now. SIGTERM has it retire.
 """
@@ -61,7 +61,7 @@ async def main(kind: str, address: str, number: int, session_ms: int) -> None:
             door.alive()
             await asyncio.sleep(ALIVE_S)
 
-    door.listen(tell)
+    door.on_changes(tell)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await door.open(me, SHARDS)

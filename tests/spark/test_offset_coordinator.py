@@ -21,10 +21,10 @@ def test_looks_that_go_on_without_an_end_are_told_once(
     monkeypatch.setattr(offset_coordinator, "time", types.SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     again = offset_coordinator.AssignmentRetry()
     for _ in range(290):
-        again.wait()
+        again.wait_and_warn()
     assert not caplog.messages
     for _ in range(300):
-        again.wait()
+        again.wait_and_warn()
     assert len(caplog.messages) == 1
     assert "has changed at each of 30" in caplog.text
 
@@ -38,5 +38,5 @@ def test_a_few_looks_that_take_long_are_not_told(
     )
     again = offset_coordinator.AssignmentRetry()
     for _ in range(19):
-        again.wait()
+        again.wait_and_warn()
     assert not caplog.messages

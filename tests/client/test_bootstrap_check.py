@@ -86,7 +86,7 @@ def test_in_the_log_an_address_that_stays_out_of_reach_is_named_rarely(caplog: p
 def test_a_broker_that_is_back_is_reached_before_a_third_as_long_again_as_it_was_away() -> None:
     """A client has several connections to it: those that fail together count as one failure."""
     world = VirtualCluster(refuse={9092})
-    links, runtime = world.cluster.links, world.runtime
+    links, runtime = world.cluster.connections, world.runtime
 
     async def reach(lane: str) -> None:
         while True:
@@ -116,8 +116,8 @@ class Loading(VirtualCluster):
 
     def _receive(self, link: int, frame: bytes) -> None:
         if push_type(memoryview(frame)[4:]) == PushType.CLUSTER_METADATA:
-            answer = ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE).encode()
-            self.cluster.links.received(link, memoryview(answer))
+            answer = ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE).encode_frame()
+            self.cluster.connections.received(link, memoryview(answer))
         else:
             super()._receive(link, frame)
 
@@ -405,7 +405,7 @@ def test_contact_is_made_as_soon_as_there_is_a_broker(kohort_broker: Broker) -> 
     try:
         waiting = client.submit(reach(client.cluster, 60_000))
         address = client.cluster.bootstrap[0]
-        until(lambda: client.cluster.links.health(address).failures > 1, "it was tried")
+        until(lambda: client.cluster.connections.health(address).failures > 1, "it was tried")
         kohort_broker.restart()
         waiting.result(60)
     finally:

@@ -163,7 +163,7 @@ def test_what_is_saved_is_there_for_the_next_term(home: Home, name: str, closing
     assert (after.term, after.region_id, after.epoch, after.floor) == (2, known.region_id, 1, 1)
     assert after.initial == (Initial(name, name, name, TOPIC_ID, 2, 17),)
     assert after.stopped == "the cause"
-    address = home.address()
+    address = home.newest_address()
     assert address is not None and (address.term, address.port, address.pin) == (2, 7, PIN)
 
 

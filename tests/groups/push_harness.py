@@ -15,7 +15,7 @@ from kohort.groups.events import (
     RegisterConsumer,
 )
 from kohort.groups.push.group import PushGroup
-from tests.groups.trial import Trial
+from tests.groups.harness import Trial
 
 SESSION_MS = 6_000
 ASKED = {PingConsumer: PushRequestKind.PING, StopConsumer: PushRequestKind.STOP, StartConsumer: PushRequestKind.START}

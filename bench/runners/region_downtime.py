@@ -1,6 +1,6 @@
 """Ten members of a region read at an even rate; then all are asked for a checkpoint, or go back.
 
-`python -m bench.runners.region_standstill HOW SERVERS TOPIC`; HOW is `checkpoint` or `reset`. Prints how long the
+`python -m bench.runners.region_downtime HOW SERVERS TOPIC`; HOW is `checkpoint` or `reset`. Prints how long the
 slowest member stood still, and when the rate was back at 90 %.
 """
 
@@ -41,7 +41,7 @@ def _rows(members: list[Member], since_s: float, until_s: float) -> int:
     return sum(rows for member in members for at_s, rows in member.got if since_s <= at_s < until_s)
 
 
-def _standstill(member: Member, since_s: float, until_s: float) -> float:
+def _downtime(member: Member, since_s: float, until_s: float) -> float:
     times = [at_s for at_s, _ in member.got if since_s - 1 <= at_s < until_s] + [until_s]
     return max(later - at_s for at_s, later in itertools.pairwise(times))
 
@@ -51,7 +51,7 @@ def measure(how: str, servers: str, topic: str) -> dict[str, float]:
     name = f"bench-{uuid.uuid4().hex[:12]}"
     with Region(name, servers, checkpoint_every=None) as region:
         members = [Member(region, f"m{number}", topic) for number in range(MEMBERS)]
-        while not all(len(member.got) > 10 and member.consumer.figures.partitions for member in members):
+        while not all(len(member.got) > 10 and member.consumer.metrics.partitions for member in members):
             time.sleep(0.1)
         region.checkpoint()
         while not all(member.consumer.sequence > 0 for member in members):
@@ -62,7 +62,7 @@ def measure(how: str, servers: str, topic: str) -> dict[str, float]:
         region.checkpoint() if how == "checkpoint" else region.reset()
         time.sleep(AFTER_S)
         ended_s = asked_s + AFTER_S - 0.5
-        stood_s = max(_standstill(member, asked_s, ended_s) for member in members)
+        stood_s = max(_downtime(member, asked_s, ended_s) for member in members)
         steps = [asked_s + step * STEP_S for step in range(int((AFTER_S - WINDOW_S) / STEP_S))]
         slow = [_rows(members, at_s, at_s + WINDOW_S) < BACK * usual * WINDOW_S for at_s in steps]
         stood = slow.index(True) if True in slow else 0

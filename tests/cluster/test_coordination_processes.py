@@ -15,7 +15,7 @@ import pytest
 
 from kohort import Broker
 from kohort.zookeeper import ZooKeeper
-from tests.cluster.door_process import SHARDS
+from tests.cluster.coordination_process import SHARDS
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,15 @@ class Candidate:
 
     def __init__(self, kind: str, address: str, number: int, session_ms: int) -> None:
         self.number = number
-        command = [sys.executable, "-m", "tests.cluster.door_process", kind, address, str(number), str(session_ms)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.cluster.coordination_process",
+            kind,
+            address,
+            str(number),
+            str(session_ms),
+        ]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self.is_leader = False
         self.elected = -1

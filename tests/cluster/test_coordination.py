@@ -14,7 +14,7 @@ from kohort.cluster.coordination import group_service
 from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.errors import KafkaError, TimedOutError
 from kohort.zookeeper import ZooKeeper, free_port
-from tests.cluster.doors import SHARDS, AnyDoors, GroupDoors, ZooKeeperDoors, candidate, run, until
+from tests.cluster.coordination_services import SHARDS, AnyDoors, GroupDoors, ZooKeeperDoors, candidate, run, until
 from tests.support.apache_kafka import SOON_BACK, ApacheKafka
 from tests.support.maven import MavenUnavailable
 

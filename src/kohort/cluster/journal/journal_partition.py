@@ -13,7 +13,7 @@ from kohort.ids import TopicPartition
 
 REFUSE: Final = "refuse"
 SKIP: Final = "skip"
-FOREIGN_RECORDS: Final = "journal.foreign.records"
+UNFENCED_RECORDS: Final = "journal.unfenced.records"
 """The setting for records that no coordinator wrote: refuse or skip them."""
 TOPIC: Final = "__kohort_groups"
 FIRST_WAIT_MS: Final = 20
@@ -43,7 +43,7 @@ class JournalSettings:
         topic: the journal's topic; the transactional ids of its shards begin with its name.
         partitions: the partition count of a created topic, which is the number of shards.
         replication_factor: the replication factor of a created topic, lowered to the number of brokers.
-        foreign_records: whether to refuse or skip records that no coordinator wrote (`FOREIGN_RECORDS`).
+        unfenced_records: whether to refuse or skip records that no coordinator wrote (`UNFENCED_RECORDS`).
         answer_ms: a request without a response is sent again after this time.
     """
 
@@ -54,7 +54,7 @@ class JournalSettings:
     topic: str = TOPIC
     partitions: int = 50
     replication_factor: int = 3
-    foreign_records: str = REFUSE
+    unfenced_records: str = REFUSE
     answer_ms: int = 5_000
 
 
@@ -72,7 +72,7 @@ class JournalPartition:
 
     Attributes:
         cluster: the client's core.
-        lane: the name of its connections.
+        channel: the name of its connections.
         repeats: the number of requests that were sent again.
     """
 
@@ -84,7 +84,7 @@ class JournalPartition:
         self.partition = TopicPartition(topic.name, index)
         self.transactional_id = f"{topic.name}-{index}"
         self.to_coordinator = Coordinator(self.transactional_id, TRANSACTION)
-        self.lane = f"journal-{index}"
+        self.channel = f"journal-{index}"
         self.repeats = 0
 
     def __str__(self) -> str:
@@ -99,11 +99,11 @@ class JournalPartition:
         node = self.cluster.metadata.leader(self.partition)
         return BrokerById(node if node >= 0 else await self.cluster.leader(self.partition, timeout_ms))
 
-    async def wait(self, failures: int) -> None:
+    async def back_off(self, failures: int) -> None:
         """Refresh metadata after a failed request, and back off, longer after each failure in a row."""
         self.repeats += 1
         self.cluster.request_metadata().mark_handled()
-        await self.cluster.runtime.sleep(self.cluster.links.backoff_ms(failures, FIRST_WAIT_MS, WAIT_MAX_MS))
+        await self.cluster.runtime.sleep(self.cluster.connections.backoff_ms(failures, FIRST_WAIT_MS, WAIT_MAX_MS))
 
     def check_id(self) -> None:
         """Raise JournalUnavailable if the topic has another id by now: nothing may be written to it."""

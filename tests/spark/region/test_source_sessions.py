@@ -17,8 +17,17 @@ import pytest
 from tests.spark.region.desk import Desk
 from tests.support.waiting import until
 
-from kohort.spark.driver_channel import Line, Message, Switchboard
-from kohort.spark.source_sessions import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, LostPart, LostRecords, Seats
+from kohort.spark.driver_channel import ChannelClient, ChannelServer, Message
+from kohort.spark.source_sessions import (
+    IDLE_MS,
+    WAIT_MS_MAX,
+    Handed,
+    HandedPart,
+    Idle,
+    LostPart,
+    LostRecords,
+    SourceSessions,
+)
 
 A = uuid.UUID(int=1)
 
@@ -38,12 +47,14 @@ def closing() -> Iterator[Callable[[Any], Any]]:
 
 
 @pytest.fixture
-def answering(closing: Callable[[Any], Any]) -> Callable[..., Line]:
+def answering(closing: Callable[[Any], Any]) -> Callable[..., ChannelClient]:
     """A line to an application that answers by a function."""
 
-    def make(answer: Callable[[str, Message], Message], heard: Callable[[Message], None] = lambda _: None) -> Line:
-        board = closing(Switchboard(answers={"ask": answer}))
-        line: Line = closing(Line(board.contact, {"done": heard}))
+    def make(
+        answer: Callable[[str, Message], Message], heard: Callable[[Message], None] = lambda _: None
+    ) -> ChannelClient:
+        board = closing(ChannelServer(answers={"ask": answer}))
+        line: ChannelClient = closing(ChannelClient(board.address, {"done": heard}))
         line.board = board  # type: ignore[attr-defined]
         line.drives("q1")
         line.start()
@@ -52,7 +63,7 @@ def answering(closing: Callable[[Any], Any]) -> Callable[..., Line]:
     return make
 
 
-def test_a_question_gets_its_own_answer(answering: Callable[..., Line]) -> None:
+def test_a_question_gets_its_own_answer(answering: Callable[..., ChannelClient]) -> None:
     line = answering(lambda query, message: {"query": query, "twice": 2 * message["what"]})
     found: dict[int, Any] = {}
     threads = [
@@ -67,14 +78,14 @@ def test_a_question_gets_its_own_answer(answering: Callable[..., Line]) -> None:
     assert line._answers == {}, "nothing is kept"
 
 
-def test_what_is_told_does_not_wait_for_an_answer_that_takes_its_time(answering: Callable[..., Line]) -> None:
+def test_what_is_told_does_not_wait_for_an_answer_that_takes_its_time(answering: Callable[..., ChannelClient]) -> None:
     go, heard = threading.Event(), queue.Queue[Message]()
     line = answering(lambda query, message: {"late": go.wait(60)}, heard.put)
     answers: list[Message] = []
     asking = threading.Thread(target=lambda: answers.append(line.ask({"kind": "ask"}, 60)))
     asking.start()
     until(lambda: line._answers, "it is asked")
-    assert line.board.tell("q1", {"kind": "done", "end": "1"}) == 1  # type: ignore[attr-defined]
+    assert line.board.send_message("q1", {"kind": "done", "end": "1"}) == 1  # type: ignore[attr-defined]
     assert heard.get(timeout=60) == {"kind": "done", "end": "1"}
     assert not answers
     go.set()
@@ -82,7 +93,7 @@ def test_what_is_told_does_not_wait_for_an_answer_that_takes_its_time(answering:
     assert [answer["late"] for answer in answers] == [True]
 
 
-def test_an_answer_that_comes_too_late_is_nobodys(answering: Callable[..., Line]) -> None:
+def test_an_answer_that_comes_too_late_is_nobodys(answering: Callable[..., ChannelClient]) -> None:
     go = threading.Event()
     line = answering(lambda query, message: {"late": message["what"], "waited": message["what"] == 1 and go.wait(60)})
     with pytest.raises(TimeoutError, match=r"did not answer within 0\.05 s"):
@@ -93,9 +104,9 @@ def test_an_answer_that_comes_too_late_is_nobodys(answering: Callable[..., Line]
 
 PAUSED = """
 import sys
-from kohort.spark.driver_channel import Contact, Line
+from kohort.spark.driver_channel import ChannelAddress, ChannelClient
 
-line = Line(Contact(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
+line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
 line.drives("q1")
 line.start()
 print(line.ask({"kind": "ask"}, 10)["first"], flush=True)
@@ -119,7 +130,7 @@ def test_time_in_which_the_source_itself_stood_still_is_not_its_applications_sil
             os.kill(child[0].pid, signal.SIGCONT)
         return {"first": len(asked) == 1}
 
-    contact = closing(Switchboard(answers={"ask": answer})).contact
+    contact = closing(ChannelServer(answers={"ask": answer})).address
     command = [sys.executable, "-c", PAUSED, str(contact.port), contact.token.hex()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
         child.append(source)
@@ -129,7 +140,7 @@ def test_time_in_which_the_source_itself_stood_still_is_not_its_applications_sil
 
 
 @pytest.mark.parametrize("when", ["before", "while it waits"])
-def test_an_application_that_is_gone_is_known_at_once(answering: Callable[..., Line], when: str) -> None:
+def test_an_application_that_is_gone_is_known_at_once(answering: Callable[..., ChannelClient], when: str) -> None:
     go = threading.Event()
     line = answering(lambda query, message: {"late": message["what"] == 2 and go.wait(60)})
     assert line.ask({"kind": "ask", "what": 1}, 60)["late"] is False
@@ -147,8 +158,8 @@ def test_an_application_that_is_gone_is_known_at_once(answering: Callable[..., L
 
 
 def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_told(closing: Callable[[Any], Any]) -> None:
-    board = closing(Switchboard(answers={"ask": lambda query, message: {"query": query}}))
-    line = closing(Line(board.contact, {}))
+    board = closing(ChannelServer(answers={"ask": lambda query, message: {"query": query}}))
+    line = closing(ChannelClient(board.address, {}))
     with pytest.raises(ConnectionError, match="can't be reached on port"):
         line.ask({"kind": "ask"}, 0.05)
     later = threading.Timer(0.1, lambda: (line.start(), line.drives("q1")))
@@ -168,12 +179,12 @@ def test_what_is_handed_out_and_lost_survives_the_channel() -> None:
         LostRecords.from_message({"kind": "lost"})
 
 
-def ask(seats: Seats, what: str, seat: object = "s", query: str = "q1", **facts: Any) -> Message:
+def ask(seats: SourceSessions, what: str, seat: object = "s", query: str = "q1", **facts: Any) -> Message:
     return seats.answer(query, {"kind": "ask", "number": 1, "seat": seat, "what": what, **facts})
 
 
 def test_a_seat_answers_its_query_and_nobody_else() -> None:
-    seats, desk = Seats(), Desk("a", A)
+    seats, desk = SourceSessions(), Desk("a", A)
     unknown = {"refused": "the option regionSeat is set by SparkRegion alone, for the run that it starts: leave it out"}
     assert ask(seats, "held", wait_ms=0) == unknown
     seats.add("s", desk)
@@ -214,13 +225,13 @@ def test_a_seat_answers_its_query_and_nobody_else() -> None:
     ],
 )
 def test_a_question_that_can_not_be_is_refused(what: str, facts: dict[str, Any]) -> None:
-    seats = Seats()
+    seats = SourceSessions()
     seats.add("s", Desk("a", A))
     assert "use one version of" in ask(seats, what, **facts)["refused"]
 
 
 def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -> None:
-    seats, desk = Seats(), Desk("a", A)
+    seats, desk = SourceSessions(), Desk("a", A)
     seats.add("s", desk)
     lost = LostRecords("records are gone", False, (LostPart("a", A, 0, 1, 5, 7),))
     seats.lost("q1", lost.to_message("s"))
@@ -231,20 +242,20 @@ def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -
 
 def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closing: Callable[[Any], Any]) -> None:
     from kohort.spark.driver_server import Application
-    from kohort.spark.source_sessions import SEATS
+    from kohort.spark.source_sessions import SOURCE_SESSIONS
 
-    line = closing(Line(Application().contact, {}))
+    line = closing(ChannelClient(Application().channel_address, {}))
     line.drives("q1")
     line.start()
     desk = Desk("a", A)
-    SEATS.add("of a test", desk)
+    SOURCE_SESSIONS.add("of a test", desk)
     try:
         question = {"kind": "ask", "seat": "of a test", "what": "held", "wait_ms": 0}
         assert line.ask(question, 60)["epoch"] == desk.epoch
         assert line.send(LostRecords("gone", False, ()).to_message("of a test"))
         until(lambda: desk.lost_parts, "it is told")
     finally:
-        SEATS.remove("of a test")
+        SOURCE_SESSIONS.remove("of a test")
     assert "refused" in line.ask(question, 60)
 
 
@@ -254,11 +265,11 @@ def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(
     def fail() -> None:
         raise RuntimeError("of a test")
 
-    seats, desk = Seats(), Desk("a", A)
+    seats, desk = SourceSessions(), Desk("a", A)
     seats.add("s", desk)
     desk.before_begin = fail
-    board = closing(Switchboard(answers={"ask": seats.answer}))
-    line = closing(Line(board.contact, {}))
+    board = closing(ChannelServer(answers={"ask": seats.answer}))
+    line = closing(ChannelClient(board.address, {}))
     line.drives("q1")
     line.start()
     with pytest.raises(ConnectionError):

@@ -1,6 +1,6 @@
 """A comparison in virtual time of ways to notify a classic eager group of a change, by its members' working time.
 
-`python -m bench.coordinator.gathering` prints a table; docs/notification.md holds one and the decision that followed.
+`python -m bench.coordinator.deferred_notification` prints a table; docs/notification.md holds one, and the decision.
 The policies are:
 
 - off: as in Apache Kafka, a member learns of the change from the response to its next heartbeat;
@@ -92,7 +92,7 @@ class Trial:
         self._not_held = group.members
 
     def play(self) -> tuple[float, float]:
-        """The whole time and the median standstill, in seconds."""
+        """The whole time and the median downtime, in seconds."""
         for member in self.members:
             self._at(self.chance.random() * 2 * INTERVAL_S, self._beat(member))
             if self.group.commits != "none":
@@ -191,7 +191,7 @@ class Trial:
 
 
 def compare(group: Group, runs: int) -> dict[str, tuple[float, float]]:
-    """Policy to mean whole time and mean of the median standstill, in seconds, over the same changes."""
+    """Policy to mean whole time and mean of the median downtime, in seconds, over the same changes."""
     found = {}
     for policy in POLICIES:
         results = [Trial(group, policy, seed).play() for seed in range(runs)]
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, help="changes per group and policy")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    table = Table("members", "commits", "timed from", "poll", *POLICIES, title="whole time; median standstill (s)")
+    table = Table("members", "commits", "timed from", "poll", *POLICIES, title="whole time; median downtime (s)")
     for poll in map(float, options.poll_s.split(",")):
         for commits in COMMITS:
             for timed_from in TIMED_FROM:

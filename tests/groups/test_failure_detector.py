@@ -8,7 +8,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe
-from tests.groups.trial import Trial, owned
+from tests.groups.harness import Trial, owned
 
 SESSION_MS = 45_000
 
@@ -130,7 +130,7 @@ def test_a_member_whose_connection_has_ended_is_silent_soon() -> None:
 
 def test_a_connection_that_ends_releases_a_held_heartbeat() -> None:
     club = Club("a", "b", "c")
-    event = club.consumer_event("c", club.epochs["c"], hold_ms=4_000, connection=3)
+    event = club.consumer_event("c", club.epochs["c"], delay_ms=4_000, connection=3)
     assert club.ask(event) is None
     club.feed(ConnectionLost(3))
     assert club.reply(event.request).error is ErrorCode.NONE
@@ -139,7 +139,7 @@ def test_a_connection_that_ends_releases_a_held_heartbeat() -> None:
 def test_a_member_that_is_held_is_not_silent() -> None:
     club = Club("a", "b", "c")
     for _ in range(2):
-        event = club.consumer_event("c", club.epochs["c"], hold_ms=20_000, short_interval=True)
+        event = club.consumer_event("c", club.epochs["c"], delay_ms=20_000, short_interval=True)
         assert club.ask(event) is None
         club.go_on("a", "b", ms=14_000)
     club.enter("d")

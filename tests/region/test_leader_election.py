@@ -19,7 +19,7 @@ class Contested:
         self.now = now
         self.tried: list[float] = []
 
-    def address(self) -> ControlPlaneAddress | None:
+    def newest_address(self) -> ControlPlaneAddress | None:
         return None
 
     def token(self, term: int) -> bytes:
@@ -39,7 +39,7 @@ def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(NobodyServesError, match="another application is taking over"):
             loser.reach()
         now[0] += 0.1
-    least, most = leader_election.PATIENCE_S
+    least, most = leader_election.ELECTION_DELAY_S
     for number, (earlier, other) in enumerate(pairwise(place.tried)):
         factor = 2 ** min(number, leader_election.LOSSES_MAX)
         assert least * factor <= other - earlier <= most * factor + 0.2
@@ -53,4 +53,4 @@ def test_who_is_told_to_serve_tries_again(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(OverError):
         LeaderElection(place, RegionConfig()).serve()
     assert len(place.tried) == 1 + leader_election.LOSSES_MAX
-    assert all(other - earlier >= leader_election.PATIENCE_S[0] for earlier, other in pairwise(place.tried))
+    assert all(other - earlier >= leader_election.ELECTION_DELAY_S[0] for earlier, other in pairwise(place.tried))

@@ -83,7 +83,7 @@ def test_queue_is_bounded_in_bytes_and_a_quarter_of_them_is_taken_at_once() -> N
     flow.forget([P0])
     assert flow.bytes == 0 and flow.room()
     flow.put(piece((P1, 0)))
-    flow.clear()
+    flow.discard_all()
     assert flow.bytes == 0
 
 
@@ -120,7 +120,7 @@ def test_what_is_void_is_not_saved(flow: RecordQueue) -> None:
     flow.put(piece((P0, 1), (P1, 0)))
     flow.open()
     flow.take()
-    flow.clear()
+    flow.discard_all()
     assert flow.void
     flow.finish()
     assert not flow.queued(P1)

@@ -14,7 +14,7 @@ from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignme
 from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError
 from kohort.zookeeper import free_port
-from tests.cluster.doors import GroupDoors, candidate, run, until
+from tests.cluster.coordination_services import GroupDoors, candidate, run, until
 from tests.support.secured_kafka import SecuredKafka
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kohort.groups.effects import Meter
 from kohort.groups.events import ConnectionLost
-from tests.groups.test_gathering import Held
-from tests.groups.trial import Trial
+from tests.groups.harness import Trial
+from tests.groups.test_deferred_notification import Held
 
 HOLD_MS = 1_000
 
@@ -20,7 +20,7 @@ def consumer_member() -> Trial:
 
 
 def hold(trial: Trial, connection: int = 1) -> int:
-    event = trial.consumer_event("a", trial.consumer_group().epoch, hold_ms=HOLD_MS, connection=connection)
+    event = trial.consumer_event("a", trial.consumer_group().epoch, delay_ms=HOLD_MS, connection=connection)
     trial.feed(event)
     assert trial.reply(event.request) is None
     return event.request
