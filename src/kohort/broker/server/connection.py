@@ -21,6 +21,7 @@ from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
 from kohort.broker.server.framing import BadFrame, ForeignProtocol, Frame, Frames
 from kohort.broker.server.server_requests import ServerRequests
 from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
+from kohort.groups.events import Client
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
 from kohort.log import FileRange
 from kohort.wire.schema import Buffer
@@ -69,8 +70,8 @@ class ClientSession:
     """
 
     __slots__ = (
-        "client_id", "held", "host", "lease_ms", "listener", "login", "number", "principal", "process", "shards",
-        "software", "waits",
+        "_identity", "client_id", "held", "host", "lease_ms", "listener", "login", "number", "principal", "process",
+        "shards", "software", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, host: str) -> None:
@@ -85,6 +86,7 @@ class ClientSession:
         self.waits: set[WaitingFetch] = set()
         self.listener: ListenerSocket | None = None
         self.login: SaslLogin | None = None
+        self._identity: Client | None = None
 
     def introduce(self, name: str, version: str, process: str) -> None:
         """Record the client's software and process."""
@@ -108,7 +110,15 @@ class ClientSession:
     def patience(self, mode: str) -> DelayTolerance:
         """Return the client's tolerance for delayed consumer group heartbeats. `mode` is `group.notify.at.once`."""
         tolerance = delay_tolerance(mode, self.software and self.software[0])
-        return tolerance._replace(hold_ms=0 if self._is_new else self._within_lease(tolerance.hold_ms))
+        hold_ms = 0 if self._is_new else self._within_lease(tolerance.hold_ms)
+        return tolerance if hold_ms == tolerance.hold_ms else DelayTolerance(hold_ms, tolerance.short_interval)
+
+    def identity(self, client_id: str | None) -> Client:
+        """Return the client as the coordinator's records describe it. Kept, as a connection has one client id."""
+        known = self._identity
+        if known is None or known.id != (client_id or "") or known.process != self.process:
+            known = self._identity = Client(client_id or "", "/" + self.host, self.process)
+        return known
 
     @property
     def _is_new(self) -> bool:
