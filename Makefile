@@ -25,7 +25,7 @@ QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/la
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps lint types layers sizes docs picture bench bench-against fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -84,6 +84,9 @@ sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
 	@$(BIN)/python -m tools.prose
+
+check-deps: setup ## licences of the pinned packages, and their known vulnerabilities by pip-audit (asks the package index)
+	@$(BIN)/python -m tools.dependencies
 
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
@@ -148,7 +151,10 @@ spark-taken-back: setup ## stateful queries go back to an earlier batch: every o
 suites: setup ## tests that other projects wrote for their clients, against our broker: make suites SUITES=franz-go
 	@$(BIN)/python -m tests.peers.suites $(SUITES)
 
-fuzz: setup ## decoder and encoder against damaged input, built with address and undefined-behaviour sanitizers
+fuzz: setup ## what strangers send, from a kept corpus, against decoders, logins and a broker: make fuzz MINUTES=60 FUZZ_ARGS=--seed=7
+	@nice -n 19 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
+
+fuzz-kernels: setup ## decoder and encoder against damaged input, built with address and undefined-behaviour sanitizers
 	@KOHORT_EXAMPLES=$${KOHORT_EXAMPLES:-2000} sh tests/columns/sanitize.sh $(PYTEST_ARGS)
 
 fuzz-listener: setup ## anything at all is sent to a broker: make fuzz-listener MINUTES=10 FUZZ_ARGS=--seed=7
@@ -162,6 +168,7 @@ lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for n
 	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --group build \
 		--constraint requirements/dev.txt -o requirements/demo.txt
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
+	@echo pip-audit | $(LOCK) $(LOCK_ARGS) - -o requirements/audit.txt
 
 clean: ## remove the environment and what was built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,13 +1,20 @@
-"""The compiled kernels. Where no compiler is found the package still installs and works, slower."""
+"""The compiled kernels. Where no compiler is found the package still installs and works, slower.
+
+A wheel without kernels is tagged `py3-none-any`, so that its name says what it is: pip keeps the wheels that it built,
+and installs such a one later where there is a compiler.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 
 FOLDER = "src/kohort/columns"
+VARINTS = "src/kohort/wire/_varint.pxd"
 KERNELS = (f"{FOLDER}/_encode", f"{FOLDER}/_kernel", "src/kohort/wire/_record_walk")
 FLAGS = ["-O3"] if sys.platform != "win32" else ["/O2"]
 PARTS = (
@@ -17,7 +24,6 @@ PARTS = (
     "_memory.pxi",
     "_rows.pxd",
     "_table.pxi",
-    "_varint.pxd",
     "_walk.pxi",
 )
 SANITIZE = os.environ.get("KOHORT_SANITIZE")
@@ -39,7 +45,7 @@ def extensions() -> list[Extension]:
             path.removeprefix("src/").replace("/", "."),
             [f"{path}.pyx"],
             include_dirs=[FOLDER],
-            depends=[f"{FOLDER}/{name}" for name in PARTS],
+            depends=[VARINTS, *(f"{FOLDER}/{name}" for name in PARTS)],
             extra_compile_args=compile_flags,
             extra_link_args=link_flags,
         )
@@ -51,4 +57,20 @@ def extensions() -> list[Extension]:
     return built
 
 
-setup(ext_modules=extensions())
+class TaggedWheel(bdist_wheel):
+    """A wheel for this Python and platform if it has every kernel, for any if it has none."""
+
+    def run(self) -> None:
+        """Build the kernels before the tag is chosen; without one of them, leave the others out."""
+        self.run_command("build_ext")
+        build = self.get_finalized_command("build_ext")
+        built = [Path(build.get_ext_fullpath(module.name)) for module in self.distribution.ext_modules or ()]
+        if not all(path.exists() for path in built):
+            for path in built:
+                path.unlink(missing_ok=True)
+            self.distribution.ext_modules = []
+            self.root_is_pure = True
+        super().run()
+
+
+setup(ext_modules=extensions(), cmdclass={"bdist_wheel": TaggedWheel})

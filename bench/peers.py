@@ -28,7 +28,7 @@ _FREED_TIMEOUT_S = 20
 _JAVA_OPTIONS = ("-Xmx1g", "-XX:+UseG1GC")
 # Kafka keeps a deleted topic's files for a minute. The next run then writes into memory that was not used before. On a
 # virtual machine the host supplies each such page: 0.35 µs a record instead of 0.08.
-_KAFKA_SETTINGS = {"log.segment.delete.delay.ms": "100"}
+KAFKA_SETTINGS = {"log.segment.delete.delay.ms": "100"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Place:
 
     Attributes:
         data: the folder of its topics, when this process runs it.
+        command_config: the file with the settings that Java's tools need to connect.
         warm_s: how long it takes a load before that counts.
     """
 
@@ -44,6 +45,13 @@ class Place:
     servers: str
     data: Path | None = None
     warm_s: float = 0.0
+    command_config: Path | None = None
+
+    @property
+    def tool_args(self) -> tuple[str, ...]:
+        """The arguments with which Java's tools connect."""
+        config = () if self.command_config is None else ("--command-config", str(self.command_config))
+        return ("--bootstrap-server", self.servers, *config)
 
 
 Prepare: TypeAlias = Callable[[Place, KafkaTools | None], AbstractContextManager[list[Contender]]]
@@ -58,7 +66,7 @@ def brokers() -> Iterator[list[Place]]:
         ours = running.enter_context(Broker(Path(folder), config))
         places = [Place("kohort", ours.bootstrap_servers, Path(folder))]
         with suppress(MavenUnavailable):
-            kafka = running.enter_context(ApacheKafka(_KAFKA_SETTINGS, SERVER_OPTIONS))
+            kafka = running.enter_context(ApacheKafka(KAFKA_SETTINGS, SERVER_OPTIONS))
             places.append(Place("Apache Kafka", kafka.bootstrap_servers, kafka.log_dir, JVM_WARM_S))
         yield places
 
@@ -159,7 +167,8 @@ def java_consumer(tools: KafkaTools | None, place: Place, topic: str, records: i
         raise NotHere("no Maven or no Java 17")
     done = tools.run(
         tools.CONSUMER_PERFORMANCE,
-        *("--bootstrap-server", place.servers, "--topic", topic, "--num-records", str(records), "--hide-header"),
+        *place.tool_args,
+        *("--topic", topic, "--num-records", str(records), "--hide-header"),
         timeout_s=_RUN_TIMEOUT_S,
         options=_JAVA_OPTIONS,
     )
@@ -184,7 +193,7 @@ def java_producer(tools: KafkaTools | None, place: Place, topic: str, records: i
     done = tools.run(
         tools.PRODUCER_PERFORMANCE,
         *("--topic", topic, "--num-records", str(records), "--record-size", str(size), "--throughput", "-1"),
-        *("--bootstrap-server", place.servers),
+        *place.tool_args,
         timeout_s=_RUN_TIMEOUT_S,
         options=_JAVA_OPTIONS,
     )

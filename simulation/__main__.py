@@ -19,10 +19,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from simulation.batch import CLIENTS, GROUPS, MUTANT_NAMES, REMOTE, mutant_named, planned, results, run_of
-from simulation.plan import Plan
-from simulation.run import Result
-from simulation.shrink import Shrinker
+from simulation.harness.batch import CLIENTS, GROUPS, MUTANT_NAMES, REMOTE, mutant_named, planned, results, run_of
+from simulation.harness.plan import Plan
+from simulation.harness.run import Result
+from simulation.harness.shrink import Shrinker
 
 FAILURES_MAX = 5
 """The number of failures after which the remaining seeds are not played."""

@@ -27,6 +27,12 @@ def trees(**sources: str) -> dict[str, ast.Module]:
         ("for one in segments: print(one)", "loop"),
         ("names = [name for name, each in segments]", "loop"),
         ("x = 'the member has all go back'", "private"),
+        ("class Tenure: pass", "word"),
+        ("def take_told(): pass", "word"),
+        ("def append(door): pass", "word"),
+        ("class Segment:\n    knob: int = 0", "word"),
+        ("segment.standstill_ms = 0", "word"),
+        ("def goOn(): pass\ndef go_on_reading(): pass", "word"),
         (f'"""Segment: {" word" * 25}."""', "long"),
         (f"# {'word ' * 26}\nx = 1", "long"),
         (f"# {'word ' * 13}\n# {'word ' * 13}\nx = 1", "long"),
@@ -45,6 +51,7 @@ def test_source_that_breaks_a_rule_is_found(source: str, rule: str) -> None:
         f'"""Segment: {" word" * 10}. Index: {" word" * 20}."""',
         f'"""Segment.\n\nArgs:\n    first: {"word " * 15}\n    second: {"word " * 15}\n"""',
         "x = 'What is this?'",
+        "def tells_apart(understood, indoors, floor): told = understood",
     ],
 )
 def test_plain_source_passes(source: str) -> None:
@@ -58,6 +65,17 @@ def test_pages_are_read_without_their_tables_headings_and_code() -> None:
         ("long", 9),
         ("long", 11),
     ]
+
+
+def test_a_file_named_with_a_private_word_is_found() -> None:
+    found = list(prose.faults_of_source("src/kohort/cluster/doors.py", ""))
+    assert [(fault.rule, fault.text) for fault in found] == [("word", "doors: write coordination services for doors")]
+
+
+def test_a_name_that_python_has_chosen_is_allowed() -> None:
+    source = "class Output:\n    def tell(self): pass"
+    assert list(prose.faults_of_source("src/kohort/region/files.py", source)) == []
+    assert list(prose.faults_of_source("src/kohort/log/files.py", source)) != []
 
 
 def test_names_that_definitions_share_are_found() -> None:

@@ -7,6 +7,7 @@ fails when one has grown. With a rule it lists the places. `--lower` writes coun
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import sys
@@ -32,6 +33,7 @@ RULES = {
     "private": "a phrase of the private language",
     "class": "a class name stands twice in the package",
     "satellite": "the only importer of a module is its neighbour",
+    "word": "a name uses a private word for which the field has one",
     "short": f"a function's name is shorter than {SHORT_NAME_LETTERS} letters and shared by more than {SHARED_BY_MAX}",
 }
 _RELATIVE = re.compile(r"(?:Who|What|Whose|That which|Those who)\b")
@@ -42,6 +44,46 @@ _PRIVATE = re.compile(
     r"(?:has|have|had) (?:all|everyone|everybody|others|them|it) (?:go|come|begin|start|wait|stop|read|leave))\b",
     re.IGNORECASE,
 )
+PRIVATE_WORDS = {
+    "belief": "suspicion",
+    "brim": "high-water mark",
+    "brimful": "high-water mark",
+    "door": "coordination service",
+    "doors": "coordination services",
+    "figures": "metrics",
+    "gathering": "deferred notification",
+    "handing": "assignment version",
+    "knob": "setting",
+    "lane": "channel",
+    "office": "leader",
+    "patience": "timeout, delay or tolerance",
+    "patiently": "with retries",
+    "rival": "conflicting registration",
+    "seat": "session",
+    "seats": "sessions",
+    "silence": "suspicion",
+    "sparingly": "throttled",
+    "standstill": "downtime",
+    "stood": "paused",
+    "switchboard": "server",
+    "tell": "log, notify, send or queue",
+    "tenure": "term or ownership",
+    "tenures": "terms or ownership",
+    "told": "what was logged, sent or reported",
+    "come_back": "rejoin",
+    "comes_back": "rejoins",
+    "give_up": "abandon, release or revoke",
+    "go_on": "resume or continue",
+    "goes_on": "resumes or continues",
+    "let_go": "release",
+}
+"""Private words of this project's past, each with the field's word for it."""
+NAMES_OF_OTHERS = {
+    "src/kohort/region/files.py:tell": "Python's files have this method",
+    "src/kohort/region/sinks/parquet_folder.py:tell": "pyarrow calls this method of Python's files",
+}
+"""Names that others have chosen, each with whose they are."""
+_NAME_WORD = re.compile(r"[a-z0-9]+|[A-Z][a-z0-9]*")
 _COMMENT = re.compile(r"\s*#[!:]?\s?(.*)")
 _TABLE_ROW = re.compile(r"^\s*(?:\||-- ).*$", re.MULTILINE)
 """A row of a table, or the heading of a chapter: no sentence."""
@@ -75,7 +117,8 @@ class Fault:
 
 def faults_of_source(path: str, source: str) -> Iterator[Fault]:
     """The faults that one Python file shows by itself."""
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
             if docstring:
@@ -86,6 +129,7 @@ def faults_of_source(path: str, source: str) -> Iterator[Fault]:
         for name in (part for target in targets for part in ast.walk(target)):
             if isinstance(name, ast.Name) and name.id in ("one", "each"):
                 yield Fault("loop", path, name.lineno, f"for {name.id} in …")
+    yield from private_names(path, tree)
     for line, text in comments_of(source):
         if _RELATIVE.match(text):
             yield Fault("relative", path, line, text[:90])
@@ -93,6 +137,30 @@ def faults_of_source(path: str, source: str) -> Iterator[Fault]:
     for number, text in enumerate(source.split("\n"), 1):
         if found := _PRIVATE.search(text):
             yield Fault("private", path, number, found[0])
+
+
+def private_names(path: str, tree: ast.Module) -> Iterator[Fault]:
+    """The names of a file, its classes, functions, parameters and attributes that use a private word."""
+    names = [(part.removesuffix(".py"), 1) for part in path.split("/")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.append((node.name, node.lineno))
+        elif isinstance(node, ast.arg):
+            names.append((node.arg, node.lineno))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.append((node.attr, node.lineno))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.append((node.target.id, node.lineno))
+    for name, line in names:
+        if (word := private_word(name)) and f"{path}:{name}" not in NAMES_OF_OTHERS:
+            yield Fault("word", path, line, f"{name}: write {PRIVATE_WORDS[word]} for {word}")
+
+
+def private_word(name: str) -> str:
+    """The private word in a name, empty if it has none."""
+    words = [word.lower() for word in _NAME_WORD.findall(name)]
+    pairs = (f"{first}_{second}" for first, second in itertools.pairwise(words))
+    return next((word for word in (*words, *pairs) if word in PRIVATE_WORDS), "")
 
 
 def docstring_rules(docstring: str) -> Iterator[str]:

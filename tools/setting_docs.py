@@ -77,7 +77,7 @@ SECTIONS = (
         GroupConfig,
     ),
     Section("Coordinator", "`kohort coordinator --set NAME=VALUE`.", CoordinatorConfig),
-    Section("ZooKeeper", "The file of `kohort coordinator --zookeeper-config`.", ZooKeeperConfig),
+    Section("ZooKeeper", "The file of `--zookeeper-config`, of brokers and coordinators.", ZooKeeperConfig),
     Section("All clients", "`Consumer`, `Producer`, `Admin`, and the file of `--command-config`.", ConnectionConfig),
     Section("Consumer", "Beside the settings of all clients.", ConsumerConfig, ConnectionConfig),
     Section("Producer", "Beside the settings of all clients.", ProducerConfig, ConnectionConfig),

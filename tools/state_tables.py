@@ -45,8 +45,8 @@ administrator deletes it, or its last offset expires or is deleted (`machine.py`
 REGION_DOC = ROOT / "docs" / "region-states.md"
 REGION_HEAD = """# States of a region and of its members
 
-Drawn from `src/kohort/region/control_plane/machine.py` and `src/kohort/region/member/machine.py` by `make docs`. Every
-event has an entry in every state. A handler that leads to another state than its entry names raises an error.
+Drawn from the tables in `src/kohort/region/control_plane/` and in `src/kohort/region/member/machine.py` by `make docs`.
+Every event has an entry in every state. A handler that leads to another state than its entry names raises an error.
 `src/kohort/region/states.py` describes the states, and [region.md](region.md) explains the words.
 """
 

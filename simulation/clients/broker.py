@@ -37,9 +37,9 @@ from kohort.wire.transactions import (
 from simulation.clients.partition import PartitionModel, StoredBatch
 from simulation.clients.refusals import refusal
 from simulation.clients.transactions import Committed, Coordinator
-from simulation.network import Connection, Network
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import World
 from simulation.remote.kafka import FIRST_PORT, HOST
-from simulation.world import World
 
 Respond = Callable[[memoryview], None]
 NODES = (1, 2)

@@ -9,11 +9,11 @@ from functools import partial
 
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
+from simulation.checkers.property import ViolatedError
 from simulation.clients.broker import Brokers
 from simulation.clients.partition import Fate, StoredBatch
 from simulation.clients.views import COMMITTED, EARLIEST, View
-from simulation.property import ViolatedError
-from simulation.world import World
+from simulation.harness.world import World
 
 MAYBE_WRITTEN = "may have been written"
 

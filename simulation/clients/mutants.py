@@ -26,7 +26,7 @@ from simulation.clients.checkers import (
     ToldChecker,
     TransactionChecker,
 )
-from simulation.disk_mutants import DiskMutant
+from simulation.mutants.disk_mutants import DiskMutant
 
 
 class ClientMutant(DiskMutant):

@@ -6,9 +6,9 @@ from typing import Any
 
 from kohort.groups.config import GroupConfig
 from simulation.clients.broker import NODES, TOPIC
-from simulation.network import Weather
-from simulation.plan import Plan, Step
-from simulation.world import Chance
+from simulation.harness.network import Weather
+from simulation.harness.plan import Plan, Step
+from simulation.harness.world import Chance
 
 TROUBLE = {
     "seek": 20,

@@ -18,10 +18,10 @@ from kohort.ids import TopicPartition
 from simulation.clients.broker import NODES, Brokers
 from simulation.clients.checkers import ClientChecker, from_callback
 from simulation.clients.views import COMMITTED, EARLIEST, LATEST, View
+from simulation.harness.world import Happening, World
 from simulation.remote.kafka import FIRST_PORT, HOST
 from simulation.remote.kafka_client import KafkaClient
 from simulation.remote.life import Life
-from simulation.world import Happening, World
 
 GROUP = "g"
 SERVERS = ",".join(f"{HOST}:{FIRST_PORT + node}" for node in NODES)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from kohort.ids import TopicPartition
+from simulation.checkers.property import ViolatedError
 from simulation.clients.broker import TOPIC, Brokers
 from simulation.clients.checkers import CHECKERS, ClientChecker, SentRecord, unfinished
 from simulation.clients.partition import StoredBatch
@@ -16,12 +17,11 @@ from simulation.clients.plan import client_plan
 from simulation.clients.reader import ReadingApplication
 from simulation.clients.views import View
 from simulation.clients.writer import WritingApplication
-from simulation.disk_mutants import planted
-from simulation.network import Weather
-from simulation.plan import Plan, Step
-from simulation.property import ViolatedError
-from simulation.run import Result
-from simulation.world import World
+from simulation.harness.network import Weather
+from simulation.harness.plan import Plan, Step
+from simulation.harness.run import Result
+from simulation.harness.world import World
+from simulation.mutants.disk_mutants import planted
 
 HEALING_MS = 45_000
 """The time after the last fault by which all is read and written: longer than every timeout of the applications."""

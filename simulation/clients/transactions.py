@@ -9,7 +9,7 @@ from functools import partial
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 from simulation.clients.partition import PartitionModel
-from simulation.world import World
+from simulation.harness.world import World
 
 MARKERS_MS = 400
 """The maximum time until a transaction's markers are written."""

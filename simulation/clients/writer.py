@@ -17,9 +17,9 @@ from simulation.clients.broker import TOPIC, Brokers
 from simulation.clients.checkers import ClientChecker, SentRecord, from_callback
 from simulation.clients.partition import Fate
 from simulation.clients.reader import GROUP, SERVERS, SETTINGS
+from simulation.harness.world import WALL_START_MS, World
 from simulation.remote.kafka_client import KafkaClient
 from simulation.remote.life import Life
-from simulation.world import WALL_START_MS, World
 
 PAUSE_MS = (150, 600, 2_000)
 """The maximum pauses between two lots of records."""

@@ -14,9 +14,9 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Effects
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
-from simulation.eviction_checker import EvictionChecker
-from simulation.property import Checker, Holder, Waiting
-from simulation.world import World
+from simulation.checkers.eviction_checker import EvictionChecker
+from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.harness.world import World
 
 if TYPE_CHECKING:
     from simulation.remote.coordinator import Coordinator

@@ -18,18 +18,18 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Effects
 from kohort.groups.events import TopicImage
 from kohort.groups.machine import GroupMachine
-from simulation.checkers import Checkers
-from simulation.driver import VirtualDriver
-from simulation.network import Connection, Network
-from simulation.push_gate import PushGate, Respond
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.driver import VirtualDriver
+from simulation.harness.network import Connection, Network
+from simulation.harness.push_gate import PushGate, Respond
+from simulation.harness.server import Answer, Server
+from simulation.harness.world import Chance, World
 from simulation.remote.kafka import TOPIC, Kafka
 from simulation.remote.kafka_client import KafkaClient
 from simulation.remote.life import Life
 from simulation.remote.loop import VirtualLoop, with_loop
 from simulation.remote.partition import Author
 from simulation.remote.zookeeper import VirtualSession, ZooKeeper
-from simulation.server import Answer, Server
-from simulation.world import Chance, World
 
 TOKENS = 10_000_000
 """The range of request numbers of one coordinator."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.groups.config import GroupConfig
-from simulation.network import Weather
-from simulation.plan import MODERN, Plan, Step
-from simulation.process import Habits
-from simulation.push_steps import LITERAL
+from simulation.harness.network import Weather
+from simulation.harness.plan import MODERN, Plan, Step
+from simulation.harness.push_steps import LITERAL
+from simulation.members.process import Habits
 
 SERVING = Plan.coordinators
 """Whoever has the shard: one more than there are."""

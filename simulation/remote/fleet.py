@@ -8,14 +8,14 @@ from typing import Any
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.events import TopicImage
-from simulation.checkers import Checkers
-from simulation.network import Connection, Network
-from simulation.plan import Plan
-from simulation.push_gate import Respond
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.network import Connection, Network
+from simulation.harness.plan import Plan
+from simulation.harness.push_gate import Respond
+from simulation.harness.world import Chance, World
 from simulation.remote.coordinator import Coordinator
 from simulation.remote.kafka import Kafka
 from simulation.remote.zookeeper import ZooKeeper
-from simulation.world import Chance, World
 
 ASTRAY = 0.1
 """The probability that a client asks a coordinator that does not know better."""

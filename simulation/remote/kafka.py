@@ -25,9 +25,9 @@ from kohort.wire.data import (
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kohort.wire.transactions import InitProducerIdRequest, InitProducerIdResponse
-from simulation.network import Connection, Network
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import World
 from simulation.remote.partition import Partition
-from simulation.world import World
 
 Respond = Callable[[memoryview], None]
 HOST = "10.0.0.9"

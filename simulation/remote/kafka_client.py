@@ -11,10 +11,10 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import CloseConnection, OpenConnection, SendFrame
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConnectionConfig, client_config
-from simulation.network import Connection, Network
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import Chance, Happening, World
 from simulation.remote.kafka import FIRST_PORT, HOST, NODES
 from simulation.remote.life import Life
-from simulation.world import Chance, Happening, World
 
 SETTINGS = {
     "reconnect_backoff_ms": 50,

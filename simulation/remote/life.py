@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from simulation.world import Happening, World
+from simulation.harness.world import Happening, World
 
 
 class Life:

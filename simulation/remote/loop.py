@@ -11,8 +11,8 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
+from simulation.harness.world import Happening, World
 from simulation.remote.life import Life
-from simulation.world import Happening, World
 
 
 class VirtualHandle(asyncio.TimerHandle):

@@ -19,14 +19,14 @@ from kohort.groups import failure_detector
 from kohort.groups.effects import PingConsumer, StartConsumer, StopConsumer
 from kohort.journal.sealing import packed
 from kohort.wire.data import ListOffsetsRequest
-from simulation.checkers import OwnershipChecker
-from simulation.disk_mutants import DiskMutant
-from simulation.offset_checkers import DurabilityChecker
-from simulation.property import Checker
+from simulation.checkers.group_checkers import OwnershipChecker
+from simulation.checkers.offset_checkers import DurabilityChecker
+from simulation.checkers.property import Checker
+from simulation.mutants.disk_mutants import DiskMutant
+from simulation.mutants.swapped import swapped
 from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.kafka import LATEST
 from simulation.remote.zookeeper import VirtualSession, Watch
-from simulation.swapped import swapped
 
 
 class ReadsBeforeItFences(DiskMutant):

@@ -1,4 +1,4 @@
-"""One plan, one run, with several coordinators over a simulated Kafka: `simulation.run` with other servers."""
+"""One plan, one run, with several coordinators over a simulated Kafka: `simulation.harness.run` with other servers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from simulation.checkers import ALL, Checkers
-from simulation.eviction_checker import EvictionChecker
-from simulation.network import Weather
-from simulation.offset_checkers import TransactionChecker
-from simulation.plan import CLASSIC, MODERN, Draft, Plan, Step
-from simulation.property import Checker, Holder
-from simulation.push_steps import LITERAL, OWN
+from simulation.checkers.eviction_checker import EvictionChecker
+from simulation.checkers.group_checkers import ALL, Checkers
+from simulation.checkers.offset_checkers import TransactionChecker
+from simulation.checkers.property import Checker, Holder
+from simulation.harness.network import Weather
+from simulation.harness.plan import CLASSIC, MODERN, Draft, Plan, Step
+from simulation.harness.push_steps import LITERAL, OWN
+from simulation.harness.run import SHORTEST_MS, Run
+from simulation.harness.world import Chance
 from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.fleet import Fleet, Routes
-from simulation.run import SHORTEST_MS, Run
-from simulation.world import Chance
 
 OURS: tuple[type[Checker], ...] = (OvertakenChecker, KeptAliveChecker, WholeAppendChecker, DoorChecker)
 REMOTE: tuple[type[Checker], ...] = (

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperAway
+from simulation.harness.world import Chance, World
 from simulation.remote.life import Life
 from simulation.remote.loop import VirtualLoop
-from simulation.world import Chance, World
 
 DELAY_MS = 5
 TICK_MS = 200

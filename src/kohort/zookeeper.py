@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from kohort.errors import NotFoundError
+from kohort.io.closing import ClosedOnExit
 from kohort.io.java import JavaProgram, JavaServer, log_settings
 
 _START_TIMEOUT_MS = 30_000
@@ -44,7 +44,7 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-class ZooKeeper:
+class ZooKeeper(ClosedOnExit):
     """A ZooKeeper server as a child process, ended with this process.
 
         with ZooKeeper() as zookeeper:
@@ -135,11 +135,3 @@ class ZooKeeper:
         self._server.stop()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def __enter__(self) -> ZooKeeper:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

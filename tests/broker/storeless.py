@@ -12,12 +12,13 @@ from uuid import UUID
 
 from kohort.broker.api.discovery import unknown_api_versions
 from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.endpoints import Coordinated, Endpoint, Leader
 from kohort.broker.host import GroupHost
 from kohort.broker.routes import GROUP_ROUTES
+from kohort.broker.security.listener_socket import listening_socket
 from kohort.broker.server.connection import Connection
-from kohort.broker.server.dispatch import Dispatcher, api_keys
-from kohort.broker.server.listener import Server, listening_socket
+from kohort.broker.server.listener import Server
 from kohort.broker.shards import java_hash
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.config import GroupConfig

@@ -15,7 +15,7 @@ import pytest
 from kohort.broker.acls import AclIndex, AclRule, AclRuleFilter, plain_address
 from kohort.broker.authorization import PastCaller, Resource, StandardAuthorizer
 from kohort.broker.config.acl_store import FILE, RULES_MAX, AclStore
-from kohort.broker.server.connection import ANYONE, Principal
+from kohort.broker.security.principals import ANYONE, Principal
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError
 from kohort.ids import AclOperation, AclPattern, AclPermission
 

@@ -15,7 +15,7 @@ from kohort.broker import audit
 from kohort.broker.audit import CHANGES, FILE, AuditedChange, AuditLog
 from kohort.broker.authorization import PastCaller, Resource
 from kohort.broker.config.settings import broker_configs
-from kohort.broker.server.connection import Principal
+from kohort.broker.security.principals import Principal
 from kohort.client.admin.values import (
     Acl,
     AclFilter,
@@ -147,7 +147,7 @@ def test_recording_never_waits_and_lost_entries_are_counted(tmp_path: Path, monk
             said += os.read(reader, 1 << 20)
             if said.count(b"\n") > 5:
                 log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "late"))
-            return b'"event": "lost"' in said
+            return b'"event":"lost"' in said
 
         until(counted, "the number of lost entries")
     finally:
@@ -192,12 +192,17 @@ def test_broken_line_of_a_crash_does_not_break_the_next(tmp_path: Path) -> None:
 
 def test_hostile_names_stay_one_short_line(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
-    refuse(log, '\n{"event": "login"}\r\u2028\x00' + "x" * 30_000)
+    name = '\n{"event": "login"}\r\u2028\x00\x9b\u202e\N{GRINNING FACE}é'
+    refuse(log, name + "x" * 30_000)
+    refuse(log, "\udcff")  # bytes of a host or a file that are no UTF-8
     log.close_log()
     data = (tmp_path / FILE).read_bytes()
-    assert data.count(b"\n") == 1
-    assert len(data) < 3_000
+    assert data.count(b"\n") == 2
+    assert len(data) < 3_500
     assert data.isascii()
+    hostile, surrogate = (entry["resource"] for entry in lines(tmp_path / FILE))
+    assert hostile.startswith(name + "xxx")
+    assert surrogate == "?"
 
 
 # -- a broker

@@ -11,10 +11,10 @@ import pytest
 from kohort import Consumer
 from kohort.broker.api import push
 from kohort.broker.authorization import NEEDS, PUSH_NEEDS, Caller, Need, Resource
+from kohort.broker.dispatch import Dispatcher
 from kohort.broker.routes import GROUP_ROUTES, ROUTES, unknown_api_versions
 from kohort.broker.run import RunningBroker
-from kohort.broker.server.connection import ANYONE, Principal
-from kohort.broker.server.dispatch import Dispatcher
+from kohort.broker.security.principals import ANYONE, Principal
 from kohort.errors import ErrorCode, NotAuthorizedError
 from kohort.ids import AclOperation
 from kohort.wire.discovery import ApiVersionsRequest

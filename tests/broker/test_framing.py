@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kohort.broker.server.framing import BadFrame, Frames
+from kohort.broker.framing import BadFrame, Frames
 
 MAX = 1_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kohort import Broker
-from kohort.broker.server.log import KIND_BURST, KIND_PAUSE_S, LEVEL_BURST, LINE_CHARS_MAX, LogThrottle
+from kohort.io.log_throttle import KIND_BURST, KIND_PAUSE_S, LEVEL_BURST, LINE_CHARS_MAX, LogThrottle
 from kohort.wire.discovery import MetadataRequest
 from tests.broker.raw import RawClient
 

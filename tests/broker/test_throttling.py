@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kohort import Broker
+from kohort import Admin, Broker, NewTopic
 from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, entity_of
-from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, ClientRate, Throttling
+from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, ClientRate, MutationBucket, Throttling
+from kohort.errors import ErrorCode
 from kohort.wire.cluster_admin import AlterClientQuotasRequest
 from kohort.wire.data import FetchRequest
-from kohort.wire.discovery import ApiVersionsRequest, MetadataRequest
+from kohort.wire.discovery import (
+    ApiVersionsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    MetadataRequest,
+)
+from tests.broker.literal_consumer import CLUSTER_METADATA, WAIT_S, ask, text
 from tests.broker.raw import RawClient, batch_of, create_topic, produce, produce_request
 
 ANYONE = "ANONYMOUS"
@@ -210,3 +220,127 @@ def test_librdkafka_slows_down_and_says_so(client: RawClient, topic: str, name: 
     assert not failed
     assert max(throttled) > 0
     set_quota(client, {"client-id": name}, producer_byte_rate=None)
+
+
+# -- changes of topics
+
+
+def test_bucket_of_changes_has_kafkas_numbers() -> None:
+    """The numbers are those of Kafka's `TokenBucket`, as its `StrictControllerMutationQuotaTest` has them."""
+    bucket = MutationBucket(burst_s=10)
+    assert bucket.debt_ms(10, 0) == 0
+    bucket.take_out(90, 10, 0)
+    bucket.take_out(90, 10, 0)
+    assert bucket.debt_ms(10, 0) == 8_000, "-80 of 100, and 10 come back each second"
+    assert bucket.debt_ms(10, 5_000) == 3_000
+    assert bucket.debt_ms(10, 8_000) == 0
+    bucket.take_out(100, 10, 60_000)
+    assert bucket.debt_ms(10, 60_000) == 0, "it holds no more than its burst"
+    bucket.take_out(1, 10, 60_000)
+    assert bucket.debt_ms(10, 60_000) == 100
+
+
+def creation(*names: str, partitions: int = 1, validate_only: bool = False) -> CreateTopicsRequest:
+    make = CreateTopicsRequest.CreatableTopic
+    topics = [make(name=name, num_partitions=partitions, replication_factor=1) for name in names]
+    return CreateTopicsRequest(topics=topics, timeout_ms=30_000, validate_only=validate_only)
+
+
+def growth(name: str, count: int) -> CreatePartitionsRequest:
+    make = CreatePartitionsRequest.CreatePartitionsTopic
+    return CreatePartitionsRequest(topics=[make(name=name, count=count, assignments=None)], timeout_ms=30_000)
+
+
+def deletion(*names: str) -> DeleteTopicsRequest:
+    topics = [DeleteTopicsRequest.DeleteTopicState(name=name) for name in names]
+    return DeleteTopicsRequest(topics=topics, topic_names=[*names], timeout_ms=30_000)
+
+
+EXCEEDED = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+
+def test_changes_over_the_quota_are_refused_to_clients_that_know_the_error(client: RawClient, name: str) -> None:
+    set_quota(client, {"client-id": name}, controller_mutation_rate=0.1)
+    with RawClient(client.address, client_id=name) as limited:
+        made = limited.ask(creation(f"{name}-1", f"{name}-2", f"{name}-3", partitions=2), 6)
+        assert [topic.error_code for topic in made.topics] == [0, EXCEEDED, EXCEEDED], "1.1 is the burst"
+        assert made.topics[1].error_message == "The throttling quota has been exceeded."
+        assert 5_000 < made.throttle_time_ms <= 9_000
+    with RawClient(client.address, client_id=name) as limited:
+        grown = limited.ask(growth(f"{name}-1", 3), 3)
+        assert grown.results[0].error_code == EXCEEDED and grown.throttle_time_ms > 0
+    with RawClient(client.address, client_id=name) as limited:
+        gone = limited.ask(deletion(f"{name}-1"), 5)
+        assert gone.responses[0].error_code == EXCEEDED and gone.throttle_time_ms > 0
+    with RawClient(client.address, client_id="another") as other:
+        assert [topic.error_code for topic in other.ask(creation(f"{name}-4"), 6).topics] == [0]
+        assert other.ask(deletion(f"{name}-1"), 5).responses[0].error_code == 0
+    set_quota(client, {"client-id": name}, controller_mutation_rate=None)
+
+
+def test_changes_of_older_clients_are_made_and_delayed(client: RawClient, name: str) -> None:
+    set_quota(client, {"client-id": name}, controller_mutation_rate=100)
+    with RawClient(client.address, client_id=name) as limited:
+        made = limited.ask(creation(name, partitions=1_000), 5)
+        assert (made.topics[0].error_code, made.throttle_time_ms) == (0, 0)
+        grown = limited.ask(growth(name, 1_200), 2)
+        assert grown.results[0].error_code == 0
+        assert 0 < grown.throttle_time_ms <= 1_000
+        assert limited.ask(MetadataRequest(topics=[])).brokers, "after the delay"
+        gone = limited.ask(deletion(name), 4)
+        assert gone.responses[0].error_code == 0
+        assert gone.throttle_time_ms > 5_000
+    set_quota(client, {"client-id": name}, controller_mutation_rate=None)
+
+
+def test_changes_that_are_refused_anyway_use_up_no_quota(client: RawClient, topic: str, name: str) -> None:
+    set_quota(client, {"client-id": name}, controller_mutation_rate=0.1)
+    with RawClient(client.address, client_id=name) as limited:
+        for _ in range(3):
+            assert limited.ask(creation(topic, partitions=5), 6).topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+            assert limited.ask(growth(topic, 1), 3).results[0].error_code == ErrorCode.INVALID_PARTITIONS
+            gone = limited.ask(deletion(f"{name}-none"), 5).responses[0]
+            assert gone.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert limited.ask(creation(f"{name}-new", partitions=5), 6).topics[0].error_code == 0
+    set_quota(client, {"client-id": name}, controller_mutation_rate=None)
+
+
+def test_topics_that_use_would_make_wait_for_the_quota(client: RawClient, name: str) -> None:
+    """Otherwise any client that names topics in Metadata gets past it."""
+    set_quota(client, {"client-id": name}, controller_mutation_rate=0.1)
+    with RawClient(client.address, client_id=name) as limited:
+        assert limited.ask(creation(name, partitions=5), 6).topics[0].error_code == 0
+        asked = [MetadataRequest.MetadataRequestTopic(name=f"{name}-used")]
+        told = limited.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=True), 9)
+        assert told.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    listed = {topic.name for topic in client.ask(MetadataRequest(topics=None), 9).topics}
+    assert name in listed and f"{name}-used" not in listed
+    set_quota(client, {"client-id": name}, controller_mutation_rate=None)
+
+
+def test_admin_waits_and_makes_the_topic(client: RawClient, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The broker reads nothing for 4 s, which is no reason to end the connection."""
+    set_quota(client, {"client-id": name}, controller_mutation_rate=2)
+    with caplog.at_level("INFO", "kohort.client"), Admin(client.address, client_id=name) as admin:
+        admin.create_topics([NewTopic(f"{name}-{number}", 8) for number in range(4)]).all()
+        admin.create_topics([NewTopic(f"{name}-last", 1)]).all()
+    assert "connection" not in caplog.text
+    set_quota(client, {"client-id": name}, controller_mutation_rate=None)
+
+
+# -- push frames
+
+
+def test_push_frames_count_toward_the_request_percentage(client: RawClient, name: str) -> None:
+    set_quota(client, {"client-id": None}, request_percentage=0.001)
+    host, _, port = client.address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as sock:
+        frame = struct.pack(">h", CLUSTER_METADATA) + text(name)
+
+        def silent_s() -> float:
+            began = time.monotonic()
+            ask(sock, frame)
+            return time.monotonic() - began
+
+        assert max(silent_s() for _ in range(30)) > 0.3
+    set_quota(client, {"client-id": None}, request_percentage=None)

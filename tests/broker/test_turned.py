@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.server.connection import ClientSession, Connection, Parts
-from kohort.broker.server.framing import BadFrame, Frame
-from kohort.broker.server.listener import Server, listening_socket
+from kohort.broker.framing import BadFrame, Frame
+from kohort.broker.security.listener_socket import listening_socket
+from kohort.broker.server.connection import ClientSession, Connection
+from kohort.broker.server.listener import Server
 from kohort.broker.server.server_requests import UNANSWERED_MAX, ServerRequests
+from kohort.broker.transport import Parts
 from kohort.errors import KafkaError
 from tests.broker.test_framing import framed
 

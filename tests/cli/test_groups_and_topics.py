@@ -67,8 +67,10 @@ def test_group_is_listed_and_described(kohort: Kohort, topic: str, group: str) -
         "LOG-START",
         "LOG-END",
         "LAG",
+        "TIME-LAG",
         "LOST",
         "STATUS",
+        "CAUSE",
         "ERROR",
     ]
 
@@ -84,11 +86,26 @@ def test_offset_that_the_partition_does_not_hold_is_shown(kohort: Kohort, server
         lines = kohort("groups", command, group).out.splitlines()[-3:]
         assert [
             " ".join(line.split()).endswith(end)
-            for line, end in zip(lines, (" 1 before start -", " - past end -", " - - -"), strict=True)
+            for line, end in zip(lines, (" 1 ERR before start -", " - ERR past end -", " - OK - -"), strict=True)
         ] == [True] * 3
     (described,) = kohort("groups", "describe", group, "--json").json
-    rows = [(row["lag"], row["lost"], row["status"]) for row in described["partitions"]]
-    assert rows == [(2, 1, "before start"), (0, None, "past end"), (0, None, None)]
+    rows = [(row["lag"], row["lost"], row["status"], row["cause"]) for row in described["partitions"]]
+    assert rows == [(2, 1, "ERR", "before start"), (0, None, "ERR", "past end"), (0, None, "OK", None)]
+    assert described["status"] == "ERR"
+
+
+def test_lag_without_names_is_of_all_groups(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    fill(servers, topic, 5)
+    rows = {(row["group"], row["partition"]): row for row in kohort("groups", "lag", "--json").json}
+    behind = rows[group, 0]
+    assert (behind["lag"], behind["status"], behind["cause"], behind["time_lag_exact"]) == (5, "OK", None, True)
+    assert 0 <= behind["time_lag"] < 600
+    assert (rows[group, 1]["lag"], rows[group, 1]["time_lag"]) == (0, 0)
+    for option in ("--all", "--all-groups"):
+        assert (group, 0) in {
+            (row["group"], row["partition"]) for row in kohort("groups", "lag", option, "--json").json
+        }
+    assert kohort("groups", "lag", group, "--all").code == 2
 
 
 def test_what_is_refused_is_said_once(kohort: Kohort, topic: str) -> None:
@@ -246,6 +263,34 @@ def test_watch_writes_a_line_for_each_look(kohort: Kohort, servers: str, topic: 
     plain = kohort("groups", "watch", group, "--timeout", "0")
     assert plain.code == 0
     assert plain.out.splitlines()[0].split()[:3] == ["GROUP", "TOPIC", "PARTITION"]
+
+
+def test_watch_tells_members_that_join_and_leave(our_broker: Broker, topic_of_ours: str) -> None:
+    """One JSON line for each look, whose changes name the member, the partition and the status."""
+    group, servers = f"{topic_of_ours}-group", our_broker.bootstrap_servers
+    command = [Path(sys.executable).with_name("kohort"), "groups", "watch", group, "--json", "--interval", "100"]
+    with subprocess.Popen(
+        [*command, "--bootstrap-server", servers], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as child:
+        assert child.stdout is not None
+        looks = (json.loads(line) for line in child.stdout)
+
+        def seen(kind: str, text: str) -> bool:
+            return any(
+                change["kind"] == kind and text in change["text"] and change["group"] == group
+                for look in looks
+                for change in look["changes"]
+            )
+
+        next(looks)
+        with Consumer(servers, group_id=group, client_id="watched", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe([topic_of_ours])
+            consumer.poll(20_000)
+            assert seen("created", "the group is there")
+        assert seen("left", "watched at")
+        child.send_signal(signal.SIGINT)
+        child.stdout.read()
+        assert child.wait(20) == 0
 
 
 def test_watch_goes_on_without_the_group(kohort: Kohort) -> None:

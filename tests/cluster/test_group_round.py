@@ -105,7 +105,9 @@ def test_survives_its_bytes_whoever_leads(told: dict[str, JoinMetadata], data: s
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b'{"candidate":1,"shards":1}', b'{"placement":{},"members":{}}', b"\x00\x01"]
+    "data",
+    [b"", b"{}", b'{"candidate":1,"shards":1}', b'{"placement":{},"members":{}}', b"\x00\x01", b"[" * 5_000],
+    ids=["nothing", "no field", "a candidate that is none", "no map", "no text", "nested"],
 )
 def test_bytes_of_something_else(data: bytes) -> None:
     """Refused, whole."""

@@ -14,7 +14,7 @@ import pytest
 
 from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.broker.authorization import PastCaller, Resource
-from kohort.broker.server.connection import Principal
+from kohort.broker.security.principals import Principal
 from kohort.client.admin.values import Acl, AclFilter, AclOperation, AclPattern, AclPermission, AclResource, NewTopic
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig, client_config
@@ -55,13 +55,15 @@ class SecuredPlace:
         )
         users, tls = folder / f"users-{self.name}", secured.certificates / "broker.pem"
         users.write_text(USERS)
+        self.audit_log = folder / f"audit-{self.name}" / "audit.log"
+        self.audit_log.parent.mkdir()
         self.args = (
             *("--set", f"journal.topic=__groups-{self.name}", "--set", f"placement.group=__placed-{self.name}"),
             *("--set", "journal.partitions=1", "--set", "super.users=User:alice"),
             *("--tls", str(tls), "--sasl", str(users), "--command-config", str(login)),
         )
         address, _ = secured.client("BOTH")
-        self.process = CoordinatorProcess(address, *self.args)
+        self.process = CoordinatorProcess(address, *self.args, "--set", f"audit.log.location={self.audit_log}")
 
     def settings(self, user: str, **more: Any) -> dict[str, Any]:
         """Settings of a client: one login for Kafka and the coordinator."""
@@ -77,6 +79,12 @@ class SecuredPlace:
     def take_away(self, user: str) -> None:
         with Admin(self.secured.bootstrap_servers) as admin:
             admin.delete_acls([AclFilter(f"User:{user}")]).all()
+
+    def recorded(self, event: str) -> list[dict[str, Any]]:
+        """Return the entries of one kind in the coordinator's audit log."""
+        file = self.audit_log
+        found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [entry for entry in found if entry["event"] == event]
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +158,38 @@ def test_a_wrong_password_is_refused(secured_place: SecuredPlace) -> None:
     ):
         admin.list_groups()
     assert refused.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+def test_audit_log_has_logins_refusals_and_changes(secured_place: SecuredPlace) -> None:
+    place, group = secured_place, f"audited-{secured_place.name}"
+    wrong = place.settings("mallory") | {"sasl_password": "guessed-at"}
+    with pytest.raises(KafkaError), Admin(place.process.address, **wrong) as admin:
+        admin.list_groups()
+    assert commits(place, "bob", group) is ErrorCode.GROUP_AUTHORIZATION_FAILED
+    assert commits(place, "alice", group) is ErrorCode.NONE
+    with Admin(place.process.address, **place.settings("alice")) as admin:
+        admin.delete_consumer_groups([group]).all()
+
+    def recorded(event: str, *fields: str) -> set[tuple[Any, ...]]:
+        return {tuple(entry[field] for field in fields) for entry in place.recorded(event)}
+
+    until(lambda: bool(place.recorded("change")), "a change in the audit log", WAIT_S)
+    logins = recorded("login", "principal", "details", "result")
+    assert {("mallory", "PLAIN", "failed"), ("User:alice", "PLAIN", "succeeded")} <= logins
+    refusal = ("User:bob", "FindCoordinator", "DESCRIBE", "GROUP", group)
+    assert refusal in recorded("refusal", "principal", "api", "operation", "resource_type", "resource")
+    change = ("User:alice", "DeleteGroups", "DELETE", "GROUP", group)
+    assert change in recorded("change", "principal", "api", "operation", "resource_type", "resource")
+    assert "guessed-at" not in place.audit_log.read_text()
+    assert place.audit_log.stat().st_mode & 0o777 == 0o600
+
+
+def test_audit_log_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
+    location = f"audit.log.location={tmp_path / 'none' / 'audit.log'}"
+    with CoordinatorProcess("127.0.0.1:1", "--set", location, wait=False) as process:
+        assert process.process.wait(WAIT_S) == 1
+        process.close()
+        assert "audit.log.location: there is no folder" in process.log
 
 
 def test_status_shows_shards_only_with_the_right_to_describe_the_cluster(

@@ -16,8 +16,8 @@ import pytest
 
 from kohort import Admin, TopicPartition
 from kohort.broker.authorization import Right
-from kohort.broker.server.connection import Principal
-from kohort.broker.server.framing import BadFrame
+from kohort.broker.framing import BadFrame
+from kohort.broker.security.principals import Principal
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.kafka_authorizer import MAX_AGE_S, KafkaAuthorizer
 from kohort.cluster.other_clients import (

@@ -11,9 +11,9 @@ from uuid import UUID
 
 import pytest
 
+from kohort.broker.dispatch import api_keys
 from kohort.broker.host import GroupHost
 from kohort.broker.routes import GROUP_ROUTES
-from kohort.broker.server.dispatch import api_keys
 from kohort.cluster import shard_ownership
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.cluster.settings import advertised, configured, coordinator_id

@@ -6,6 +6,7 @@ Promises of every service are in test_doors.py.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from uuid import UUID
@@ -15,6 +16,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
 from kohort.cluster.zookeeper import service as zookeeper_door
+from kohort.cluster.zookeeper import session as session_module
 from kohort.cluster.zookeeper.nodes import (
     COORDINATOR,
     EPOCH,
@@ -144,6 +146,28 @@ def test_loop_that_hangs(zookeeper: ZooKeeper) -> None:
         await doors.agreed(1)
 
     run(ZooKeeperDoors(zookeeper.address), story)
+
+
+def test_session_that_closes_late_after_the_loop_hung(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old session's end is told after the new one's beginning: a busy machine takes longer than the limit."""
+
+    async def story(doors: ZooKeeperDoors) -> None:
+        for number in (1, 2):
+            await doors.enter(candidate(number))
+        await doors.agreed(1, 2)
+        session, before = doors.open[1].session, doors.open[1].session.connections
+        monkeypatch.setattr(session_module, "_stop", _stop_later)
+        time.sleep(doors.open[1]._session_ms / 1000 * 1.5)  # noqa: ASYNC251 - the loop hangs here
+        await until(lambda: session.connections > before, "the new session is seen")
+        await doors.agreed(1, 2)
+        assert doors.owner(f"{IDS}/1") == session.id
+
+    run(ZooKeeperDoors(zookeeper.address), story)
+
+
+def _stop_later(client: KazooClient) -> None:
+    """Close a session after the time that is allowed for it."""
+    threading.Timer(1.0, lambda: (client.stop(), client.close())).start()
 
 
 def test_id_that_a_later_process_took_at_the_same_address(zookeeper: ZooKeeper) -> None:

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import shutil
 import socket
+import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,10 @@ from kohort.errors import InvalidInputError, NotAuthorizedError, NotFoundError, 
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.cluster.doors import SHARDS, candidate, until
 from tests.cluster.running import CoordinatorProcess
+from tests.cluster.test_broker_zookeeper import BrokerProcess
 from tests.cluster.test_coordinator import Place, status
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.processes import KOHORT
 from tests.support.secured_kafka import make_certificates
 
 WAIT_S = 90
@@ -133,13 +136,18 @@ def play(story: Any) -> None:
     asyncio.run(asyncio.wait_for(story, WAIT_S))
 
 
-def acls_below(secured: SecuredZooKeeper, place: ZooKeeperAddress) -> dict[str, set[str]]:
-    """Return the schemes in the ACLs of all persistent and ephemeral nodes that coordinators share."""
+SHARED_NODES = [COORDINATOR, EPOCH, IDS, PLACEMENT, f"{IDS}/1", ""]
+"""All persistent and ephemeral nodes that coordinators share."""
+
+
+def acls_below(
+    secured: SecuredZooKeeper, place: ZooKeeperAddress, nodes: list[str] = SHARED_NODES
+) -> dict[str, set[str]]:
+    """Return the schemes in the ACLs of nodes."""
     root = "/" + place.servers.partition("/")[2]
     look = KazooClient(secured.plain, auth_data=[("digest", SUPER_USER)])
     look.start()
     try:
-        nodes = [COORDINATOR, EPOCH, IDS, PLACEMENT, f"{IDS}/1", ""]
         return {node: {acl.id.scheme for acl in look.get_acls(root + node)[0]} for node in nodes}
     finally:
         look.stop()
@@ -334,3 +342,51 @@ def test_a_file_of_zookeeper_without_an_address_is_refused(tmp_path: Path) -> No
         assert process.process.wait(60) == 2
         process.close()
         assert "--zookeeper-config needs --zookeeper" in process.log
+
+
+@pytest.mark.parametrize("kind", ["tls and digest", "mutual tls"])
+def test_broker_shows_itself_in_a_secured_zookeeper(
+    secured_zookeeper: SecuredZooKeeper, kind: str, tmp_path: Path
+) -> None:
+    place = place_for(kind, secured_zookeeper)
+    properties = secured_zookeeper.tls() | DIGEST if kind == "tls and digest" else secured_zookeeper.mutual()
+    file = tmp_path / "zookeeper.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    broker = BrokerProcess(tmp_path / "data", place.servers, "--zookeeper-config", str(file), "--set", "node.id=1")
+    with broker:
+        found = acls_below(secured_zookeeper, place, [COORDINATOR, EPOCH, IDS, f"{IDS}/1", ""])
+        assert set().union(*found.values()) == {"x509" if kind == "mutual tls" else "digest"}, found
+        assert "secret" not in broker.log
+        assert "open to everyone" not in broker.log
+
+
+def test_broker_that_zookeeper_refuses_ends_and_says_so(secured_zookeeper: SecuredZooKeeper, tmp_path: Path) -> None:
+    place = place_for("tls and digest", secured_zookeeper)
+    files = {name: tmp_path / f"{name}.properties" for name in ("right", "wrong")}
+    for name, file in files.items():
+        properties = secured_zookeeper.tls() | DIGEST | ({} if name == "right" else {"zookeeper.auth.password": "x"})
+        file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    with BrokerProcess(tmp_path / "1", place.servers, "--zookeeper-config", str(files["right"])):
+        wrong = ("--zookeeper-config", str(files["wrong"]), "--set", "node.id=7")
+        with BrokerProcess(tmp_path / "2", place.servers, *wrong, wait=False) as refused:
+            assert refused.process.wait(WAIT_S) == 1
+            refused.close()
+            assert "may not change what is there" in refused.log
+
+
+@pytest.mark.parametrize(
+    ("zookeeper", "properties", "said"),
+    [
+        (None, "zookeeper.auth.scheme=digest\n", "--zookeeper-config needs --zookeeper"),
+        ("127.0.0.1:1", "zookeeper.auth.scheme=digest\n", "needs zookeeper.auth.username and zookeeper.auth.password"),
+    ],
+)
+def test_broker_refuses_a_file_of_zookeeper_that_does_not_fit(
+    zookeeper: str | None, properties: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "zookeeper.properties"
+    file.write_text(properties)
+    command = [*KOHORT, "broker", "--data", str(tmp_path / "data"), "--zookeeper-config", str(file)]
+    command += [] if zookeeper is None else ["--zookeeper", zookeeper]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2 and said in ended.stderr

@@ -120,6 +120,8 @@ def test_an_empty_environment_has_all_that_it_needs(
     request: pytest.FixtureRequest, tmp_path: Path, kernel: str
 ) -> None:
     python = installed(request.getfixturevalue(f"{kernel}_wheel"), tmp_path / "venv")
+    wheel = request.getfixturevalue(f"{kernel}_wheel")
+    assert wheel.name.endswith("-py3-none-any.whl") == (kernel == "plain")
     used = run(tmp_path, python, "-c", USE)
     assert used.returncode == 0, used.stderr
     assert used.stdout.strip() == kernel
@@ -151,6 +153,8 @@ def test_the_distributions_hold_what_they_should(sdist: Path, plain_wheel: Path)
         assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
     assert {name.partition("/")[0] for name in names} == {"kohort", metadata.partition("/")[0]}
     assert "kohort/py.typed" in names
+    assert plain_wheel.name.endswith("-py3-none-any.whl"), "pip keeps it: its name says that it has no kernel"
+    assert [name for name in names if name.endswith(".so")] == []
     assert facts["License-Expression"] == "Apache-2.0"
     assert set(facts.get_all("Provides-Extra", [])) == {
         "spark",

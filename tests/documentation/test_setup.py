@@ -37,10 +37,12 @@ def test_every_file_that_the_build_reads_is_an_input() -> None:
     names = read_by_the_build()
     assert {Path(name).suffix for name in names} == {".pyx", ".pxd", ".pxi", ".h"}
     assert {f"src/kohort/columns/{name}" for name in names} <= inputs(ROOT)
-    assert {"setup.py", "pyproject.toml", "MANIFEST.in", "src/kohort/wire/_record_walk.pyx"} <= inputs(ROOT)
+    wire = {"src/kohort/wire/_record_walk.pyx", "src/kohort/wire/_varint.pxd"}
+    assert {"setup.py", "pyproject.toml", "MANIFEST.in", *wire} <= inputs(ROOT)
 
 
 def test_every_part_that_setup_py_names_is_an_input() -> None:
+    assert 'VARINTS = "src/kohort/wire/_varint.pxd"' in (ROOT / "setup.py").read_text(encoding="utf-8")
     parts = re.search(r"^PARTS = \((.*?)\)", (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert parts is not None
     names = set(re.findall(r'"([^"]+)"', parts[1]))

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from simulation.plan import Draft
-from simulation.push_plan import PushDraft
-from simulation.run import Run
+from simulation.harness.plan import Draft, PushDraft
+from simulation.harness.run import Run
 
 from kohort.errors import ErrorCode
 from kohort.groups import admission

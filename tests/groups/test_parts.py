@@ -7,10 +7,10 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulation.checkers import invariants
 
 from kohort.consumer_protocol import read_topics
 from kohort.groups.timers import Deadline, Deadlines, Timer
-from simulation import invariants
 from tests.groups.trial import Trial, subscription
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from simulation.checkers import invariants
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedGroup,
     DescribedMember,
@@ -54,7 +54,6 @@ from kohort.groups.table import Reaction, Table, reaction
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicPartition
-from simulation import invariants
 from tests.groups.trial import CLIENT, Trial, protocols
 
 SESSION_MS = 10_000
@@ -235,8 +234,8 @@ class ToyMachine(GroupMachine):
         super().__init__(config, (*PROTOCOLS, ToyGroup))
         self._handlers[SignIn] = self.sign_in
 
-    @staticmethod
-    def sign_in(context: Context, event: SignIn) -> None:
+    def sign_in(self, event: SignIn) -> None:
+        context = self.context
         if context.find(event.group_id) is None:
             context.emit(ToyRecord(event.group_id))  # type: ignore[arg-type]
         context.ledger.membership(event.group_id, ToyGroup)

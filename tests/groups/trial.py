@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from simulation.checkers import invariants
+
 from kohort.consumer_protocol import write_assignment
 from kohort.errors import ErrorCode
 from kohort.groups.classic.group import ClassicGroup
@@ -51,7 +53,6 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.push import rebalance
 from kohort.groups.records import OfferedProtocol, Record, TopicPartitions
 from kohort.ids import TopicPartition
-from simulation import invariants
 
 CLIENT = Client("client", "/127.0.0.1")
 CHECKED_REQUESTS = 300

@@ -26,6 +26,8 @@ from kohort.io.channel import (
     greet_listener,
 )
 from kohort.io.pinned_tls import listener_context
+from kohort.io.tls_records import SILENT_RECORDS_MAX
+from tests.support.tls_record_client import TlsRecordClient
 
 TOKEN = b"t" * 32
 BODIES = [b"one", b"", b"three" * 1000]
@@ -144,9 +146,11 @@ async def _accept(server: socket.socket, tls: object) -> AsyncLink:
 
 async def _echo(server: socket.socket, tls: object) -> None:
     link = await _accept(server, tls)
-    async for body in link.bodies(60):
-        link.send(body)
-    link.close()
+    try:
+        async for body in link.bodies(60):
+            link.send(body)
+    finally:
+        link.close()
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
@@ -201,3 +205,75 @@ def test_stranger_of_an_event_loop_is_closed_when_its_time_is_over(monkeypatch: 
                 with pytest.raises(TimeoutError):
                     served.result(60)
                 assert sock.recv(100)[NONCE_BYTES:] == b"" and sock.recv(1) == b""
+
+
+# -- A caller over TLS that gives OpenSSL work
+
+
+def _tls_handshake(client: TlsRecordClient) -> LinkFrames:
+    handshake = CallerHandshake(TOKEN, client.read())
+    client.sock.sendall(client.encrypted(handshake.says))
+    return handshake.finish(client.read())
+
+
+def test_stranger_over_tls_that_does_nothing_but_change_its_keys_is_closed() -> None:
+    tls, _ = listener_context()
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(asyncio.run, _accept(server, tls))
+        with TlsRecordClient(server.getsockname()) as client:
+            client.sock.sendall(client.key_updates(2 * SILENT_RECORDS_MAX))
+            with pytest.raises(ConnectionAbortedError, match="too many TLS records without data"):
+                served.result(60)
+
+
+def test_caller_over_tls_changes_its_keys_now_and_then_and_no_more() -> None:
+    tls, _ = listener_context()
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(asyncio.run, _echo(server, tls))
+        with TlsRecordClient(server.getsockname()) as client:
+            frames, heard = _tls_handshake(client), list[bytes]()
+            for _ in range(5):
+                client.sock.sendall(client.key_updates(10) + client.encrypted(frames.sealer.frame(b"body")))
+                while not (found := frames.parser.feed(client.read())):
+                    pass
+                heard += found
+            assert heard == [b"body"] * 5
+            client.sock.sendall(client.key_updates(2 * SILENT_RECORDS_MAX))
+            with pytest.raises(ConnectionAbortedError, match="too many TLS records without data"):
+                served.result(60)
+
+
+def test_loop_serves_others_between_the_records_of_one_caller() -> None:
+    """A burst of 540 KB of tiny records held the loop for 177 ms."""
+    tls, _ = listener_context()
+    bodies_sent = 150
+
+    async def turns_between_the_first_and_the_last_body(server: socket.socket) -> int:
+        link, turns, ended = await _accept(server, tls), 0, False
+
+        async def others() -> None:
+            nonlocal turns
+            while not ended:
+                turns += 1
+                await asyncio.sleep(0)
+
+        background = asyncio.ensure_future(others())
+        bodies, first = 0, 0
+        async for _ in link.bodies(60):
+            bodies += 1
+            first = first or turns
+            if bodies == bodies_sent:
+                break
+        ended = True
+        await background
+        link.abort()
+        return turns - first
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(asyncio.run, turns_between_the_first_and_the_last_body(server))
+        with TlsRecordClient(server.getsockname()) as client:
+            frames = _tls_handshake(client)
+            stream = b"".join(frames.sealer.frame(b"") for _ in range(bodies_sent))
+            records = [client.encrypted(stream[at : at + 1]) for at in range(len(stream))]
+            client.sock.sendall(b"".join(records))
+            assert served.result(60) >= len(records) // SILENT_RECORDS_MAX - 3

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation.disk_mutants import ServesUnflushed, planted
-from simulation.files import Files, Volume
-from simulation.world import World
+from simulation.harness.files import Files, Volume
+from simulation.harness.world import World
+from simulation.mutants.disk_mutants import ServesUnflushed, planted
 
 from kohort.errors import FencedError, InvalidInputError
 from kohort.groups import records as r

@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from simulation.files import DeadError, Files, Volume
-from simulation.world import World
+from simulation.harness.files import DeadError, Files, Volume
+from simulation.harness.world import World
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, OpenOptions, PartitionLog, compact_now

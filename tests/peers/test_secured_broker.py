@@ -9,6 +9,7 @@ import threading
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from confluent_kafka.admin import AdminClient
 
 from kohort import Admin, Consumer, Producer
 from kohort.errors import KafkaError, NotAuthorizedError, TimedOutError
+from tests.peers.peers import PeerUnavailable
+from tests.peers.secured_clients import PROGRAMS, ProgramClient
 from tests.support.secured_broker import SecuredBroker, secured_broker
 from tests.support.waiting import until
 
@@ -210,11 +213,36 @@ def through_aiokafka(settings: dict[str, str], token: Callable[[], str], topic: 
     return asyncio.run(run())
 
 
+def through_program(name: str) -> Callable[[dict[str, str], Callable[[], str], str], int]:
+    """A client of another language, in a process of its own."""
+
+    def run(settings: dict[str, str], token: Callable[[], str], topic: str) -> int:
+        with program(name, settings, token()) as client:
+            assert client.order("produce", topic=topic, count=COUNT, size=SIZE) == ("ok", COUNT)
+            result, count = client.order("group", topic=topic, group=topic, count=COUNT)
+            assert result == "ok"
+            return count
+
+    return run
+
+
+@contextmanager
+def program(name: str, settings: dict[str, str], token: str = "") -> Iterator[ProgramClient]:
+    try:
+        command = PROGRAMS[name]()
+    except PeerUnavailable as error:
+        pytest.skip(f"{name}: {error}")
+    with closing(ProgramClient(command, settings, token)) as client:
+        yield client
+
+
 CLIENTS: dict[str, Callable[[dict[str, str], Callable[[], str], str], int]] = {
     "kohort": through_kohort,
     "librdkafka": through_librdkafka,
     "kafka-python": through_kafka_python,
     "aiokafka": through_aiokafka,
+    "franz-go": through_program("franz-go"),
+    "kafkajs": through_program("kafkajs"),
 }
 
 
@@ -277,11 +305,23 @@ def refused_aiokafka(settings: dict[str, str]) -> str:
     return asyncio.run(run())
 
 
+def refused_program(name: str) -> Callable[[dict[str, str]], str]:
+    def run(settings: dict[str, str]) -> str:
+        with program(name, settings) as client:
+            result, _ = client.order("connect")
+        assert result != "ok"
+        return result
+
+    return run
+
+
 REFUSED: dict[str, Callable[[dict[str, str]], str]] = {
     "kohort": refused_kohort,
     "librdkafka": refused_librdkafka,
     "kafka-python": refused_kafka_python,
     "aiokafka": refused_aiokafka,
+    "franz-go": refused_program("franz-go"),
+    "kafkajs": refused_program("kafkajs"),
 }
 
 
@@ -289,7 +329,7 @@ REFUSED: dict[str, Callable[[dict[str, str]], str]] = {
 @pytest.mark.parametrize("client", REFUSED)
 def test_wrong_password_is_refused_with_kafkas_words(secured: SecuredBroker, client: str, mechanism: str) -> None:
     told = REFUSED[client](secured.settings("SASL", mechanism, **{"sasl.password": "guess"}))
-    if client in ("kohort", "librdkafka"):
+    if client in ("kohort", "librdkafka", "kafkajs"):
         expected = "Invalid username or password" if mechanism == "PLAIN" else "invalid credentials with SASL mechanism"
         assert expected in told
 
@@ -318,7 +358,7 @@ def test_certificates_that_do_not_fit_end_the_connection(secured: SecuredBroker,
 
 
 @pytest.mark.parametrize(("listener", "protocol"), [("TLS", "PLAINTEXT"), ("PLAIN", "SSL"), ("SASL", "PLAINTEXT")])
-@pytest.mark.parametrize("client", ["kohort", "librdkafka", "kafka-python", "aiokafka"])
+@pytest.mark.parametrize("client", REFUSED)
 def test_wrong_protocol_ends_the_connection(secured: SecuredBroker, client: str, listener: str, protocol: str) -> None:
     settings = {"bootstrap.servers": secured.address(listener), "security.protocol": protocol}
     if protocol == "SSL":
@@ -329,7 +369,7 @@ def test_wrong_protocol_ends_the_connection(secured: SecuredBroker, client: str,
 # -- Logins that end
 
 
-@pytest.mark.parametrize("client", ["kohort", "librdkafka"])
+@pytest.mark.parametrize("client", ["kohort", "librdkafka", "franz-go", "kafkajs"])
 def test_no_record_is_lost_while_logins_are_renewed_under_load(secured: SecuredBroker, client: str) -> None:
     """Each login lasts two seconds; the producer writes through several of them."""
     settings = secured.settings("SHORT", "PLAIN")
@@ -346,6 +386,10 @@ def test_no_record_is_lost_while_logins_are_renewed_under_load(secured: SecuredB
                 count += 1
                 if count % 50 == 0:
                     producer.flush(timeout_ms=60_000)
+    elif client in PROGRAMS:
+        with program(client, settings) as running:
+            result, count = running.order("load", topic=topic, seconds=7.0)
+        assert result == "ok" and count > 0
     else:
         other = confluent_kafka.Producer({**settings, "linger.ms": 5})
 
@@ -362,10 +406,13 @@ def test_no_record_is_lost_while_logins_are_renewed_under_load(secured: SecuredB
     assert not failures
     with Consumer(secured.address("PLAIN"), auto_offset_reset="earliest", group_id=topic) as consumer:
         consumer.subscribe([topic])
-        seen: set[bytes] = set()
+        seen: set[object] = set()
 
         def read() -> bool:
-            seen.update(record.value or b"" for record in consumer.poll(500))
+            seen.update(
+                record.offset * 2 + record.partition if client in PROGRAMS else record.value
+                for record in consumer.poll(500)
+            )
             return len(seen) >= count
 
         until(read, "all records are read", 60)

@@ -21,11 +21,16 @@ from kohort.region.consuming import staging
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.work_queue import RecordQueue
-from kohort.region.control_plane import checkpoints, membership, recovery, starts
+from kohort.region.control_plane import checkpoints, membership
+from kohort.region.control_plane.checkpoints import Checkpoints
+from kohort.region.control_plane.events import RegionRuns, ResetRequest
 from kohort.region.control_plane.machine import TABLE
+from kohort.region.control_plane.membership import Membership
+from kohort.region.control_plane.recovery import Recovery
+from kohort.region.control_plane.starts import StartOffsets
 from kohort.region.control_plane.state import Plane, RegisteredMember
 from kohort.region.fact_table import FactTable
-from kohort.region.member import machine, state
+from kohort.region.member import state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
@@ -59,26 +64,28 @@ def _in_table(table: dict[Any, Any], name: str, other: Callable[..., Any]) -> Ca
     return lambda: mock.patch.dict(table, {event: patched(rows) for event, rows in table.items()})
 
 
-def _serve_always(plane: Plane) -> None:
+def _serve_always(starts: StartOffsets) -> None:
+    plane = starts.plane
     state, plane.state = plane.state, RegionState.RUNNING
     try:
-        _SERVE(plane)
+        _SERVE(starts)
     finally:
         plane.state = state
 
 
-_SERVE = starts.serve
+_SERVE = StartOffsets.serve
 
 
-def _commits_unpublished(plane: Plane) -> None:
+def _commits_unpublished(machine: Checkpoints) -> None:
+    plane = machine.plane
     before, plane.owed = plane.owed, {}
     try:
-        _COMMIT(plane)
+        _COMMIT(machine)
     finally:
         plane.owed = before
 
 
-_COMMIT = checkpoints.commit_if_whole
+_COMMIT = Checkpoints.commit_if_whole
 
 
 def _states_the_same(writer: RegionLogWriter, author: Author) -> Any:
@@ -97,7 +104,7 @@ def _keeps_what_was_read(machine: Any, order: Reset) -> None:
     machine.begins.update(begins)
 
 
-_RESET = machine.reset
+_RESET = MemberMachine.on_reset
 
 
 def _begins_where_it_began(machine: Any, order: Completed) -> None:
@@ -106,7 +113,7 @@ def _begins_where_it_began(machine: Any, order: Completed) -> None:
     machine.begins.update({part: begin for part, begin in begins.items() if part in machine.begins})
 
 
-_COMPLETED = machine.completed
+_COMPLETED = MemberMachine.on_completed
 
 
 def _hears_all_terms(machine: MemberMachine, event: Any) -> Any:
@@ -137,10 +144,9 @@ def _stays_in_its_epoch(stager: Stager, epoch: int) -> None:
 _BEGIN = Stager.begin
 
 
-def _runs_without_all(plane: Plane) -> None:
-    plane.state = RegionState.RUNNING
-    checkpoints.schedule(plane)
-    starts.serve(plane)
+def _runs_without_all(machine: Recovery) -> None:
+    machine.plane.state = RegionState.RUNNING
+    machine.plane.request(RegionRuns())
 
 
 def _any_member_publishes(plane: Plane, place: str) -> RegisteredMember | None:
@@ -161,16 +167,17 @@ def _one_is_enough(plane: Plane, place: str) -> None:
 _PAID = Plane.paid
 
 
-def _waits_for_who_has_gone(plane: Plane, place: str) -> None:
+def _waits_for_who_has_gone(machine: Checkpoints, place: str) -> None:
+    plane = machine.plane
     plane.paid(place)
     for value in [member for member in plane.members.values() if member.left and not plane.needs(member.sink)]:
-        membership.let_leave(plane, value)
-    checkpoints.commit_if_whole(plane)
+        plane.let_leave(value)
+    machine.commit_if_whole()
 
 
-def _forgets_places(plane: Plane) -> None:
-    plane.places = set()
-    _COMMIT(plane)
+def _forgets_places(machine: Checkpoints) -> None:
+    machine.plane.places = set()
+    _COMMIT(machine)
 
 
 def _ends_of_what_runs(member: BatchMember) -> dict[Part, int]:
@@ -186,7 +193,7 @@ def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int, *, cou
     return _COMPLETE(machine, sequence, retired, counts=counts)
 
 
-_COMPLETE = machine.complete
+_COMPLETE = MemberMachine.complete
 
 
 def _knows_all_but_silence(producer: Any) -> None:
@@ -238,20 +245,20 @@ def _counts_whatever_it_contributed(machine: Any, sequence: int, retired: int, *
     return _COMPLETE(machine, sequence, retired, counts=True)
 
 
-def _waits_for_the_last_reset(plane: Plane, why: Any, cause: str, member: str = "", **kind: bool) -> None:
-    if recovery._waits(plane):
-        plane.pending = None
-    _ASK(plane, why, cause, member, **kind)
+def _waits_for_the_last_reset(machine: Recovery, wanted: ResetRequest) -> None:
+    if machine._waits():
+        machine.plane.pending = None
+    _RESET_REGION(machine, wanted)
 
 
-_ASK = recovery.ask
+_RESET_REGION = Recovery.reset
 
 
-def _numbers_resets_alike(plane: Plane) -> Manifest:
-    return replace(_TO_INITIAL(plane), sequence=plane.sequence + 1)
+def _numbers_resets_alike(machine: Recovery) -> Manifest:
+    return replace(_TO_INITIAL(machine), sequence=machine.plane.sequence + 1)
 
 
-_TO_INITIAL = recovery._to_initial
+_TO_INITIAL = Recovery._to_initial
 
 
 def _decides_by_the_text(thread: Any, error: OffsetError) -> None:
@@ -306,15 +313,15 @@ def _adds_letters_first(stager: Stager, table: Any, **given: Any) -> None:
 _ADD = Stager.add
 
 
-def _one_place_stands_for_both(plane: Plane, event: Any) -> None:
+def _one_place_stands_for_both(machine: Checkpoints, event: Any) -> None:
     """Whoever has published in its sink is taken to have published its dead letters."""
-    member = plane.member_on(event.connection)
-    _PUBLISHED(plane, event)
+    member = machine.plane.member_on(event.connection)
+    _PUBLISHED(machine, event)
     if member is not None and member.letters and event.report.place == member.sink:
-        _PUBLISHED(plane, replace(event, report=replace(event.report, place=member.letters)))
+        _PUBLISHED(machine, replace(event, report=replace(event.report, place=member.letters)))
 
 
-_PUBLISHED = checkpoints.published
+_PUBLISHED = Checkpoints.published
 
 
 @contextmanager
@@ -338,35 +345,37 @@ def _no_syncs() -> Iterator[None]:
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "starts are handed out at any time": _instead(starts, "serve", _serve_always),
+    "starts are handed out at any time": _instead(StartOffsets, "serve", _serve_always),
     "the next is committed before the last is published": _instead(
-        checkpoints, "commit_if_whole", _commits_unpublished
+        Checkpoints, "commit_if_whole", _commits_unpublished
     ),
     "keys of one sink are published by another's member": _instead(Plane, "publisher", _any_member_publishes),
     "the next is committed while one of two sinks is not published": _instead(Plane, "paid", _one_is_enough),
     "who leaves is not needed before the topic has a reset": _instead(
         Plane, "needs", lambda plane, place: place in plane.owed
     ),
-    "a reset waits for who has published and gone": _instead(checkpoints, "_paid", _waits_for_who_has_gone),
-    "where the region has published is forgotten": _instead(checkpoints, "commit_if_whole", _forgets_places),
-    "nobody is asked to publish": _instead(membership, "offer_publish", lambda plane: None),
-    "who died is not missed": _instead(membership, "gone", lambda plane, one, cause: plane.drop(one)),
-    "who is late is waited for": _instead(checkpoints, "look_for_late", lambda plane: None),
-    "who does not come back is waited for": _instead(membership, "look_for_lost", lambda plane: None),
-    "the region runs before all are back": _instead(recovery, "end_if_all_are_back", _runs_without_all),
-    "a reset leaves a member where it was": _in_table(MEMBER, "reset", _keeps_what_was_read),
-    "a contribution begins where the last began": _in_table(MEMBER, "completed", _begins_where_it_began),
+    "a reset waits for who has published and gone": _instead(Checkpoints, "_paid", _waits_for_who_has_gone),
+    "where the region has published is forgotten": _instead(Checkpoints, "commit_if_whole", _forgets_places),
+    "nobody is asked to publish": _instead(Plane, "offer_publish", lambda plane: None),
+    "who died is not missed": _instead(Membership, "gone", lambda machine, one, cause: machine.plane.drop(one)),
+    "who is late is waited for": _instead(Checkpoints, "look_for_late", lambda machine: None),
+    "who does not come back is waited for": _instead(Membership, "look_for_lost", lambda machine: None),
+    "the region runs before all are back": _instead(Recovery, "end_if_all_are_back", _runs_without_all),
+    "a reset leaves a member where it was": _in_table(MEMBER, "on_reset", _keeps_what_was_read),
+    "a contribution begins where the last began": _in_table(MEMBER, "on_completed", _begins_where_it_began),
     "the end of the batch that runs is contributed": _instead(BatchMember, "ends", _ends_of_what_runs),
     "keys of a batch that is not contributed are given": _instead(
         BatchMember, "finished_keys", lambda member: (*(staged for _, staged in member.keys), *member.run_keys)
     ),
     "partitions are let go in the middle of a batch": _instead(BatchMember, "revoked", Member.revoked),
     "what is held is let go with a sequence that does not cover it": _instead(
-        machine, "complete", _lets_go_whatever_was_read
+        MemberMachine, "complete", _lets_go_whatever_was_read
     ),
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
-    "a member is drained while it reads": _in_table(MEMBER, "drain", _drains_without_waiting),
-    "partitions that were read are let go": _instead(machine, "pend", lambda one, cause, parts: one.let_go(parts)),
+    "a member is drained while it reads": _in_table(MEMBER, "on_drain", _drains_without_waiting),
+    "partitions that were read are let go": _instead(
+        MemberMachine, "pend", lambda one, cause, parts: one.let_go(parts)
+    ),
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
@@ -376,7 +385,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what was submitted of a table that is left undone stays": _instead(Stager, "drop_unsettled", lambda stager: None),
     "a state that has a table that is left undone is saved": _instead(RecordQueue, "put_back", _is_never_dirty),
     "a reset to the beginning that waits is forgotten for another": _instead(
-        recovery, "ask", _waits_for_the_last_reset
+        Recovery, "reset", _waits_for_the_last_reset
     ),
     "a bad row is dropped": _instead(staging, "divide", _forgets_bad_rows),
     "dead letters are published once more after a reset": _instead(Stager, "begin", _begins_with_old_letters),
@@ -385,7 +394,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dead letters are left when the sink is published": _in_table(TABLE, "published", _one_place_stands_for_both),
     "dead letters are nobody's to publish": _letters_are_nobodys,
     "names are not synced": _no_syncs,
-    "who waits for its sink is late": _instead(checkpoints, "waiting_is_not_late", lambda plane, late: False),
+    "who waits for its sink is late": _instead(Checkpoints, "waiting_is_not_late", lambda machine, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
         RegionLogWriter, "_commit", staticmethod(_knows_all_but_silence)
     ),
@@ -401,7 +410,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         Last, "number_in", lambda last, known: last.sequence
     ),
     "two resets to the initial state on their way have one number": _instead(
-        recovery, "_to_initial", _numbers_resets_alike
+        Recovery, "_to_initial", _numbers_resets_alike
     ),
     "what an error's text names is moved": _instead(EventThread, "_data_lost", _decides_by_the_text),
     "what an error's text names is moved too": _instead(EventThread, "_data_lost", _decides_by_text_and_value),
@@ -411,20 +420,20 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a producer that was replaced is heard": _instead(FactTable, "_not_of_the_author", lambda *_: ""),
     "another producer id is not stated": _instead(RegionLogWriter, "_statement", lambda writer, author: []),
     "a term is stated again as it was": _instead(RegionLogWriter, "_statement", _states_the_same),
-    "the initial state needs no confirmation": _instead(recovery, "_unconfirmed", lambda plane, confirms: ""),
+    "the initial state needs no confirmation": _instead(Recovery, "_unconfirmed", lambda machine, confirms: ""),
     "the initial state is confirmed for another region": _instead(
-        recovery, "_unconfirmed", lambda plane, confirms: "" if confirms is not None else "no"
+        Recovery, "_unconfirmed", lambda machine, confirms: "" if confirms is not None else "no"
     ),
     "the outcome is taken for complete": _in_table(
         TABLE,
         "commit_ended",
-        lambda plane, event: checkpoints._complete(plane, plane.cutting) if plane.cutting else None,
+        lambda machine, event: machine._complete(machine.plane.cutting) if machine.plane.cutting else None,
     ),
 }
 
 SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution counts though the control plane says that it does not": _instead(
-        machine, "complete", _counts_whatever_it_contributed
+        MemberMachine, "complete", _counts_whatever_it_contributed
     ),
     "dead letters are taken in again when the sink was away": _instead(Stager, "add", _adds_letters_first),
     "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),

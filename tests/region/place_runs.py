@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
-import deltalake
-
 from kohort.errors import CorruptDataError, RetriableError
 from kohort.region.sinks import Keep, Sink
 from kohort.region.staged import StagedKey
@@ -62,8 +60,8 @@ class Trials:
 
     @property
     def _every(self) -> int:
-        """A merge takes a hundred times as long as a link: with it only every third call is tried."""
-        return 3 if self.place.kind == "delta-update" else 1
+        """Only every so-manyth call is tried where a publication takes a hundred times as long as a link."""
+        return {"delta-update": 3, "iceberg": 3, "iceberg-parted": 7}.get(self.place.kind, 1)
 
     def steps(self, act: Act) -> int:
         """How many calls it takes."""
@@ -86,7 +84,8 @@ class Trials:
 
     def holds(self, act: Act, meanwhile: Callable[[Place, int], None]) -> Iterator[Place]:
         """The place after a process was held at each call, while others did what they do there."""
-        for number in range(1, self.steps(act) + 1):
+        every = self._every if self.place.kind.startswith("iceberg") else 1
+        for number in range(1, self.steps(act) + 1, every):
             with self.copy() as trial:
                 calls = Calls()
 
@@ -351,11 +350,11 @@ def others_write_meanwhile(place: Place, root: Path) -> None:
 
 
 def compacted_meanwhile(place: Place, root: Path) -> None:
-    """At each call of a publisher another publishes, and somebody writes the files anew (OPTIMIZE)."""
+    """At each call of a publisher another publishes, and somebody writes the files anew (OPTIMIZE, compaction)."""
 
     def write(trial: Place, number: int) -> None:
         _others_publish(trial, number)
-        deltalake.DeltaTable(trial.path).optimize.compact()  # type: ignore[attr-defined]
+        trial.compact()  # type: ignore[attr-defined]
 
     for trial in begun(place, root).holds(publish, write):
         all_is_well(trial)

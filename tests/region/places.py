@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -10,17 +11,23 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 
 from kohort.region.sinks import Sink
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.iceberg_files import DurableFileIO
+from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
 from tests.region.volume import Died
@@ -114,6 +121,56 @@ class HeldDelta(DeltaTable):
         log = HeldLog(self.path, self._bound(), self._files)
         log.calls = self._files._calls  # type: ignore[attr-defined]
         return log
+
+
+class HeldFileIO(DurableFileIO):
+    """The files of a lake whose folder may be anywhere: copies of it go on, though their paths are absolute."""
+
+    LAKE: ClassVar = "file:///lake"
+    OPEN: ClassVar[dict[str, tuple[str, Calls]]] = {}
+    NUMBERS: ClassVar = itertools.count()
+
+    @property
+    def files(self) -> Any:
+        return HeldFiles(self.OPEN[self.properties["held"]][1])
+
+    def path_of(self, location: str) -> str | None:
+        return location.replace(self.LAKE, self.OPEN[self.properties["held"]][0], 1)
+
+
+class HeldCatalog(SqlCatalog):
+    """A catalog that is asked through `Calls`."""
+
+    @property
+    def _calls(self) -> Calls:
+        return HeldFileIO.OPEN[self.properties["held"]][1]
+
+    def load_table(self, identifier: Any) -> Table:
+        return self._calls.do("load", lambda: SqlCatalog.load_table(self, identifier))  # type: ignore[no-any-return]
+
+    def commit_table(self, *args: Any) -> Any:
+        return self._calls.do("commit", lambda: SqlCatalog.commit_table(self, *args))
+
+    def create_namespace(self, *args: Any) -> None:
+        self._calls.do("create namespace", lambda: SqlCatalog.create_namespace(self, *args))
+
+    def create_table(self, *args: Any, **options: Any) -> Any:
+        return self._calls.do("create table", lambda: SqlCatalog.create_table(self, *args, **options))
+
+
+class HeldIceberg(IcebergTable):
+    """An Iceberg table of such a catalog."""
+
+    calls: Calls
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in super().__getstate__().items() if name != "calls"}
+
+    def _opened(self) -> Catalog:
+        number = str(next(HeldFileIO.NUMBERS))
+        HeldFileIO.OPEN[number] = (self.warehouse, getattr(self, "calls", Calls()))
+        mapped = {"warehouse": HeldFileIO.LAKE, "py-io-impl": "tests.region.places.HeldFileIO", "held": number}
+        return HeldCatalog("default", **{**self._properties, **mapped})
 
 
 class HeldCursor(sqlite3.Cursor):
@@ -214,6 +271,65 @@ class DeltaPlace(_Files):
             name for name in os.listdir(f"{self.path}/_kohort/{REGION.hex}/staged") if not name.startswith("_done-")
         ]
 
+    def compact(self) -> None:
+        """Write the files anew, as any engine may."""
+        deltalake.DeltaTable(self.path).optimize.compact()
+
+
+class IcebergPlace(_Files):
+    shared = True
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        self.kind, self._options = kind, options
+
+    def sink(self, calls: Calls | None = None, region: UUID = REGION) -> HeldIceberg:
+        made = HeldIceberg("air.flights", warehouse=self.path, **self._options)
+        made._place, made.calls = "iceberg:out", calls or Calls()
+        return made.bind(f"region-{region.int}", region)
+
+    def table(self) -> Table | None:
+        """Return the table as a stranger opens it."""
+        sink = self.sink()
+        return sink._log.find() if sink._is_there() else None
+
+    def rows(self) -> list[Row]:
+        table = self.table()
+        try:
+            found = [] if table is None else table.scan().to_arrow().to_pylist()
+        except FileNotFoundError as error:
+            raise AssertionError("the table has a file that is gone") from error
+        return sorted((row["id"], row["name"]) for row in found)
+
+    def staged(self) -> list[str]:
+        """Names of what is staged, and of data files that no snapshot has."""
+        table = self.table()
+        if table is None:
+            return []
+        left = {f"{HeldFileIO.LAKE}/air/flights/data/{name}" for name in os.listdir(f"{self.path}/air/flights/data")}
+        staged = Path(self.path).glob(f"air/flights/_kohort/*/{REGION.hex}/staged/*")
+        return [path.name for path in staged] + sorted(left - _files_of(table))
+
+    def compact(self) -> None:
+        """Write the files anew, as any engine may, and forget how the table was before."""
+        table = self.table()
+        assert table is not None
+        table.overwrite(table.scan().to_arrow())
+        before = _files_of(table)
+        table.maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+        for path in before - _files_of(table.refresh()):
+            table.io.delete(path)
+
+
+def _files_of(table: Table) -> set[str]:
+    """Return the data files of all snapshots."""
+    manifests = {manifest.manifest_path: manifest for snapshot in table.snapshots()
+                 for manifest in snapshot.manifests(table.io)}  # fmt: skip
+    return {
+        entry.data_file.file_path
+        for manifest in manifests.values()
+        for entry in manifest.fetch_manifest_entry(table.io)
+    }
+
 
 class SqlitePlace(_Files):
     def __init__(self, kind: str, **options: Any) -> None:
@@ -258,6 +374,8 @@ def kinds() -> list[Place]:
         DeltaPlace("delta"),
         DeltaPlace("delta-parted", partition_by=["name"]),
         DeltaPlace("delta-update", mode="update", keys=["id"]),
+        IcebergPlace("iceberg"),
+        IcebergPlace("iceberg-parted", partition_by=["truncate(1, name)", "bucket(2, id)"]),
         SqlitePlace("sqlite"),
         SqlitePlace("sqlite-update", mode="update", keys=["id"]),
     ]

@@ -61,6 +61,7 @@ def test_what_is_said_comes_back_as_it_was(message: told.Report | told.Ask) -> N
         told.Welcome(1, 3, 4, ("m",)),
         told.Starts(1, 1, (POSITION,), (PART,), (PART,)),
         told.Publish(1, 4, (KEY,)),
+        told.Publish(1, 4, (KEY,), positions=(POSITION,)),
         told.Reset(1, 3, 0, None),
         told.RegionSeen("r", "RUNNING", 1, 3, 4, 4, (), (POSITION,), {"why": 2}),
         told.RegionSeen("r", "RUNNING", 1, 3, 4, 3, (), (), {}, sinks=(told.SinkSeen("parquet:/out", 3, "m"),)),
@@ -69,7 +70,8 @@ def test_what_is_said_comes_back_as_it_was(message: told.Report | told.Ask) -> N
     ],
 )
 def test_what_is_heard_comes_back_as_it_was(message: told.Order | told.Told) -> None:
-    assert decode_heard(encode(message)) == message
+    back = decode_heard(encode(message))
+    assert back == message and repr(back) == repr(message), "also what does not compare"
 
 
 def test_a_field_of_a_later_release_is_passed_over() -> None:
@@ -77,7 +79,18 @@ def test_a_field_of_a_later_release_is_passed_over() -> None:
     assert decode_said(body) == told.AskReset("why")
 
 
-@pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode(("Nothing", {})), encode(told.Alive())[:-1]])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode(("Nothing", {})),
+        encode(told.Alive())[:-1],
+        b"\x92\xa5Aliv\xff\x80",
+        b"\x92\xa8AskReset\x81\xa5later" + b"\x91" * 5_000,
+    ],
+    ids=["nothing", "no type", "another message", "cut", "a name that is no text", "nested"],
+)
 def test_what_is_no_message_is_said_so(body: bytes) -> None:
     with pytest.raises(UnknownMessageError):
         decode_said(body)

@@ -29,7 +29,6 @@ from kohort.region import messages as told
 from kohort.region.agreement import History, adopt
 from kohort.region.consuming.staging import Stager
 from kohort.region.control_plane import events as happens
-from kohort.region.control_plane.state import seen
 from kohort.region.records import Contribution, Manifest, keys_by_place
 from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, divide, letters_of, letters_of_records
 from kohort.region.staged import StagedKey
@@ -275,11 +274,11 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
     assert keys_by_place(given) == plane.owed
     for connection, place in ((1, "s1"), (2, "s2")):
         made.say(connection, told.Published(plane.sequence, place))
-    assert set(plane.owed) == {"bad"} and seen(plane).published == plane.sequence - 1
+    assert set(plane.owed) == {"bad"} and plane.seen().published == plane.sequence - 1
     made.say(1, told.Published(plane.sequence, "bad"))
-    assert not plane.owed and seen(plane).published == plane.sequence
-    assert [member.dead_letters for member in seen(plane).members] == [2, 3]
-    assert [(sink.place, sink.publisher) for sink in seen(plane).sinks if sink.publisher] == [
+    assert not plane.owed and plane.seen().published == plane.sequence
+    assert [member.dead_letters for member in plane.seen().members] == [2, 3]
+    assert [(sink.place, sink.publisher) for sink in plane.seen().sinks if sink.publisher] == [
         ("bad", "m1"), ("s1", "m1"), ("s2", "m2"),
     ]  # fmt: skip
 

@@ -9,7 +9,6 @@ import pytest
 
 from kohort.region import messages as told
 from kohort.region.control_plane import events as happens
-from kohort.region.control_plane.state import seen
 from kohort.region.member import events as does
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Identity
@@ -54,7 +53,7 @@ def run_on(driven: Driven) -> None:
     assert driven.stands(RegionState.RUNNING)
     sequence = driven.machine.plane.sequence
     driven.say(1, told.Published(sequence))
-    assert seen(driven.machine.plane).published == sequence
+    assert driven.machine.plane.seen().published == sequence
     driven.ask(1, P0)
     cut = driven.cut()
     driven.say(1, told.Drained(cut))
@@ -163,7 +162,7 @@ def test_a_region_says_which_place_it_waits_for_when_who_wrote_there_has_died() 
     assert driven.stands(RegionState.CHECKPOINTING) and not driven.commits
     [line] = driven.lines
     assert line.level is happens.LogLevel.WARNING and "publication of sequence 8 to t" in line.text
-    assert told.SinkSeen("t", 7, "") in seen(driven.machine.plane).sinks
+    assert told.SinkSeen("t", 7, "") in driven.machine.plane.seen().sinks
     driven.join(3, "m3", sink="t")
     driven.say(3, told.Published(8))
     assert driven.commits

@@ -18,7 +18,8 @@ from kohort.io.processes import own_name
 from kohort.region import messages as told
 from kohort.region import region as face
 from kohort.region.control_plane import events as happens
-from kohort.region.control_plane.state import RegionConfig, Why
+from kohort.region.control_plane.events import Why
+from kohort.region.control_plane.state import RegionConfig
 from kohort.region.region import Region
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from kohort.errors import InvalidInputError
-from kohort.region.sinks import Sink
+from kohort.region.sinks import Sink, known_there
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
@@ -83,6 +84,19 @@ def test_place_of_nobody_has_no_name_and_a_strangers_can_not_be_adopted(kind: st
         return
     with pytest.raises(InvalidInputError, match="belongs to another region"):
         stranger.adopt()
+
+
+def test_iceberg_table_by_its_folder_and_by_its_catalog(tmp_path: Path) -> None:
+    known = bound(IcebergTable("air.flights", warehouse=tmp_path))
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    other = bound(IcebergTable("air.flights", catalog=catalog))
+    assert known.adopt() == ""
+    refuses_other_name(known, other)
+    assert bound(IcebergTable("air.flights", catalog=catalog), OTHER).adopt() == ""
+    assert known_there(other) == (known.place, 1)
+    assert other.adopt() == known.place and other.published() == 1 and other.adopt() == other.place
+    with pytest.raises(InvalidInputError, match="knows as"):
+        bound(IcebergTable("air.flights", warehouse=tmp_path)).published()
 
 
 def test_names_that_sqlite_does_not_tell_apart_are_one(tmp_path: Path) -> None:

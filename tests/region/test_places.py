@@ -16,11 +16,14 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table import Table
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
-from kohort.region.sinks import Keep, Sink, delta_table, rows, sql_table
+from kohort.region.sinks import Keep, Sink, delta_table, iceberg_files, rows, sql_table
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.iceberg_log import IcebergLog
+from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
@@ -146,7 +149,7 @@ def test_nested_types(place: Place) -> None:
     nested = pa.struct([("x", pa.list_(pa.int32())), ("m", pa.map_(pa.string(), pa.float64()))])
     schema = pa.schema([*SCHEMA, ("nested", nested)])
     sink = place.sink()
-    if "delta" not in place.kind and place.kind != "parquet":
+    if not place.kind.startswith(("delta", "iceberg", "parquet")):
         with pytest.raises(InvalidInputError, match="'nested'.*to_json"):
             sink.check(schema)
         return
@@ -304,7 +307,13 @@ def test_run(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
     run(copy.copy(KINDS[kind]), root)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("delta")])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(kind for kind in KINDS if kind.startswith("delta") or kind == "iceberg-parted"),
+        pytest.param("iceberg", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("run", runs.SHARED_RUNS, ids=lambda run: run.__name__)
 def test_a_table_that_others_write_too(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
     run(copy.copy(KINDS[kind]), root)
@@ -411,7 +420,7 @@ def _sql_says_nothing_of_emptying(patch: Patch) -> None:
 
 
 def _its_own_number_is_taken_for_emptied(patch: Patch) -> None:
-    for kind in (ParquetFolder, DeltaTable, SqlTable):
+    for kind in (ParquetFolder, DeltaTable, IcebergTable, SqlTable):
         patch.setattr(kind, "empty", _empties_what_shows_less(kind.empty))
 
 
@@ -426,6 +435,62 @@ def _empties_what_shows_less(whole: Callable[[Any, int, int], None]) -> Callable
 def _a_later_number_is_not_seen(patch: Patch) -> None:
     patch.setattr(DeltaLog, "is_emptied", lambda self, table, sequence: False)
     patch.setattr(DeltaTable, "_is_marked", lambda self, sequence: False)
+
+
+def _iceberg_does_not_look(patch: Patch) -> None:
+    patch.setattr(IcebergLog, "has", lambda self, table, sequence: False)
+
+
+def _the_library_tries_again(patch: Patch) -> None:
+    """The library's own retry builds the snapshot anew on whatever the table is by then."""
+
+    def commit(self: IcebergLog, table: Table, sequence: int, added: Any, offsets: str) -> bool:
+        with table.transaction() as transaction:
+            with transaction.update_snapshot().fast_append() as producer:
+                for file in added:
+                    producer.append_data_file(file)
+            transaction.set_properties({f"{self._prefix}sequence": str(sequence)})
+        return True
+
+    patch.setattr(IcebergLog, "commit", commit)
+
+
+def _iceberg_marks_first(patch: Patch) -> None:
+    whole = IcebergTable._bring
+
+    def bring(self: IcebergTable, sequence: int, *given: Any) -> None:
+        self._mark(self._load(), sequence)
+        whole(self, sequence, *given)
+
+    patch.setattr(IcebergTable, "_bring", bring)
+
+
+def _emptying_adds_no_snapshot(patch: Patch) -> None:
+    whole = IcebergLog.commit_emptied
+
+    def commit_emptied(self: IcebergLog, table: Table, sequence: int, removed: Any) -> bool:
+        if removed:
+            return whole(self, table, sequence, removed)
+        with table.transaction() as transaction:
+            transaction.set_properties({self._prefix + name: str(sequence) for name in ("sequence", "emptied")})
+        return True
+
+    patch.setattr(IcebergLog, "commit_emptied", commit_emptied)
+
+
+def _iceberg_sweeps_all(patch: Patch) -> None:
+    whole = IcebergTable.sweep
+    patch.setattr(IcebergTable, "sweep", lambda self, keep: whole(self, Keep(keep.floor)))
+
+
+def _iceberg_names_no_file_before_it_is_written(patch: Patch) -> None:
+    whole = iceberg_files._LocalStore.put
+
+    def put(self: Any, folder: str, name: str, data: bytes) -> None:
+        if b'"whole":false' not in data:
+            whole(self, folder, name, data)
+
+    patch.setattr(iceberg_files._LocalStore, "put", put)
 
 
 def _made_anew(place: Place, root: Path) -> None:
@@ -457,6 +522,12 @@ MUTANTS: tuple[Mutant, ...] = (
     (_no_settling, "delta-update", _durable),
     (_nothing_to_take_out_is_not_said, "delta", runs.emptied_under_the_first_publisher),
     (_delta_sweeps_all, "delta", runs.sweeps_at_each_moment),
+    (_iceberg_does_not_look, "iceberg", runs.compacted_meanwhile),
+    (_the_library_tries_again, "iceberg", runs.held_publishers),
+    (_iceberg_marks_first, "iceberg", runs.killed_publishers),
+    (_emptying_adds_no_snapshot, "iceberg", runs.emptied_under_the_first_publisher),
+    (_iceberg_sweeps_all, "iceberg", runs.sweeps_at_each_moment),
+    (_iceberg_names_no_file_before_it_is_written, "iceberg", runs.killed_while_staging),
     (_first_staged_counts, "delta-update", _ordered),
     (_first_row_counts, "delta-update", _ordered),
     (_first_staged_counts, "sqlite-update", _ordered),

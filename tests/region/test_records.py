@@ -92,6 +92,8 @@ def test_what_was_written_before_there_were_several_sinks_is_read(fact: Contribu
         (key_of(FACTS[2]), value_of(FACTS[1])),
         (key_of(GIVEN), value_of(CLOSED)),
         (b"{}", value_of(FACTS[1])),
+        (b"[" * 5_000, value_of(FACTS[1])),
+        (key_of(FACTS[1]), b"\x01" + b"\x91" * 5_000),
     ],
 )
 def test_what_is_damaged_is_said_so(key: bytes, value: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import deltalake
 import pytest
+from pyiceberg.catalog import load_catalog
 
-from kohort.region import DeltaTable, Region, Sink, SqlTable
+from kohort.region import DeltaTable, IcebergTable, Region, Sink, SqlTable
 from tests.region.conftest import Worker, fill, make_topic
 from tests.support.waiting import until
 
@@ -29,6 +31,21 @@ def _delta(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     return sink, read
 
 
+def _iceberg(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
+    sink = IcebergTable("air.flights", warehouse=folder / "lake")
+
+    def read() -> list[bytes]:
+        uri, place = f"sqlite:///{folder}/lake/catalog.db", f"file://{folder}/lake"
+        if not (folder / "lake" / "catalog.db").exists():
+            return []
+        catalog = load_catalog("default", type="sql", uri=uri, warehouse=place)
+        if not catalog.namespace_exists("air") or not catalog.table_exists("air.flights"):
+            return []
+        return list(catalog.load_table("air.flights").scan().to_arrow().column("value").to_pylist())
+
+    return sink, read
+
+
 def _sqlite(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     def read() -> list[bytes]:
         with contextlib.closing(sqlite3.connect(folder / "out.db")) as database:
@@ -38,7 +55,7 @@ def _sqlite(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     return SqlTable(f"sqlite:///{folder}/out.db", "flights"), read
 
 
-@pytest.mark.parametrize("kind", [_delta, _sqlite], ids=["delta", "sqlite"])
+@pytest.mark.parametrize("kind", [_delta, _iceberg, _sqlite], ids=["delta", "iceberg", "sqlite"])
 def test_every_record_once(
     kind: Callable[[Path], tuple[Sink, Callable[[], list[bytes]]]], own_servers: str, name: str, tmp_path: Path
 ) -> None:
@@ -56,3 +73,21 @@ def test_every_record_once(
         workers[1].close()
         workers[1].thread.join(60)
     assert Counter(int(value) for value in read()) == Counter(range(ROWS))
+
+
+def test_a_snapshot_has_the_offsets_of_its_sequence(own_servers: str, name: str, tmp_path: Path) -> None:
+    """They are those that the group has, too."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    sink, read = _iceberg(tmp_path)
+    with Region(name, own_servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "worker-1", sink, name)
+        until(lambda: len(read()) == 100, "all is published")
+        worker.close()
+        worker.thread.join(60)
+    place = f"file://{tmp_path}/lake"
+    catalog = load_catalog("default", type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db", warehouse=place)
+    snapshot = catalog.load_table("air.flights").current_snapshot()
+    assert snapshot is not None and snapshot.summary is not None
+    groups = json.loads(snapshot.summary.additional_properties["kohort.offsets"])
+    assert [sum(parts.values()) for topics in groups.values() for parts in topics.values()] == [100]

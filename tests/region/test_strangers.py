@@ -81,7 +81,16 @@ WRITERS: dict[str, Callable[[str, str, list[Fact]], None]] = {
     "idempotent": write_plainly,
     "transactional": lambda servers, name, facts: write_in_a_transaction(servers, name, facts, "a stranger's"),
     "copying": lambda servers, name, _: _copy_all(servers, name),
+    "nested": lambda servers, name, _: _write_nested(servers, name),
 }
+
+
+def _write_nested(servers: str, name: str) -> None:
+    """Keys and values nested deeper than Python's decoders go: each error of theirs is another than for bad syntax."""
+    with Producer(servers, enable_idempotence=False) as producer:
+        for where in (partition_of(name, 9), CLAIMS):
+            producer.send(TOPIC, b"v", b"[" * 5_000, partition=where).result()
+            producer.send(TOPIC, b"\x01" + b"\x91" * 5_000, f'["term","{name}"]'.encode(), partition=where).result()
 
 
 def _copy_all(servers: str, name: str) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulation.admin_checkers import DescriptionChecker
-from simulation.checkers import Checkers
-from simulation.property import ViolatedError
-from simulation.world import World
+from simulation.checkers.admin_checkers import DescriptionChecker
+from simulation.checkers.group_checkers import Checkers
+from simulation.checkers.property import ViolatedError
+from simulation.harness.world import World
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig

@@ -9,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulation.disk_mutants import (
+from simulation.harness.files import DeadError, Files, Volume
+from simulation.harness.run import Run
+from simulation.harness.world import WALL_START_MS, World
+from simulation.mutants.disk_mutants import (
     CompactsNewestAway,
     DiskMutant,
     KeepsHoles,
@@ -19,9 +22,6 @@ from simulation.disk_mutants import (
     SyncsNoNames,
     planted,
 )
-from simulation.files import DeadError, Files, Volume
-from simulation.run import Run
-from simulation.world import WALL_START_MS, World
 
 from kohort.log import LogConfig, Marker, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import DamagedError

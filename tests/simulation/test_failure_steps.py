@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from simulation.assigning import COOPERATIVE, EAGER
-from simulation.plan import Plan, Step
-from simulation.process import Habits, Process
-from simulation.run import Result, Run
+from simulation.harness.plan import Plan, Step
+from simulation.harness.run import Result, Run
+from simulation.members.assigning import COOPERATIVE, EAGER
+from simulation.members.process import Habits, Process
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.records import GenerationStarted, GroupSaved, Record

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from simulation.checkers import Checkers
-from simulation.consumer_member import ConsumerMember
-from simulation.fencing_checker import FencingChecker
-from simulation.network import Network
-from simulation.own_member import OwnConsumerMember
-from simulation.process import Habits, Process
-from simulation.property import Holder, ViolatedError
-from simulation.world import World
+from simulation.checkers.fencing_checker import FencingChecker
+from simulation.checkers.group_checkers import Checkers
+from simulation.checkers.property import Holder, ViolatedError
+from simulation.harness.network import Network
+from simulation.harness.world import World
+from simulation.members.consumer_member import ConsumerMember
+from simulation.members.own_member import OwnConsumerMember
+from simulation.members.process import Habits, Process
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig

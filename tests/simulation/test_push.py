@@ -7,14 +7,13 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from simulation.plan import Draft, Plan, Step
-from simulation.process import Habits
-from simulation.property import Checker
-from simulation.push_mutants import PUSH_MUTANTS
-from simulation.push_plan import PushDraft
-from simulation.push_steps import LITERAL, OTHERS, OWN
-from simulation.recorder import RecordingMachine, Seen, transitions
-from simulation.run import Run
+from simulation.checkers.property import Checker
+from simulation.harness.plan import Draft, Plan, PushDraft, Step
+from simulation.harness.push_steps import LITERAL, OTHERS, OWN
+from simulation.harness.recorder import RecordingMachine, Seen, transitions
+from simulation.harness.run import Run
+from simulation.members.process import Habits
+from simulation.mutants.push_mutants import PUSH_MUTANTS
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.machine import GroupMachine

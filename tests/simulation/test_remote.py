@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from simulation.checkers import OwnershipChecker
-from simulation.disk_mutants import DiskMutant
-from simulation.plan import Plan
-from simulation.property import Checker
+from simulation.checkers.group_checkers import OwnershipChecker
+from simulation.checkers.property import Checker
+from simulation.harness.plan import Plan
+from simulation.mutants.disk_mutants import DiskMutant
 from simulation.remote.days import SHOWN_BY, left_behind
 from simulation.remote.mutants import REMOTE_MUTANTS, HeartbeatsWithoutProof
 from simulation.remote.run import OURS, REMOTE, RemoteRun, remote_plan

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from simulation.harness.world import World
 from simulation.remote.life import Life
 from simulation.remote.loop import VirtualLoop, with_loop
 from simulation.remote.zookeeper import VirtualSession, ZooKeeper
-from simulation.world import World
 
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper import service as zookeeper_door

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from simulation.harness.world import World
 from simulation.remote.kafka import Kafka
 from simulation.remote.partition import Author, Partition
-from simulation.world import World
 
 from kohort.errors import ErrorCode
 from kohort.journal.sealing import packed_pair

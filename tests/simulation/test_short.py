@@ -8,16 +8,16 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from simulation.assigning import COOPERATIVE
-from simulation.checkers import ALL
-from simulation.disk_mutants import DiskMutant
-from simulation.mutants import MUTANTS
-from simulation.network import Weather
-from simulation.plan import Draft, Plan, Step
-from simulation.process import Habits
-from simulation.property import Checker
-from simulation.push_mutants import PUSH_MUTANTS
-from simulation.run import FEWEST_EVENTS, SHORTEST_MS, Run
+from simulation.checkers.group_checkers import ALL
+from simulation.checkers.property import Checker
+from simulation.harness.network import Weather
+from simulation.harness.plan import Draft, Plan, Step
+from simulation.harness.run import FEWEST_EVENTS, SHORTEST_MS, Run
+from simulation.members.assigning import COOPERATIVE
+from simulation.members.process import Habits
+from simulation.mutants.disk_mutants import DiskMutant
+from simulation.mutants.group_mutants import MUTANTS
+from simulation.mutants.push_mutants import PUSH_MUTANTS
 
 from kohort.coordinator.shard import Shard
 from kohort.groups.config import GroupConfig
@@ -132,7 +132,7 @@ def test_every_checker_has_a_mutant() -> None:
 
 @pytest.mark.parametrize(
     ("run", "seed"),
-    [("simulation.run.Run", 7), ("simulation.run.Run", MIXED), ("simulation.remote.run.RemoteRun", 11)],
+    [("simulation.harness.run.Run", 7), ("simulation.harness.run.Run", MIXED), ("simulation.remote.run.RemoteRun", 11)],
 )
 def test_a_seed_repeats_itself_in_any_process(run: str, seed: int) -> None:
     """Nothing depends on the order of a set of strings, which differs between processes."""

@@ -6,11 +6,11 @@ import re
 import sys
 
 import pytest
-from simulation.checkers import LivenessChecker
-from simulation.mutants import NeverEndsSessions
-from simulation.plan import Draft, Plan
-from simulation.run import Result, Run
-from simulation.shrink import Shrinker
+from simulation.checkers.group_checkers import LivenessChecker
+from simulation.harness.plan import Draft, Plan
+from simulation.harness.run import Result, Run
+from simulation.harness.shrink import Shrinker
+from simulation.mutants.group_mutants import NeverEndsSessions
 
 from simulation import __main__ as command_line
 

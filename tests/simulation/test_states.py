@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from simulation.recorder import MEMBER, RecordingMachine, Seen, transitions
-from simulation.run import Run
+from simulation.harness.recorder import MEMBER, RecordingMachine, Seen, transitions
+from simulation.harness.run import Run
 from tools import state_tables
 
 from kohort.groups.consumer.members import MEMBER_TABLE

@@ -19,9 +19,9 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.producer.producer import Producer
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
+from kohort.spark.data_source import KohortDataSource
 from kohort.spark.options import is_table, parse_options
 from kohort.spark.schema import arrow_schema, columns_of
-from kohort.spark.source.source import KohortDataSource
 from kohort.spark.tables import TABLES, parse_table_options
 
 

@@ -12,7 +12,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort import Broker
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError, TimedOutError
-from kohort.spark.source.source import KohortDataSource
+from kohort.spark.data_source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

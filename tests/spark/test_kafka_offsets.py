@@ -16,8 +16,8 @@ from kohort import Consumer
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.checkpoint_lines import LogFile
 from kohort.spark.checkpoint_move import CheckpointLog as Moved
+from kohort.spark.source.checkpoint_lines import LogFile
 from kohort.spark.source.kafka_offsets import initial_bytes, is_kafka_offset, kafka_offset, positions_of, read_initial
 
 __all__ = ["own_signals", "place"]

@@ -17,12 +17,12 @@ from tests.spark.queries import declared
 from tests.support.waiting import LAST_RESORT, TOO_SLOW
 
 from kohort.client.group.member import GroupMember
+from kohort.spark.data_source import KohortDataSource
 from kohort.spark.driver_channel import Switchboard
 from kohort.spark.driver_server import RUNS_MAX, CompletedBatches, query_of
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.readers import KohortStreamReader
-from kohort.spark.source.source import KohortDataSource
 
 NOW = {"availableNow": True}
 FAR = {"processingTime": "1 hour"}

@@ -14,11 +14,11 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.settings.config import settings
+from kohort.spark.data_source import KohortDataSource
 from kohort.spark.java_settings import REFUSED, REFUSED_OF_SINK, REFUSED_OF_SOURCE, WITHOUT_EFFECT
 from kohort.spark.option_names import distance
 from kohort.spark.options import numbers_of_json, parse_options, partitions_of_json
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
-from kohort.spark.source.source import KohortDataSource
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
 

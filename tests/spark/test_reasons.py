@@ -11,7 +11,7 @@ from tests.spark.queries import Place, Run, batch_reader, declared, own_signals,
 from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.spark.source.source import KohortDataSource
+from kohort.spark.data_source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

@@ -15,9 +15,9 @@ from tests.spark.queries import Place, declared, own_signals, place
 from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import InvalidInputError
+from kohort.spark.data_source import KohortDataSource
 from kohort.spark.driver_channel import Switchboard
 from kohort.spark.source.single_reader_lock import Load, ReaderLock
-from kohort.spark.source.source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

@@ -15,7 +15,7 @@ from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError, NotFoundError
-from kohort.spark.source.source import KohortDataSource
+from kohort.spark.data_source import KohortDataSource
 from kohort.spark.tables import GROUPS_A_TASK, TABLES, TableReader, parse_table_options
 
 GROUP, OTHER = "tables-readers", "tables-others"

@@ -13,7 +13,7 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.name_patterns import matcher
 from kohort.spark.options import parse_options
-from kohort.spark.source.topic_pattern import NEVER, as_glob, topic_pattern
+from kohort.spark.topic_pattern import NEVER, as_glob, topic_pattern
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

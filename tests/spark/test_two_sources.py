@@ -18,9 +18,9 @@ from kohort import Broker
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.client.producer.producer import Producer
-from kohort.spark.read_twice import ReadTwice, read_twice
+from kohort.spark.data_source import KohortDataSource
+from kohort.spark.source.read_twice import ReadTwice, read_twice
 from kohort.spark.source.single_reader_lock import Load, ReaderLock
-from kohort.spark.source.source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

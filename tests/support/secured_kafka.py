@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ class SecuredKafka(ApacheKafka):
     With PLAIN, bob and carol log in too, with the same password, and have no rights.
     """
 
-    def __init__(self, certificates: Path) -> None:
+    def __init__(self, certificates: Path, settings: Mapping[str, str] | None = None, **options: Any) -> None:
+        """Start it. `settings` and `options` are those of `ApacheKafka`."""
         self.certificates = certificates
-        super().__init__()
+        super().__init__(settings, **options)
 
     def _format(self) -> None:
         names = ("TLS", "MUTUAL", "SASL", "BOTH", "SHORT", "EXPIRED", "ELSEWHERE")

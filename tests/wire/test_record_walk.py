@@ -54,6 +54,14 @@ def test_both_forms_agree_on_hostile_batches(compiled: Any, name: str) -> None:
     agreed(compiled, PLAIN[name], ANY)
 
 
+def test_both_forms_agree_on_a_base_offset_that_the_checksum_does_not_cover(compiled: Any) -> None:
+    """The compiled search subtracted it from the wanted offset past the end of its type."""
+    batch = bytearray(build_batch([BatchRecord(0, BASE_MS, b"k", b"v")]))
+    for base in (-(2**63), -(2**62), 2**63 - 1):
+        batch[:8] = base.to_bytes(8, "big", signed=True)
+        agreed(compiled, bytes(batch), ANY)
+
+
 @given(
     st.lists(st.tuples(st.integers(-5, 2**40), st.one_of(st.none(), st.binary(max_size=300)), st.binary(max_size=300))),
     st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=4),

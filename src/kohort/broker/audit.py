@@ -11,7 +11,7 @@ queue.
 | `time` | when, in UTC |
 | `event` | `login`, `refusal`, `change` or `lost` |
 | `principal`, `host`, `client_id` | the client |
-| `api` | the API that the client called |
+| `api` | the API that the client called; null of a login by certificate |
 | `operation`, `resource_type`, `resource` | what was refused or changed |
 | `result` | `allowed` or `refused`; of a login `succeeded` or `failed` |
 | `details` | of a change: names of properties, or the ACL; never a value of a property, a password or a salt |
@@ -21,10 +21,10 @@ queue.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -33,8 +33,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource
-from kohort.broker.server.connection import Principal
+from kohort.broker.security.principals import Principal
 from kohort.broker.server.requests import Request
 from kohort.ids import AclOperation, AclPattern, AclPermission
 from kohort.wire.cluster_admin import AlterClientQuotasRequest, AlterClientQuotasResponse
@@ -80,6 +82,11 @@ WAKE_S = 1.0
 CLOSE_S = 5.0
 """Time that the last entries get to reach the disk when the broker ends."""
 
+BY_CERTIFICATE = "SSL"
+"""The mechanism of a login by the certificate that a client shows in TLS."""
+_BEYOND_ASCII = re.compile("[^\x00-\x7e]")
+_DELETE = b"\x7f"
+
 Entry: TypeAlias = dict[str, Any]
 
 
@@ -117,7 +124,7 @@ class AuditLog:
         Args:
             principal: the principal, or the name that the client gave if its login failed.
             host: the client's address.
-            mechanism: the SASL mechanism, or `SSL`.
+            mechanism: the SASL mechanism, or `SSL` of a certificate.
             ok: whether the login succeeded.
             client_id: the client id of the login's request, if it has one.
         """
@@ -126,7 +133,7 @@ class AuditLog:
             "principal": _cut(str(principal)),
             "host": host,
             "client_id": _cut(client_id),
-            "api": "SaslAuthenticate",
+            "api": None if mechanism == BY_CERTIFICATE else "SaslAuthenticate",
             "details": _cut(mechanism),
             "result": "succeeded" if ok else "failed",
         }
@@ -323,10 +330,18 @@ def _repeat_key(entry: Entry) -> tuple[Any, ...]:
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
+    """Return an entry as a line of ASCII: a terminal takes other characters of clients as commands, or as new lines."""
     moment = datetime.fromtimestamp(entry["time"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return (
-        json.dumps({"time": moment, **{key: value for key, value in entry.items() if key != "time"}}).encode() + b"\n"
-    )
+    data = msgspec.json.encode({"time": moment, **{key: value for key, value in entry.items() if key != "time"}})
+    if not data.isascii() or _DELETE in data:
+        data = _BEYOND_ASCII.sub(_escaped, data.decode()).encode()
+    return data + b"\n"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """Return a character as JSON's escapes, one for each unit of UTF-16."""
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def _of(caller: Caller, operation: str, resource_type: str, name: str) -> Entry:
@@ -342,7 +357,11 @@ def _of(caller: Caller, operation: str, resource_type: str, name: str) -> Entry:
 
 
 def _cut(text: str | None) -> str | None:
-    return text if text is None or len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}…"
+    if text is None:
+        return None
+    if not text.isascii():
+        text = text.encode(errors="replace").decode()  # half a surrogate pair can't be written
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}…"
 
 
 # -- changes, by the responses of the APIs that make them

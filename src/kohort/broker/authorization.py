@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol, TypeAlias
 
 from kohort.broker.acls import AclIndex
-from kohort.broker.server.connection import Principal
+from kohort.broker.security.principals import Principal
 from kohort.broker.server.requests import PushRequest, Request
 from kohort.errors import ErrorCode
 from kohort.ids import AclOperation

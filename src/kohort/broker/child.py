@@ -7,13 +7,14 @@ has ended. Standard output gets one line when clients can connect, or an error, 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from kohort.broker.run import RunningBroker, serve
 from kohort.broker.server.fault_kinds import Fault
@@ -25,7 +26,7 @@ CONTROL_BYTES = 1 << 16
 
 def main() -> None:
     """Run a broker with the options from standard input."""
-    options = json.loads(sys.stdin.buffer.readline())
+    options = msgspec.json.decode(sys.stdin.buffer.readline())
     logging.basicConfig(
         level=options["log_level"], stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -46,7 +47,7 @@ def main() -> None:
 
 def _say(message: dict[str, Any]) -> None:
     try:
-        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
         sys.stdout.flush()
     except BrokenPipeError:  # the parent has ended; `Control` notices that itself
         pass
@@ -102,7 +103,7 @@ class Control:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            self._carry_out(json.loads(line))
+            self._carry_out(msgspec.json.decode(line))
 
     def _carry_out(self, message: dict[str, Any]) -> None:
         faults = self._broker.node.faults

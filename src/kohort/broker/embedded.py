@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
+import json  # not msgspec, without which a program that embeds a broker starts
 import logging
 import os
 import shutil
@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from kohort.broker.config.single_broker import idle_text
@@ -34,6 +33,7 @@ from kohort.broker.security.development import LISTENER, DevelopmentFiles, devel
 from kohort.broker.security.settings import INSECURE
 from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
+from kohort.io.closing import ClosedOnExit
 from kohort.settings.arguments import checked, checked_call
 
 __all__ = ["Broker", "Fault"]
@@ -45,7 +45,7 @@ _CODE = "import sys; sys.path.insert(1, {root!r}); from kohort.broker.child impo
 
 
 @checked
-class Broker:
+class Broker(ClosedOnExit):
     """An embedded broker, which starts when it is created and ends with `close()` or the `with` block.
 
         with Broker() as broker:
@@ -175,14 +175,6 @@ class Broker:
         self._finalizer.detach()
         _end(child.process, None, os.getpid())
         self._start()
-
-    def __enter__(self) -> Broker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Broker {self.bootstrap_servers} data {self.data_dir}{'' if self._child else ' closed'}>"

@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from kohort.broker.server.connection import ANYONE, Principal
+from kohort.broker.security.principals import ANYONE, Principal
 
 Key: TypeAlias = "tuple[str | uuid.UUID, int]"
 

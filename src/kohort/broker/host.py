@@ -26,15 +26,16 @@ from zlib import crc32
 
 from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Authorizer, Caller, PastCaller, Resource, Right, may_see
+from kohort.broker.dispatch import RequestThrottling
 from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
+from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
-from kohort.broker.server.connection import ClientSession, Connection, Parts
-from kohort.broker.server.dispatch import RequestThrottling
+from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
-from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.server_requests import OnAnswer, ServerRequests
 from kohort.broker.shards import GroupShards
+from kohort.broker.transport import Parts
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.config import GroupConfig
@@ -173,7 +174,11 @@ class PushRegistration(NamedTuple):
 
 
 class PushedConsumers:
-    """The connections of registered push consumers, by connection number."""
+    """The connections of registered push consumers, by connection number.
+
+    Attributes:
+        throttling: measures the consumers' answers for quotas; None: there are no quotas.
+    """
 
     def __init__(self, groups: GroupShards, places: Endpoints, metrics: Metrics, faults: Faults) -> None:
         self._groups = groups
@@ -181,6 +186,7 @@ class PushedConsumers:
         self._figures = {asking: metrics.apis[kind] for asking, kind in KINDS.items()}
         self._faults = faults
         self._by_number: dict[int, PushRegistration] = {}
+        self.throttling: RequestThrottling | None = None
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -254,6 +260,17 @@ class PushedConsumers:
         return leaders[0][0] if leaders else NO_LEADER
 
     def _take(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
+        """Handle a consumer's answer, and measure it for quotas.
+
+        Raises:
+            BadFrame: the answer is malformed.
+        """
+        began = perf_counter()
+        self._take_answer(by, value, asked, frame)
+        if self.throttling is not None and self.throttling.active:
+            self.throttling.count_time(by.connection, perf_counter() - began)
+
+    def _take_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
         """Pass a consumer's answer to its group's shard.
 
         If the consumer is no longer authorized, drop the answer and close the connection.

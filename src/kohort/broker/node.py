@@ -84,7 +84,11 @@ class Node(GroupHost):
         self.users = Users(data_dir)
         self.quotas = Quotas(data_dir)
         window_ms = 1000 * self.config.quota_window_s
-        self.throttling: Throttling = Throttling(self.quotas, self.config.quota_windows, window_ms)
+        burst_s = self.config.mutation_windows * self.config.mutation_window_s
+        self.throttling: Throttling = Throttling(
+            self.quotas, self.config.quota_windows, window_ms, mutation_burst_s=burst_s
+        )
+        self.consumers.throttling = self.throttling
         self.acls: AclStore | None = None
         if self.config.authorizer_class:
             self.acls = AclStore(data_dir)

@@ -23,9 +23,9 @@ from kohort.broker.api import (
     transactions,
 )
 from kohort.broker.api.discovery import unknown_api_versions
+from kohort.broker.dispatch import Handled, Route, route_table
 from kohort.broker.host import GroupHost
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, Route, route_table
 
 __all__ = ["GROUP_ROUTES", "ROUTES", "unknown_api_versions"]
 

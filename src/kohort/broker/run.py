@@ -14,13 +14,13 @@ from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import idle_text
+from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.metrics import Snapshot
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.security.addresses import bracketed
 from kohort.broker.security.listener_socket import ListenerSocket
-from kohort.broker.security.listeners import named_addresses, open_listeners, sasl_servers
-from kohort.broker.server.dispatch import Dispatcher, api_keys
+from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
 from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.serving import Serving, announce, log_to_stderr, serve_until_ended
 from kohort.errors import KafkaError
@@ -69,7 +69,7 @@ class RunningBroker:
             producer_check_ms=config.producer_check_ms,
         )
         with ExitStack() as failed_start:
-            listeners = open_listeners(listen, properties)
+            listeners = open_listeners(listen, properties, live.stores)
             for listener in listeners:
                 failed_start.callback(listener.sock.close)
             store = LogStore(
@@ -98,11 +98,12 @@ class RunningBroker:
         if users:
             self.node.users.add_from(str(users))
         logins = sasl_servers(listen, properties, self.node.users, self.serving.server.logins)
-        if logins and self.node.config.audit == "auto":
+        if self.node.config.audit == "auto" and any(
+            plan.authenticates for plan in planned_listeners(listen, properties)
+        ):
             self.node.open_audit_log()
         if self.node.audit is not None:
-            for server in logins.values():
-                server.on_login = self.node.audit.login
+            self.serving.server.logins.on_login = self.node.audit.login
         for listener in listeners:
             listener.sasl = logins.get(listener.name)
 

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.framing import Frame
 from kohort.broker.host import GroupHost
 from kohort.broker.metrics import Snapshot
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.server.connection import Connection
-from kohort.broker.server.framing import Frame
 from kohort.broker.server.listener import Server
-from kohort.broker.server.log import LogThrottle
+from kohort.io.log_throttle import LogThrottle
 from kohort.settings.config import parse_listen
 
 if TYPE_CHECKING:

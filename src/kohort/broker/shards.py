@@ -17,21 +17,12 @@ from kohort.errors import ErrorCode
 from kohort.groups.effects import ReplyValue
 from kohort.groups.events import (
     ConnectionLost,
-    ConsumerGroupHeartbeat,
     Event,
-    Heartbeat,
-    JoinGroup,
-    LeaveGroup,
     ListGroups,
-    OffsetCommit,
-    OffsetDelete,
-    OffsetFetch,
-    RegisterConsumer,
+    OneGroupRequest,
     ReleaseLongPolls,
     Request,
-    SyncGroup,
     TransactionEnded,
-    TxnOffsetCommit,
 )
 from kohort.log import Steps
 
@@ -40,19 +31,6 @@ MakeShard: TypeAlias = Callable[[int, int], Shard]
 E = TypeVar("E")
 Answer: TypeAlias = Callable[[Any], None]
 """Callback that takes the value of an event's reply, or the error code. The event determines the value's class."""
-OfOneGroup: TypeAlias = (
-    JoinGroup
-    | SyncGroup
-    | Heartbeat
-    | LeaveGroup
-    | OffsetCommit
-    | TxnOffsetCommit
-    | OffsetFetch
-    | OffsetDelete
-    | ConsumerGroupHeartbeat
-    | RegisterConsumer
-)
-"""Requests that name one group."""
 
 
 @lru_cache(maxsize=100_000)
@@ -133,7 +111,7 @@ class GroupShards:
 
     # -- requests
 
-    def ask(self, client: ClientSession, event: OfOneGroup, answer: Answer) -> None:
+    def ask(self, client: ClientSession, event: OneGroupRequest, answer: Answer) -> None:
         """Send a request to the shard of its group, and record that the client uses this shard.
 
         Args:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from kohort.broker.server.dispatch import Handler
+from kohort.broker.dispatch import Handler
 from kohort.broker.server.requests import Request
 from kohort.errors import TimedOutError
 from kohort.log import Steps

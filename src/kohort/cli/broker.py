@@ -15,6 +15,7 @@ from kohort.cli.output import note
 if TYPE_CHECKING:  # the broker is imported by the command that needs it
     from kohort.broker.run import Beside
     from kohort.broker.security.development import DevelopmentFiles
+    from kohort.cluster.zookeeper.security import ZooKeeperAddress
 
 _ADVERTISED = "advertised.listeners"
 
@@ -73,7 +74,36 @@ class SecurityOptions:
         return listen, {**chosen, **properties}
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ZooKeeperOptions:
+    """The options about ZooKeeper."""
+
+    zookeeper: str | None = None
+    """HOST:PORT[,…]/chroot that shows this broker, its topics, and the owners and offsets of push groups. One broker
+    uses the path alone; its data folder is authoritative."""
+
+    zookeeper_config: Path | None = None
+    """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
+
+    def address(self) -> ZooKeeperAddress | None:
+        """Return where ZooKeeper is and how to log in there; None: it is not used.
+
+        Raises:
+            UsageError: a line of the file is no property, or there is a file and no address.
+            InvalidInputError: a property is unknown or invalid.
+        """
+        if self.zookeeper is None:
+            if self.zookeeper_config is not None:
+                raise UsageError("--zookeeper-config needs --zookeeper HOST:PORT[,…]/chroot")
+            return None
+        from kohort.cluster.zookeeper.security import zookeeper_address
+
+        return zookeeper_address(self.zookeeper, properties_of(self.zookeeper_config) if self.zookeeper_config else {})
+
+
 _OPEN = SecurityOptions()
+_WITHOUT_ZOOKEEPER = ZooKeeperOptions()
 
 
 def broker(
@@ -82,7 +112,7 @@ def broker(
     listen: str | None = None,
     config: Path | None = None,
     security: SecurityOptions = _OPEN,
-    zookeeper: str | None = None,
+    zookeeper: ZooKeeperOptions = _WITHOUT_ZOOKEEPER,
     metrics_listen: str | None = None,
     set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> int:
@@ -97,8 +127,6 @@ def broker(
         listen: HOST:PORT, or NAME://HOST:PORT[,…]; port 0 picks a free one. Else the configuration's listeners, else
             127.0.0.1:9092.
         config: a file of broker, topic and group properties, under Kafka's names.
-        zookeeper: HOST:PORT[,…]/chroot that shows this broker, its topics, and the owners and offsets of push groups.
-            One broker uses the path alone; its data folder is authoritative.
         metrics_listen: HOST:PORT where Prometheus reads the broker's metrics; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
@@ -124,7 +152,8 @@ def broker(
         listen, properties = security.applied(listen, properties, files)
         broker_configs(properties)
         planned_listeners(listen, properties)
-        beside = None if zookeeper is None else _in_zookeeper(zookeeper)
+        address = zookeeper.address()
+        beside = None if address is None else _in_zookeeper(address)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
     folder = data or (Path(place.folder) if place.folder else None)
@@ -143,7 +172,7 @@ def _development_files(folder: Path, listen: str, properties: dict[str, Any]) ->
     return development_files(folder, hosts)
 
 
-def _in_zookeeper(address: str) -> Beside:
+def _in_zookeeper(address: ZooKeeperAddress) -> Beside:
     from kohort.cluster.zookeeper.shown import BrokerInZooKeeper
 
     return BrokerInZooKeeper(address)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from kohort.cli.app import UsageError
+from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.output import note
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.settings.config import did_you_mean, parse_assignments, read_properties
 
 if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
+    from kohort.lag import LagReader
 
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
 DEFAULT_CALL_MS = 30_000
@@ -102,15 +104,38 @@ class Common:
             KafkaError: the cluster can't be reached, or refuses the login.
         """
         from kohort.client.admin.admin import Admin
+
+        servers, given = self._reached(call_ms)
+        try:
+            return Admin(servers, **given)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
+
+    def lag_reader(self, call_ms: int | None = None) -> LagReader:
+        """Return a reader of lag, which the caller closes.
+
+        Args:
+            call_ms: the limit of a read, instead of --timeout.
+
+        Raises:
+            KafkaError: the cluster can't be reached, or refuses the login.
+        """
+        from kohort.lag import LagReader
+
+        servers, given = self._reached(call_ms)
+        try:
+            return LagReader(servers, **given)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
+
+    def _reached(self, call_ms: int | None) -> tuple[str, dict[str, Any]]:
+        """Check that the cluster can be reached; return its servers and the client's settings."""
         from kohort.client.settings import ConnectionConfig
 
         servers, given = self.client_settings(ConnectionConfig)
         given.setdefault("default.api.timeout.ms", self.call_ms if call_ms is None else call_ms)
         self.reach(None if call_ms is None else min(REACH_MS, self.timeout or REACH_MS))
-        try:
-            return Admin(servers, **given)
-        except InvalidInputError as error:
-            raise UsageError(error.message) from error
+        return servers, given
 
 
 def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
@@ -169,9 +194,14 @@ def check_names(kind: str, *names: str) -> None:
 
 def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
     """Add the nearest group's name to the errors of groups that do not exist."""
-    return _with_nearest(
-        errors, ErrorCode.GROUP_ID_NOT_FOUND, lambda: [group.group_id for group in admin.list_groups()]
-    )
+    return groups_with_nearest_of(errors, lambda: [group.group_id for group in admin.list_groups()])
+
+
+def groups_with_nearest_of(
+    errors: Mapping[str, KafkaError], names: Callable[[], Iterable[str]]
+) -> dict[str, KafkaError]:
+    """Add the nearest of some groups' names to the errors of groups that do not exist."""
+    return _with_nearest(errors, ErrorCode.GROUP_ID_NOT_FOUND, names)
 
 
 def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
@@ -192,3 +222,10 @@ def _with_nearest(
         else error
         for name, error in errors.items()
     }
+
+
+def print_errors(errors: Mapping[Any, KafkaError]) -> int:
+    """Print each error as a line on standard error, and return the exit code."""
+    for error in errors.values():
+        note(f"kohort: {error}")
+    return FAILED if errors else DONE

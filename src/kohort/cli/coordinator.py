@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError, family
-from kohort.cli.broker import SecurityOptions
-from kohort.cli.common import REACH_MS, Common, assignments, properties_of
+from kohort.cli.broker import SecurityOptions, ZooKeeperOptions
+from kohort.cli.common import REACH_MS, Common, assignments
 from kohort.cli.output import show, show_json
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from kohort.client.admin.coordinators import ShardStatus
-    from kohort.cluster.zookeeper.security import ZooKeeperAddress
 
 app = family("coordinator", "Serve consumer groups over an existing Apache Kafka cluster.")
 
@@ -45,32 +44,14 @@ _OPEN = CoordinatorSecurity()
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ZooKeeperOptions:
-    """The options about ZooKeeper."""
+class CoordinatorZooKeeper(ZooKeeperOptions):
+    """The options about ZooKeeper, through which coordinators find each other."""
 
     zookeeper: str | None = None
     """HOST:PORT[,…]/chroot through which coordinators find each other; else they use a group on Kafka."""
 
-    zookeeper_config: Path | None = None
-    """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
 
-    def address(self) -> ZooKeeperAddress | None:
-        """Return where ZooKeeper is and how to log in there; None: coordinators do not use it.
-
-        Raises:
-            UsageError: a line of the file is no property, or there is a file and no address.
-            InvalidInputError: a property is unknown or invalid.
-        """
-        from kohort.cluster.zookeeper.security import zookeeper_address
-
-        if self.zookeeper is None:
-            if self.zookeeper_config is not None:
-                raise UsageError("--zookeeper-config needs --zookeeper HOST:PORT[,…]/chroot")
-            return None
-        return zookeeper_address(self.zookeeper, properties_of(self.zookeeper_config) if self.zookeeper_config else {})
-
-
-_WITHOUT_ZOOKEEPER = ZooKeeperOptions()
+_WITHOUT_ZOOKEEPER = CoordinatorZooKeeper()
 
 
 @app.default
@@ -79,7 +60,7 @@ def coordinator(
     kafka: str,
     listen: str = LISTEN_DEFAULT,
     id_: Annotated[int | None, Parameter(name="--id")] = None,
-    zookeeper: ZooKeeperOptions = _WITHOUT_ZOOKEEPER,
+    zookeeper: CoordinatorZooKeeper = _WITHOUT_ZOOKEEPER,
     metrics_listen: str | None = None,
     security: CoordinatorSecurity = _OPEN,
     set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),

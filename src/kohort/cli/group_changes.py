@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import Common, check_names, groups_with_nearest, topics_with_nearest
-from kohort.cli.group_rows import check_chosen, chosen_groups, tell
+from kohort.cli.common import Common, check_names, groups_with_nearest, print_errors, topics_with_nearest
+from kohort.cli.group_rows import check_chosen, chosen_groups
 from kohort.cli.output import confirmed, note, printable, show, show_changes
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
@@ -326,11 +326,11 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
         changes, errors = _changes(admin, names, goal, topic, plan)
         if export:
             _export(changes, with_group=len(names) > 1)
-            code = tell(errors)
+            code = print_errors(errors)
             return _execute(admin, changes, common, shown=True) or code if execute else code
         if not execute:
             show([change.row() for change in changes], _COLUMNS, as_json=common.json, empty="no offsets to set")
-        code = tell(errors)
+        code = print_errors(errors)
         if not changes:
             return code or DONE
         count = len({change.group for change in changes})
@@ -462,7 +462,7 @@ def _execute(admin: Admin, changes: list[_Change], common: Common, *, shown: boo
         done += [change.row(done=change.key not in befell) for change in own]
     if not shown:
         show_changes(done, _COLUMNS, errors, _key_of, as_json=common.json)
-    return tell(errors)
+    return print_errors(errors)
 
 
 def _key_of(row: Mapping[str, Any]) -> tuple[str, TopicPartition]:
@@ -504,7 +504,7 @@ def delete_offsets(group: str, *, topic: tuple[str, ...] = (), execute: bool = F
         results = admin.delete_consumer_group_offsets(group, partitions)
     done = [{**row, "done": TopicPartition(row["topic"], row["partition"]) in results.values} for row in rows]
     show_changes(done, _OFFSET, results.errors, _partition_of, as_json=common.json)
-    return tell(results.errors)
+    return print_errors(results.errors)
 
 
 def delete(*groups: str, all_groups: bool = False, execute: bool = False, common: Common = _COMMON) -> int:
@@ -532,14 +532,14 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
         if not execute:
             show(rows, columns, as_json=common.json, empty="no such groups")
         if not rows:
-            return tell(errors)
+            return print_errors(errors)
         if not confirmed(execute, f"Delete {len(rows)} groups?"):
-            tell(errors)
+            print_errors(errors)
             return FAILED
         results = admin.delete_consumer_groups(list(found.values))
     done = [{**row, "done": row["group"] in results.values} for row in rows]
     show_changes(done, columns, results.errors, lambda row: row["group"], as_json=common.json)
-    return tell({**errors, **results.errors})
+    return print_errors({**errors, **results.errors})
 
 
 def clone(
@@ -576,7 +576,7 @@ def clone(
         results = admin.alter_consumer_group_offsets(target, new)
     done = [{**row, "done": TopicPartition(row["topic"], row["partition"]) in results.values} for row in rows]
     show_changes(done, columns, results.errors, _partition_of, as_json=common.json)
-    return tell(results.errors)
+    return print_errors(results.errors)
 
 
 COMMANDS: dict[str, Callable[..., int]] = {

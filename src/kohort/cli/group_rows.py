@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import check_names, groups_with_nearest
-from kohort.cli.output import note
+from kohort.cli.app import UsageError
+from kohort.cli.common import check_names, groups_with_nearest_of
 from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
     from kohort.client.admin.values import GroupDescription, MemberDescription
+    from kohort.lag import GroupLag, LagReader
 
-_PLACE = ("topic", "partition", "committed", "log_start", "log_end", "lag")
-OF_PARTITION = (*_PLACE, "client_id", "host", "member_id", "lost", "status", "error")
-OF_LAG = ("group", *_PLACE, "lost", "status", "error")
-"""The columns of tables of partitions and of lag."""
+_PLACE = ("topic", "partition", "committed", "log_start", "log_end", "lag", "time_lag")
+_HEALTH = ("lost", "status", "cause", "error")
+OF_PARTITION = (*_PLACE, "client_id", "host", "member_id", *_HEALTH)
+OF_LAG = ("group", *_PLACE, *_HEALTH)
+OF_WATCHED = ("group", *_PLACE, "rate", "catch_up", "client_id", "host", *_HEALTH)
+"""The columns of tables of partitions, of lag, and of lag over time."""
 
 
 TYPES = ("Classic", "Consumer", "Share", "Streams")
@@ -27,13 +29,6 @@ TYPES = ("Classic", "Consumer", "Share", "Streams")
 def type_name(text: str) -> str:
     """Return a group's type as Kafka's tools write it; ListGroups has it in lower case."""
     return next((name for name in TYPES if name.lower() == text.lower()), text)
-
-
-def tell(errors: Mapping[Any, KafkaError]) -> int:
-    """Print each error as a line on standard error, and return the exit code."""
-    for error in errors.values():
-        note(f"kohort: {error}")
-    return FAILED if errors else DONE
 
 
 def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
@@ -52,17 +47,40 @@ def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> li
     return [group.group_id for group in admin.list_groups()] if all_groups else list(groups)
 
 
-def described_groups(admin: Admin, names: list[str]) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
-    """Return a row for each group, with the rows of its partitions inside, and the errors of the other groups."""
-    found = admin.describe_consumer_groups(names)
-    errors = dict(found.errors)
-    described = []
-    for name, group in found.values.items():
-        try:
-            described.append({**group_row(group), "partitions": lag_rows(admin, group)})
-        except KafkaError as error:
-            errors[name] = error
-    return described, groups_with_nearest(admin, errors)
+def described_groups(
+    reader: LagReader, names: Sequence[str] | None
+) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
+    """Return a row for each group, with the rows of its partitions inside, and the errors of what could not be read.
+
+    Args:
+        reader: Reads the groups.
+        names: Their names; None: every group of the cluster.
+
+    Raises:
+        KafkaError: The cluster can't be reached.
+    """
+    report = reader.read(names)
+    described = [
+        {**group_row(group.description), **_lag_of_group(group), "partitions": lag_rows(group)}
+        for group in report.groups.values()
+    ]
+    errors = groups_with_nearest_of(report.errors, lambda: list(reader.listing or ()))
+    for failure in report.failures:
+        errors[failure.part] = KafkaError(f"{failure.part}: {failure.text}")
+    return described, errors
+
+
+def _lag_of_group(group: GroupLag) -> dict[str, Any]:
+    return {
+        "status": group.status.name,
+        "activity": group.activity,
+        "lag": group.sum_lag,
+        "time_lag": _seconds(group.max_time_lag_ms),
+    }
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else round(milliseconds / 1000, 3)
 
 
 def group_row(group: GroupDescription) -> dict[str, Any]:
@@ -95,30 +113,34 @@ def member_row(group: GroupDescription, member: MemberDescription) -> dict[str, 
     }
 
 
-def lag_rows(admin: Admin, group: GroupDescription) -> list[dict[str, Any]]:
+def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
     """Return the rows of the partitions for which a group has offsets or members."""
-    from kohort.lag import group_lag
+    return [
+        {
+            "group": group.description.group_id,
+            "topic": lag.partition.topic,
+            "partition": lag.partition.partition,
+            "committed": lag.committed,
+            "log_start": lag.log_start,
+            "log_end": lag.log_end,
+            "lag": lag.lag,
+            "time_lag": _seconds(lag.time_lag_ms),
+            "time_lag_exact": lag.is_time_lag_exact,
+            "lost": lag.lost,
+            "status": lag.status.name,
+            "cause": lag.cause,
+            "rate": _rounded(lag.consumed_per_s),
+            "written_rate": _rounded(lag.produced_per_s),
+            "catch_up": _rounded(lag.catch_up_s),
+            "metadata": lag.metadata,
+            "member_id": lag.owner and lag.owner.member_id,
+            "client_id": lag.owner and lag.owner.client_id,
+            "host": lag.owner and lag.owner.host,
+            "error": lag.error,
+        }
+        for lag in group.partitions
+    ]
 
-    owners = {partition: member for member in group.members for partition in member.assignment or ()}
-    rows = []
-    for lag_ in group_lag(admin, group.group_id, owners):
-        owner = owners.get(lag_.partition)
-        rows.append(
-            {
-                "group": group.group_id,
-                "topic": lag_.partition.topic,
-                "partition": lag_.partition.partition,
-                "committed": lag_.committed,
-                "log_start": lag_.log_start,
-                "log_end": lag_.log_end,
-                "lag": lag_.lag,
-                "lost": lag_.lost,
-                "status": lag_.status,
-                "metadata": lag_.metadata,
-                "member_id": owner and owner.member_id,
-                "client_id": owner and owner.client_id,
-                "host": owner and owner.host,
-                "error": lag_.error,
-            }
-        )
-    return rows
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 1)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from kohort.cli import group_changes
 from kohort.cli.app import DONE, FAILED, UsageError, family
-from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest
+from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest, print_errors
 from kohort.cli.group_rows import (
     OF_LAG,
     OF_PARTITION,
+    OF_WATCHED,
     TYPES,
     check_chosen,
     chosen_groups,
     described_groups,
     member_row,
-    tell,
     type_name,
 )
 from kohort.cli.output import note, printable, show, show_json, show_json_line, table_of
@@ -27,13 +30,14 @@ from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:
-    from kohort.client.admin.admin import Admin
+    from kohort.lag import LagReader, LagReport
 
 
 # -- `kohort groups watch`: groups and their lag, repeatedly
 
+CHANGES_SHOWN = 10
+"""The last changes that a terminal shows below the table."""
 _COMMON = Common()
-_COLUMNS = (*OF_LAG[:-3], "rate", "client_id", "host", *OF_LAG[-3:])
 
 
 def watch(
@@ -42,9 +46,10 @@ def watch(
     interval: int = 2_000,
     common: Common = _COMMON,
 ) -> int:
-    """State and lag of groups as they change, until Ctrl-C or for as long as --timeout says.
+    """Lag, members and rebalances of groups as they change, until Ctrl-C or for as long as --timeout says.
 
-    On a terminal a table that is drawn anew, else one table after the other; with --json a line for each look.
+    On a terminal a table that is drawn anew, with the last changes below it. Otherwise one table after the other, and
+    the changes on standard error. With --json a line for each look, whose `changes` are those since the look before.
 
     Args:
         groups: their names; they need not be there yet.
@@ -54,8 +59,8 @@ def watch(
     check_chosen(groups, all_groups)
     if interval < 1:
         raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
-    with common.admin(DEFAULT_CALL_MS) as admin:
-        samples = _samples(admin, groups, all_groups, interval / 1000, common.timeout)
+    with common.lag_reader(DEFAULT_CALL_MS) as reader:
+        samples = _samples(reader, None if all_groups else groups, interval / 1000, common.timeout)
         try:
             if common.json:
                 return _as_lines(samples)
@@ -65,43 +70,50 @@ def watch(
 
 
 def _samples(
-    admin: Admin, groups: tuple[str, ...], all_groups: bool, interval_s: float, timeout_ms: int | None
+    reader: LagReader, names: Sequence[str] | None, interval_s: float, timeout_ms: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Describe the groups once an interval: return their rows, and the errors by group."""
+    """Read the groups once an interval: return their rows, what changed since, and the errors by group."""
     end = float("inf") if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-    before: dict[tuple[str, str, int], tuple[float, int]] = {}
     while True:
-        started = time.monotonic()
+        started, before = time.monotonic(), reader.report
         errors: dict[str, KafkaError] = {}
         described: list[dict[str, Any]] = []
+        changed: list[dict[str, str]] = []
         try:
-            described, errors = described_groups(admin, chosen_groups(admin, groups, all_groups))
+            described, errors = described_groups(reader, names)
         except KafkaError as error:  # the cluster can't be reached now; it may be again
             errors = {"": error}
-        for row in (row for group in described for row in group["partitions"]):
-            _add_rate(row, before, started)
-        yield {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "groups": described, "errors": errors}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        if before is not None and reader.report is not None and reader.report is not before:
+            changed = _changes_between(before, reader.report, now)
+        yield {"time": now, "groups": described, "changes": changed, "errors": errors}
         if time.monotonic() >= end:
             return
         time.sleep(max(0.0, min(started + interval_s, end) - time.monotonic()))
 
 
-def _add_rate(row: dict[str, Any], before: dict[tuple[str, str, int], tuple[float, int]], now: float) -> None:
-    """Add the records per second by which the committed offset moved since the last sample; None in the first."""
-    key = (row["group"], row["topic"], row["partition"])
-    then = before.pop(key, None)
-    row["rate"] = None
-    if row["committed"] is not None:
-        before[key] = (now, row["committed"])
-        if then is not None and now > then[0]:
-            row["rate"] = round((row["committed"] - then[1]) / (now - then[0]), 1)
+def _changes_between(before: LagReport, report: LagReport, now: str) -> list[dict[str, str]]:
+    """Return the changes of groups between two reads; not of groups that could not be read."""
+    from kohort.lag import changes
+
+    names = sorted(before.groups.keys() | report.groups.keys())
+    return [
+        {"time": now, "group": name, "kind": change.kind, "text": change.text}
+        for name in names
+        if not report.failures or name in report.groups
+        for change in changes(before.groups.get(name), report.groups.get(name))
+    ]
+
+
+def _change_line(change: dict[str, str]) -> str:
+    return f"{change['time']}  {change['group']}  {change['kind']}: {change['text']}"
 
 
 def _as_lines(samples: Iterator[dict[str, Any]]) -> int:
     code = DONE
     for sample in samples:
         show_json_line({**sample, "errors": {name: str(error) for name, error in sample["errors"].items()}})
-        code = tell(sample["errors"])
+        code = print_errors(sample["errors"])
     return code
 
 
@@ -109,9 +121,11 @@ def _one_after_the_other(samples: Iterator[dict[str, Any]]) -> int:
     code = DONE
     for sample in samples:
         note(sample["time"])
-        show(_rows(sample), _COLUMNS, as_json=False, empty="no offsets")
+        for change in sample["changes"]:
+            note(_change_line(change))
+        show(_rows(sample), OF_WATCHED, as_json=False, empty="no offsets")
         sys.stdout.flush()
-        code = tell(sample["errors"])
+        code = print_errors(sample["errors"])
     return code
 
 
@@ -121,15 +135,23 @@ def _live(samples: Iterator[dict[str, Any]]) -> int:
     from rich.text import Text
 
     code = DONE
+    last: deque[dict[str, str]] = deque(maxlen=CHANGES_SHOWN)
     with Live(auto_refresh=False, vertical_overflow="visible") as live:
         for sample in samples:
+            last.extend(sample["changes"])
             lines = [Text(sample["time"], style="dim")]
             lines += [
-                Text(printable(f"{row['group']}  {row['state']}  {row['type']}  {row['members']} members"))
+                Text(
+                    printable(
+                        f"{row['group']}  {row['status']}  {row['state']}  {row['type']}  {row['members']} members"
+                        f"  lag {row['lag']}"
+                    )
+                )
                 for row in sample["groups"]
             ]
             lines += [Text(printable(str(error)), style="red") for error in sample["errors"].values()]
-            live.update(Group(*lines, table_of(_rows(sample), _COLUMNS)), refresh=True)
+            below = [Text(printable(_change_line(change)), style="dim") for change in last]
+            live.update(Group(*lines, table_of(_rows(sample), OF_WATCHED), *below), refresh=True)
             code = FAILED if sample["errors"] else DONE
     return code
 
@@ -209,8 +231,8 @@ def describe(*groups: str, all_groups: bool = False, common: Common = _COMMON) -
         all_groups: every group of the cluster.
     """
     check_chosen(groups, all_groups)
-    with common.admin() as admin:
-        described, errors = described_groups(admin, chosen_groups(admin, groups, all_groups))
+    with common.lag_reader() as reader:
+        described, errors = described_groups(reader, None if all_groups else groups)
     if common.json:
         show_json(described)
     else:
@@ -219,11 +241,11 @@ def describe(*groups: str, all_groups: bool = False, common: Common = _COMMON) -
             line = (
                 f"group {row['group']}  state {row['state']}  type {row['type']}  protocol {row['protocol'] or '-'}"
                 f"  assignor {row['assignor'] or '-'}  members {row['members']}"
-                f"  coordinator {row['coordinator']}{epoch}"
+                f"  coordinator {row['coordinator']}{epoch}  status {row['status']}"
             )
             print(printable(line))
             show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")
-    return tell(errors)
+    return print_errors(errors)
 
 
 @app.command
@@ -241,20 +263,25 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
     show(rows, columns, as_json=common.json, empty="no members")
-    return tell(errors)
+    return print_errors(errors)
 
 
 @app.command
-def lag(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int:
-    """Lag of groups, by partition.
+def lag(
+    *groups: str,
+    all_groups: Annotated[bool, Parameter(name=("--all-groups", "--all"))] = False,
+    common: Common = _COMMON,
+) -> int:
+    """Lag of groups by partition: in records, in time, and why.
 
     Args:
-        groups: their names.
+        groups: their names; none: every group of the cluster.
         all_groups: every group of the cluster.
     """
-    check_chosen(groups, all_groups)
-    with common.admin() as admin:
-        described, errors = described_groups(admin, chosen_groups(admin, groups, all_groups))
+    if groups:
+        check_chosen(groups, all_groups)
+    with common.lag_reader() as reader:
+        described, errors = described_groups(reader, groups or None)
     rows = [row for group in described for row in group["partitions"]]
     show(rows, OF_LAG, as_json=common.json, empty="no offsets")
-    return tell(errors)
+    return print_errors(errors)

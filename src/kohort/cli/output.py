@@ -5,7 +5,7 @@ A field has the same name in all three.
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec, which leaves characters that do not print as they are
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,9 +40,18 @@ NAMES = {
     "committed": "the group's committed offset",
     "lag": "records still to be read: `log_end` less the larger of `committed` and `log_start`",
     "lost": "offsets after `committed` that the partition holds no more: retention was faster than the group",
-    "status": "`past end` or `before start`: the partition does not hold `committed`, and a consumer starts anew, as "
-    "its `auto.offset.reset` says",
-    "rate": "records per second by which `committed` moved since the look before",
+    "time_lag": "how old the oldest unread record is, in seconds by its own timestamp; 0 where nothing is unread",
+    "time_lag_exact": "whether that record was read; else `time_lag` is at most so long, or unknown",
+    "status": "`OK`, `WARN`, `STALL`, `STOP` or `ERR`; `WARN` and `STALL` need several looks, as `groups watch` takes",
+    "cause": "why: `no members`, `before start`, `open transaction` … [lag.md](lag.md) has all",
+    "activity": "of a group: `active`, `idle`, `stopped`, `empty`, or `unknown` at the first look",
+    "rate": "offsets per second by which `committed` moved over the last looks",
+    "written_rate": "offsets per second by which `log_end` moved",
+    "catch_up": "seconds until nothing is unread, at these rates; empty: never",
+    "time": "when a look was taken",
+    "changes": "what changed since the look before: members, state, partitions, status",
+    "kind": "the kind of a change",
+    "text": "the change in words",
     "metadata": "what the committer wrote beside the offset",
     "error": "why something can't be told",
     "member_id": "the member",

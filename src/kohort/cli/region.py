@@ -332,14 +332,25 @@ def reseal(name: str, *, execute: bool = False, common: Common = _COMMON) -> int
     """
     _must_be_there(name, common)
     with _region(name, common) as region:
-        _refuse_served(region)
-        if not execute:
-            show([{"region": name}], ("region",), as_json=common.json)
-        if not confirmed(execute, f"Trust all records of region {name}, and seal them with this process's key?"):
+        if not _agreed(
+            region, f"Trust all records of region {name}, and seal them with this process's key?", execute, common
+        ):
             return FAILED
         records = region.reseal()
     show([{"region": name, "records": records, "done": True}], ("region", "records", "done"), as_json=common.json)
     return DONE
+
+
+def _agreed(region: Region, question: str, execute: bool, common: Common) -> bool:
+    """Return whether a change of a region that nobody serves is to be made; without `execute`, show it first.
+
+    Raises:
+        UsageError: the region is served.
+    """
+    _refuse_served(region)
+    if not execute:
+        show([{"region": region.name}], ("region",), as_json=common.json)
+    return confirmed(execute, question)
 
 
 def _refuse_served(region: Region) -> None:
@@ -363,10 +374,7 @@ def delete(name: str, *, execute: bool = False, common: Common = _COMMON) -> int
     """
     _must_be_there(name, common)
     with _region(name, common) as region:
-        _refuse_served(region)
-        if not execute:
-            show([{"region": name}], ("region",), as_json=common.json)
-        if not confirmed(execute, f"Delete region {name}?"):
+        if not _agreed(region, f"Delete region {name}?", execute, common):
             return FAILED
         region.delete()
     show([{"region": name, "done": True}], ("region", "done"), as_json=common.json)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kohort.cli.app import DONE, FAILED, UsageError, family
-from kohort.cli.common import Common, assignments, check_names, topics_with_nearest
-from kohort.cli.output import note, printable, show, show_changes, show_json
+from kohort.cli.app import DONE, UsageError, family
+from kohort.cli.common import Common, assignments, check_names, print_errors, topics_with_nearest
+from kohort.cli.output import printable, show, show_changes, show_json
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
 from kohort.settings.config import did_you_mean
 
@@ -58,7 +58,7 @@ def describe(*topics: str, common: Common = _COMMON) -> int:
     else:
         for topic in described:
             _print_topic(topic)
-    return _tell(errors)
+    return print_errors(errors)
 
 
 def _describe(admin: Any, info: Any) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def create(
         if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS)
     }
     show_changes(rows, ("topic", "topic_id", "partitions"), errors, _topic_of, as_json=common.json)
-    return _tell(errors)
+    return print_errors(errors)
 
 
 @app.command
@@ -155,7 +155,7 @@ def delete(*topics: str, common: Common = _COMMON) -> int:
         errors = topics_with_nearest(admin, results.errors)
     rows = [{"topic": name, "done": name in results.values} for name in dict.fromkeys(topics)]
     show_changes(rows, ("topic",), errors, _topic_of, as_json=common.json)
-    return _tell(errors)
+    return print_errors(errors)
 
 
 @app.command
@@ -208,9 +208,3 @@ def _need(topics: tuple[str, ...]) -> None:
     if not topics:
         raise UsageError("name at least one topic")
     check_names("topic", *topics)
-
-
-def _tell(errors: dict[str, KafkaError]) -> int:
-    for error in errors.values():
-        note(f"kohort: {error}")
-    return FAILED if errors else DONE

@@ -7,7 +7,7 @@ Source: RFC 6749, section 4.4; KIP-768.
 from __future__ import annotations
 
 import base64
-import json
+import json  # not msgspec, without which clients start
 import ssl
 import threading
 import time
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError
+from kohort.io.backoff import exponential_backoff
 from kohort.settings.jaas import jaas_options
 
 ANSWER_BYTES_MAX = 1 << 20
@@ -91,15 +92,16 @@ class TokenEndpoint:
 
     def _ask_patiently(self) -> tuple[str, float]:
         """Ask again while the endpoint can't be reached, within the time that a connection may take."""
-        until, pause_s = time.monotonic() + self._timeout_s, RETRY_S
+        until, failures = time.monotonic() + self._timeout_s, 0
         while True:
             try:
                 return self._ask()
             except OSError as error:
+                failures += 1
+                pause_s = exponential_backoff(failures, RETRY_S, RETRY_MAX_S)
                 if isinstance(error, _EndpointRefusal) or time.monotonic() + pause_s >= until:
                     raise
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     def _ask(self) -> tuple[str, float]:
         """Return a new token and its lifetime in seconds; 0: not known."""

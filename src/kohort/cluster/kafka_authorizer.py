@@ -56,6 +56,10 @@ class KafkaAuthorizer(Authorizer):
         self._read_s: float | None = None
         self._trouble: str | None = None
 
+    def record_refusals(self, on_refused: Callable[[Caller, AclOperation, Resource, str], None]) -> None:
+        """Call a function for each audited refusal from now on."""
+        self._standard.on_refused = on_refused
+
     @property
     def version(self) -> int:
         """A number that differs after each change of the rules; negative while they are stale."""

@@ -33,19 +33,20 @@ from kohort.broker.api.discovery import api_versions
 from kohort.broker.api.sasl import sasl_authenticate, sasl_handshake
 from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Authorizer, Resource
+from kohort.broker.dispatch import NEGATIVE_FIRST, PUSH_FIRST, Dispatcher, RequestThrottling, Route, api_keys
 from kohort.broker.endpoints import Coordinated
+from kohort.broker.framing import Frame
 from kohort.broker.metrics import Metrics
 from kohort.broker.routes import ROUTES
 from kohort.broker.server.connection import ClientSession, Connection
-from kohort.broker.server.dispatch import NEGATIVE_FIRST, PUSH_FIRST, Dispatcher, RequestThrottling, Route, api_keys
 from kohort.broker.server.faults import Faults
-from kohort.broker.server.framing import Frame
 from kohort.broker.server.refusals import refusal
 from kohort.broker.server.requests import Request
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.kafka_authorizer import KafkaAuthorizer
 from kohort.errors import ErrorCode
 from kohort.ids import AclOperation
+from kohort.io.log_throttle import IntervalThrottle
 from kohort.wire.data import FetchRequest, ListOffsetsRequest, ProduceRequest
 from kohort.wire.discovery import (
     ApiVersionsRequest,
@@ -114,7 +115,7 @@ class Refusals:
         self._rules = authorizer
         self._clock = clock
         self._refused: OrderedDict[int, int] = OrderedDict()
-        self._logged_s: OrderedDict[tuple[str, tuple[str, str] | None, str | None], float] = OrderedDict()
+        self._throttle = IntervalThrottle(LOG_INTERVAL_S, self._clock, LOGGED_CLIENTS_MAX)
 
     @property
     def metrics(self) -> Metrics:
@@ -247,14 +248,8 @@ class Refusals:
 
     def _log(self, request: Request[Message]) -> None:
         client = request.client
-        key = (client.host, client.software, request.client_id)
-        now, logged_s = self._clock(), self._logged_s.get(key)
-        if logged_s is not None and now - logged_s < LOG_INTERVAL_S:
+        if not self._throttle.count_event((client.host, client.software, request.client_id)):
             return
-        self._logged_s[key] = now
-        self._logged_s.move_to_end(key)
-        if len(self._logged_s) > LOGGED_CLIENTS_MAX:
-            self._logged_s.popitem(last=False)
         log.warning(
             "[client %s] refused (%s, client.id %s, %s): this is a coordinator for kohort's own clients; others would "
             "look up the group at a broker, and end at Kafka's own coordinator. Connect the client to %s of the Kafka "

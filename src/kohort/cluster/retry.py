@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from kohort.errors import RetriableError
+from kohort.io.log_throttle import FailureThrottle
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.cluster")
 
 AGAIN_S = 1.0
-TOLD_EVERY = 30
-"""Log the first failed attempt, then every 30th."""
 
 
 async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -23,12 +23,11 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     Raises:
         KafkaError: a retry does not cure it.
     """
-    failures = 0
+    throttle = FailureThrottle(lambda: time.monotonic() * 1000)
     while True:
         try:
             return await attempt()
         except (RetriableError, OSError) as error:
-            if failures % TOLD_EVERY == 0:
+            if throttle.due(what):
                 log.warning("%s: %s; retrying", what, error)
-            failures += 1
             await asyncio.sleep(AGAIN_S)

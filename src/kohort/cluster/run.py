@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import tempfile
@@ -27,14 +28,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kohort.broker.api import push, sasl
 from kohort.broker.api.discovery import unknown_api_versions
+from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Resource, allowed
 from kohort.broker.config.settings import super_users
 from kohort.broker.config.users import Users
+from kohort.broker.dispatch import Dispatcher, Route, api_keys, handled, route_table
 from kohort.broker.metrics import Exporter, Snapshot
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
-from kohort.broker.server.dispatch import Dispatcher, Route, api_keys, handled, route_table
 from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.server.requests import Request
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
@@ -239,6 +241,7 @@ class RunningCoordinator:
         self._options = options
         config = options.configured
         self._listener = listener = _listener(options)
+        (self._plan,) = planned_listeners(options.listen, config.security)
         try:
             self._host, self._port = advertised(config.socket, listener.host, listener.port)
             room = shares(open_file_limit()).connections
@@ -261,6 +264,7 @@ class RunningCoordinator:
             self._users = CoordinatorUsers(config.security)
             logins = sasl_servers(options.listen, config.security, self._users, self.serving.server.logins)
             listener.sasl = logins.get(listener.name)
+            self._open_audit_log(config)
         except BaseException:
             listener.sock.close()
             raise
@@ -268,11 +272,29 @@ class RunningCoordinator:
         self._peers: Peers | None = None
         self.failed = False
 
+    def _open_audit_log(self, config: Configured) -> None:
+        """Write an audit log, if there is a place for one.
+
+        Raises:
+            InvalidInputError: its folder does not exist or can't be written.
+        """
+        if not config.own.audit_location:
+            if self._plan.authenticates:
+                log.info("logins, refusals and changes are recorded nowhere: audit.log.location names a file for them")
+            return
+        path = Path(config.own.audit_location)
+        if not os.access(path.parent, os.W_OK):
+            raise InvalidInputError(f"audit.log.location: there is no folder {path.parent} that can be written")
+        audit = AuditLog(path, config.socket.audit_file_bytes, config.socket.audit_files)
+        self.host.audit = audit
+        self.serving.server.logins.on_login = audit.login
+        if self._authorizer is not None:
+            self._authorizer.record_refusals(audit.refused)
+
     def _kafka_authorizer(self) -> KafkaAuthorizer | None:
         """Return who decides what clients may do; None: they may do everything, or do not log in."""
         options = self._options
-        (plan,) = planned_listeners(options.listen, options.configured.security)
-        if options.trust_everyone or not plan.authenticates:
+        if options.trust_everyone or not self._plan.authenticates:
             return None
         chosen = options.configured.socket
         return KafkaAuthorizer(self._client, super_users(chosen.super_users), chosen.allow_if_no_acl)

@@ -22,10 +22,11 @@ from kohort.groups.config import GroupConfig
 from kohort.settings.config import from_properties_many, knob, settings, unknown_key
 
 OF_THE_SOCKET = (
-    "advertised.host.name", "advertised.port", "allow.everyone.if.no.acl.found", "broker.rack",
-    "connections.max.idle.ms", "max.connections", "max.connections.per.ip", "metrics.listen", "queued.max.requests",
-    "queued.max.response.bytes", "shutdown.grace.ms", "socket.listen.backlog.size", "socket.receive.buffer.bytes",
-    "socket.request.max.bytes", "socket.send.buffer.bytes", "super.users",
+    "advertised.host.name", "advertised.port", "allow.everyone.if.no.acl.found", "audit.log.file.bytes",
+    "audit.log.files", "broker.rack", "connections.max.idle.ms", "max.connections", "max.connections.per.ip",
+    "metrics.listen", "queued.max.requests", "queued.max.response.bytes", "shutdown.grace.ms",
+    "socket.listen.backlog.size", "socket.receive.buffer.bytes", "socket.request.max.bytes",
+    "socket.send.buffer.bytes", "super.users",
 )  # fmt: skip
 """The broker settings that mean the same for a coordinator."""
 OWN_DEFAULTS = {"group.import": "auto"}
@@ -65,6 +66,12 @@ class CoordinatorConfig:
     )
     journal_answer_ms: int = knob(
         "journal.answer.ms", 5_000, low=100, unit="ms", why="an append that Kafka leaves unanswered is sent again then"
+    )
+    audit_location: str = knob(
+        "audit.log.location",
+        "",
+        why="a file of this coordinator alone, in a folder that exists: logins, refusals and changes, a line of JSON "
+        "each; empty: none is written, because a coordinator has no folder of its own",
     )
     placement_group: str = knob(
         "placement.group",

@@ -31,6 +31,7 @@ from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.errors import FencedError
+from kohort.io.backoff import exponential_backoff
 
 log = logging.getLogger("kohort.cluster")
 
@@ -171,9 +172,9 @@ class ShardOwnership:
             return
         if tenure.load_s is not None and time.monotonic() - tenure.began_s > SETTLED_S:
             tenure.pauses = 0
-        pause_s = min(PAUSE_S * 2**tenure.pauses, PAUSE_MAX_S)
         tenure.fences += 1
         tenure.pauses += 1
+        pause_s = exponential_backoff(tenure.pauses, PAUSE_S, PAUSE_MAX_S)
         self.fences[index] = self.fences.get(index, 0) + 1
         log.warning(
             "shard %d: fenced by another coordinator; it begins again in %.2f s if it is still assigned here",

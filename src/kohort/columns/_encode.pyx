@@ -8,7 +8,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from kohort.columns._varint cimport varlong_size, write_varlong
+from kohort.wire._varint cimport varlong_size, write_varlong
 
 from kohort.columns.reference_encode import encode_headers
 from kohort.errors import InvalidInputError

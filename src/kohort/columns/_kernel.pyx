@@ -19,7 +19,7 @@ from kohort.columns._rows cimport (
     KOHORT_SLACK,
     Batch, Binary, Marks, Out, Window, grow, read_records, reserve_bytes, reserve_rows, rounded,
 )
-from kohort.columns._varint cimport varint, varlong
+from kohort.wire._varint cimport varint, varlong_long_form
 
 from kohort.wire.compression import CodecError, TooLargeError, decompress
 from kohort.columns.shapes import INT64_MAX, Damage, DamageKind, Extent, RowRange, row_limit

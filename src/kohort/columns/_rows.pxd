@@ -4,7 +4,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport realloc
 from libc.string cimport memset
 
-from kohort.columns._varint cimport varint, varlong
+from kohort.wire._varint cimport varint, varlong_long_form
 
 
 cdef extern from "_copy.h":
@@ -318,7 +318,7 @@ cdef inline int read_records(const Batch* batch, Out* out, Window* window) noexc
         if p == NULL or length < 1 or length > end - p:
             return BAD_RECORD
         stop = p + length
-        p = varlong(p + 1, stop, &stamp)
+        p = varlong_long_form(p + 1, stop, &stamp)
         if p == NULL:
             return BAD_RECORD
         p = varint(p, stop, &delta)

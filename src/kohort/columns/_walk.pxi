@@ -127,7 +127,7 @@ cdef int control_type(Batch* batch) noexcept nogil:
     p = varint(batch.body, end, &number)
     if p == NULL or p == end:
         return -1
-    p = varlong(p + 1, end, &stamp)
+    p = varlong_long_form(p + 1, end, &stamp)
     if p != NULL:
         p = varint(p, end, &number)
     if p != NULL:

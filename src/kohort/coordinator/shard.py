@@ -44,6 +44,7 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
 from kohort.groups.sizes import record_bytes
+from kohort.io.backoff import exponential_backoff
 from kohort.journal.protocol import Journal
 
 # -- Appends and ownership proofs
@@ -641,8 +642,8 @@ class Shard:
             return
         if self._appends is not None and self._appends.wrote:
             self._failures = 0
-        delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
         self._failures += 1
+        delay_ms = int(exponential_backoff(self._failures, RELOAD_DELAY_MS, RELOAD_DELAY_MAX_MS))
         self._driver.error(f"shard {self.index}: {why}; reloading in {delay_ms / 1000:.1f} s", fault)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.load)

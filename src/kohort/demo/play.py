@@ -7,7 +7,6 @@ the lag.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from kohort.client.admin.admin import Admin
@@ -33,7 +33,7 @@ from kohort.demo.flights import ALL, FlightReplay, archive
 from kohort.errors import InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.io.java import start_tied
-from kohort.lag import group_lag
+from kohort.lag import LagReader
 from kohort.region.region import Region
 
 SURVIVOR, VICTIM = APPLICATIONS = ("anna", "bela")
@@ -96,15 +96,18 @@ def run(options: DemoOptions) -> int:
 
             config = {"group.initial.rebalance.delay.ms": "0", "num.partitions": str(PARTITIONS)}
             servers = stack.enter_context(Broker(config=config)).bootstrap_servers
-        play = Play(options, servers, stack.enter_context(Admin(servers, **options.client)), folder)
+        admin = stack.enter_context(Admin(servers, **options.client))
+        play = Play(options, servers, admin, stack.enter_context(LagReader(servers, **options.client)), folder)
         try:
             play.play()
             outcome = play.conclude()
         finally:
             play.close()
-        (folder / "outcome.json").write_text(json.dumps(outcome, indent=2) + "\n")
+        (folder / "outcome.json").write_text(
+            msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode() + "\n"
+        )
         if options.json:
-            sys.stdout.write(json.dumps(outcome) + "\n")
+            sys.stdout.write(msgspec.json.encode(outcome).decode() + "\n")
         else:
             play.console.print()
             show(outcome, play.console)
@@ -177,8 +180,9 @@ def session_processes(session: int) -> list[int]:
 class Play:
     """The script of the demo, and the waits for its progress."""
 
-    def __init__(self, options: DemoOptions, servers: str, admin: Admin, folder: Path) -> None:
+    def __init__(self, options: DemoOptions, servers: str, admin: Admin, lag_reader: LagReader, folder: Path) -> None:
         self.options, self.servers, self.admin, self.folder = options, servers, admin, folder
+        self.lag_reader = lag_reader
         self.console, self.began_s = Console(stderr=options.json), time.monotonic()
         own = f"-{uuid.uuid4().hex[:8]}" if options.bootstrap_server else ""
         self.topic, self.group = f"flights{own}", f"flights-by-hour{own}"
@@ -341,17 +345,24 @@ class Play:
         """Ask for every partition's owner and offsets, and for the group's state."""
         self.asked_s = time.monotonic()
         with contextlib.suppress(RetriableError):
-            description = self.admin.describe_consumer_groups([self.group]).values.get(self.group)
-            owners: dict[TopicPartition, str] = {}
-            for member in description.members if description is not None else ():
-                name = member.client_id.rpartition("/")[2]  # a region's member is called REGION/NAME
-                owners.update(dict.fromkeys(member.assignment or (), name))
             partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
-            self.shares = tuple(
-                Share(lag.partition.partition, lag.committed or 0, lag.log_end or 0, owners.get(lag.partition, ""))
-                for lag in group_lag(self.admin, self.group, partitions)
-            )
-            self.state = description.state if description is not None else "unknown"
+            report = self.lag_reader.read([self.group], also=partitions)
+            group = report.groups.get(self.group)
+            found = {} if group is None else {part.partition: part for part in group.partitions}
+            shares = []
+            for partition in partitions:
+                part, bounds = found.get(partition), report.bounds.get(partition)
+                owner = "" if part is None or part.owner is None else part.owner.client_id
+                shares.append(
+                    Share(
+                        partition.partition,
+                        0 if part is None else part.committed or 0,
+                        0 if bounds is None else bounds.log_end,
+                        owner.rpartition("/")[2],  # a region's member is called REGION/NAME
+                    )
+                )
+            self.shares = tuple(shares)
+            self.state = "unknown" if group is None else group.description.state
 
     def held_partitions(self) -> str:
         """Return the members with their partitions, in words."""

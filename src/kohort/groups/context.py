@@ -182,8 +182,13 @@ def _supersede(group: Group, partition: Partition, up_to: int) -> None:
             slot.superseded = True
 
 
-Downgrade: TypeAlias = "Callable[[Context, str, str | None, tuple[JoinGroup, str] | None], bool]"
+Downgrade: TypeAlias = "Callable[[str, str | None, tuple[JoinGroup, str] | None], bool]"
 """The conversion of a consumer group to a classic one, which stands above the protocols."""
+
+
+def stays_consumer(_group_id: str, _leaving: str | None, _joining: tuple[JoinGroup, str] | None) -> bool:
+    """Convert nothing: a shard without a machine above it has no conversion."""
+    return False
 
 
 class Context(Step):
@@ -191,18 +196,18 @@ class Context(Step):
 
     Attributes:
         ledger: the hard state.
-        downgrade: the conversion of a consumer group to a classic one (`migration.conversion`).
+        downgrade: the conversion of a consumer group to a classic one; the machine sets it.
         imports: the groups whose earlier coordinator is being asked.
         expiring: groups that the current offset expiration has still to look at.
     """
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[type[GroupMembership]], downgrade: Downgrade) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[type[GroupMembership]]) -> None:
         super().__init__(config)
         self.ledger = Ledger(protocols)
         self.imports = Imports()
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
-        self.downgrade = downgrade
+        self.downgrade: Downgrade = stays_consumer
 
     def emit(self, record: Record) -> None:
         """Apply a record to the hard state now, and append it with the step's effects."""
@@ -217,7 +222,7 @@ class Context(Step):
         self, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
     ) -> bool:
         """Convert a consumer group to a classic one if only classic members are left and the policy permits it."""
-        return self.downgrade(self, group_id, leaving, joining)
+        return self.downgrade(group_id, leaving, joining)
 
     def mark_changed(self, group_id: str) -> None:
         """Mark a published group as changed, because soft state that it shows has changed."""

@@ -517,7 +517,7 @@ class Tick:
     """The passing of `next_deadline_ms`."""
 
 
-Request: TypeAlias = (
+OneGroupRequest: TypeAlias = (
     JoinGroup
     | SyncGroup
     | Heartbeat
@@ -526,13 +526,12 @@ Request: TypeAlias = (
     | TxnOffsetCommit
     | OffsetFetch
     | OffsetDelete
-    | DeleteGroups
-    | DescribeGroups
-    | ListGroups
     | ConsumerGroupHeartbeat
-    | ConsumerGroupDescribe
     | RegisterConsumer
-    | ShowPushGroups
+)
+"""Requests that name one group."""
+Request: TypeAlias = (
+    OneGroupRequest | DeleteGroups | DescribeGroups | ListGroups | ConsumerGroupDescribe | ShowPushGroups
 )
 
 Event: TypeAlias = (

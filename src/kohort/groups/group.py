@@ -230,6 +230,13 @@ class Group:
         """Return the state for ListGroups."""
         return self.membership.group_state()
 
+    def all_partitions(self) -> list[Partition]:
+        """Return every partition with a committed or a pending position, each once."""
+        found = dict.fromkeys(self.offsets)
+        for offsets in self.pending.values():
+            found.update(dict.fromkeys(offsets))
+        return list(found)
+
     def has_pending(self, partition: Partition) -> bool:
         """Return whether a transaction holds an offset of this partition."""
         return any(partition in offsets for offsets in self.pending.values())

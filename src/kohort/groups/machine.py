@@ -17,8 +17,6 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from kohort.errors import ErrorCode
-from kohort.groups import offsets
-from kohort.groups import offsets as offset_requests
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
@@ -35,6 +33,8 @@ from kohort.groups.effects import (
     ListGroupsReply,
     Meter,
     Now,
+    ShownPushGroup,
+    ShowPushGroupsReply,
 )
 from kohort.groups.events import (
     AssignmentComputed,
@@ -71,9 +71,10 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.group import Group, GroupMembership
-from kohort.groups.migration import conversion, group_routing
+from kohort.groups.migration.conversion import GroupConversion
+from kohort.groups.migration.group_routing import GroupRouting
+from kohort.groups.offsets import CommittedOffsets
 from kohort.groups.push.group import PushGroup
-from kohort.groups.push.group import show as show_push_groups
 from kohort.groups.records import Record
 from kohort.groups.timers import Deadline, Timer
 from kohort.groups.topics import ImageChange
@@ -81,79 +82,96 @@ from kohort.groups.topics import ImageChange
 # -- What administrators ask: describe, list and delete groups
 
 
-def describe(context: Context, event: DescribeGroups) -> None:
-    """Answer a DescribeGroups with the groups' members, as far as that API covers them."""
-    described = tuple(describe_one(context, group_id, event.knows_missing) for group_id in event.group_ids)
-    context.reply(event.request, DescribeGroupsReply(described))
+class Administration:
+    """What administrators ask of a shard: to describe, list and delete groups, and to show push groups."""
 
+    def __init__(self, context: Context, offsets: CommittedOffsets) -> None:
+        self.context, self.offsets = context, offsets
 
-def describe_one(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
-    """Describe one group; a missing one is Dead, or GROUP_ID_NOT_FOUND for clients that know that code."""
-    group = context.find(group_id)
-    described = None if group is None else group.membership.describe(context)
-    if described is not None:
-        return described
-    if not knows_missing:
-        return DescribedGroup(group_id, GroupState.DEAD)
-    message = f"Group {group_id} {'not found' if group is None else 'is not a classic group'}."
-    error = ErrorCode.GROUP_ID_NOT_FOUND
-    return DescribedGroup(group_id, GroupState.DEAD, error=error, error_message=message)
+    def describe(self, event: DescribeGroups) -> None:
+        """Answer a DescribeGroups with the groups' members, as far as that API covers them."""
+        described = tuple(self.describe_one(group_id, event.knows_missing) for group_id in event.group_ids)
+        self.context.reply(event.request, DescribeGroupsReply(described))
 
+    def describe_one(self, group_id: str, knows_missing: bool) -> DescribedGroup:
+        """Describe one group; a missing one is Dead, or GROUP_ID_NOT_FOUND for clients that know that code."""
+        group = self.context.find(group_id)
+        described = None if group is None else group.membership.describe(self.context)
+        if described is not None:
+            return described
+        if not knows_missing:
+            return DescribedGroup(group_id, GroupState.DEAD)
+        message = f"Group {group_id} {'not found' if group is None else 'is not a classic group'}."
+        error = ErrorCode.GROUP_ID_NOT_FOUND
+        return DescribedGroup(group_id, GroupState.DEAD, error=error, error_message=message)
 
-def list_groups(context: Context, event: ListGroups) -> None:
-    """Answer a ListGroups with every group that passes the filters."""
-    states = {state.strip().lower() for state in event.states}
-    types = {kind.strip().lower() for kind in event.types}
-    found = tuple(
-        listed
-        for listed in (list_one(context, group) for group in context.ledger.groups.values())
-        if (not states or listed.state.lower() in states) and (not types or listed.type.lower() in types)
-    )
-    context.reply(event.request, ListGroupsReply(found))
+    def list_groups(self, event: ListGroups) -> None:
+        """Answer a ListGroups with every group that passes the filters."""
+        states = {state.strip().lower() for state in event.states}
+        types = {kind.strip().lower() for kind in event.types}
+        found = tuple(
+            listed
+            for listed in (self.list_one(group) for group in self.context.ledger.groups.values())
+            if (not states or listed.state.lower() in states) and (not types or listed.type.lower() in types)
+        )
+        self.context.reply(event.request, ListGroupsReply(found))
 
+    def list_one(self, group: Group) -> ListedGroup:
+        """Return one group's entry in the list."""
+        membership = group.membership
+        kind = membership.listed_as or membership.name
+        return ListedGroup(group.group_id, membership.listed_protocol_type(), group.state(), kind)
 
-def list_one(context: Context, group: Group) -> ListedGroup:
-    """Return one group's entry in the list."""
-    membership = group.membership
-    kind = membership.listed_as or membership.name
-    return ListedGroup(group.group_id, membership.listed_protocol_type(), group.state(), kind)
+    def describe_consumer_groups(self, event: ConsumerGroupDescribe) -> None:
+        """Answer a ConsumerGroupDescribe with members, epochs, assignments and targets."""
+        described = tuple(self.describe_consumer_group(group_id) for group_id in event.group_ids)
+        self.context.reply(event.request, ConsumerGroupDescribeReply(described))
 
+    def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
+        """Describe one group under KIP-848; GROUP_ID_NOT_FOUND for one that is missing or classic."""
+        group = self.context.find(group_id)
+        described = None if group is None else group.membership.describe_consumer(self.context)
+        if described is not None:
+            return described
+        message = f"Group {group_id} {'not found' if group is None else 'is not a consumer group'}."
+        return DescribedConsumerGroup(group_id, error=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
 
-def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> None:
-    """Answer a ConsumerGroupDescribe with members, epochs, assignments and targets."""
-    described = tuple(describe_consumer_group(context, group_id) for group_id in event.group_ids)
-    context.reply(event.request, ConsumerGroupDescribeReply(described))
+    def delete(self, event: DeleteGroups) -> None:
+        """Remove groups without members, and all their offsets."""
+        self.context.reply(event.request, DeleteGroupsReply(tuple(self.delete_one(name) for name in event.group_ids)))
 
+    def delete_one(self, group_id: str) -> ErrorCode:
+        """Remove one group, or return the error that prevents it."""
+        context = self.context
+        group = context.find(group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group.state() is not GroupState.EMPTY:
+            return ErrorCode.NON_EMPTY_GROUP
+        partitions = group.all_partitions()
+        for partition in partitions:
+            self.offsets.tombstone(group_id, partition)
+        context.count(Meter.OFFSET_DELETIONS, len(partitions))
+        context.remove(group)
+        context.log(group_id, f"deleted with {len(partitions)} offsets")
+        return ErrorCode.NONE
 
-def describe_consumer_group(context: Context, group_id: str) -> DescribedConsumerGroup:
-    """Describe one group under KIP-848; GROUP_ID_NOT_FOUND for one that is missing or classic."""
-    group = context.find(group_id)
-    described = None if group is None else group.membership.describe_consumer(context)
-    if described is not None:
-        return described
-    message = f"Group {group_id} {'not found' if group is None else 'is not a consumer group'}."
-    return DescribedConsumerGroup(group_id, error=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
-
-
-def delete(context: Context, event: DeleteGroups) -> None:
-    """Remove groups without members, and all their offsets."""
-    context.reply(event.request, DeleteGroupsReply(tuple(delete_one(context, name) for name in event.group_ids)))
-
-
-def delete_one(context: Context, group_id: str) -> ErrorCode:
-    """Remove one group, or return the error that prevents it."""
-    group = context.find(group_id)
-    if group is None:
-        return ErrorCode.GROUP_ID_NOT_FOUND
-    if group.state() is not GroupState.EMPTY:
-        return ErrorCode.NON_EMPTY_GROUP
-    partitions = offset_requests.all_partitions(group)
-    for partition in partitions:
-        offset_requests.tombstone(context, group_id, partition)
-    context.count(Meter.OFFSET_DELETIONS, len(partitions))
-    context.remove(group)
-    context.log(group_id, f"deleted with {len(partitions)} offsets")
-    return ErrorCode.NONE
+    def show_push_groups(self, event: ShowPushGroups) -> None:
+        """Return the push groups of the shard, either all of them or those that have changed."""
+        ledger = self.context.ledger
+        changed, ledger.changed = ledger.changed, {}
+        names = None if event.whole else changed
+        found, gone = [], []
+        for group_id in ledger.groups if names is None else names:
+            group = ledger.groups.get(group_id)
+            push = None if group is None else group.under(PushGroup)
+            if group is not None and push is not None:
+                settled, offsets = not push.rebalancing, dict(group.offsets)
+                owners = push.partition_owners(self.context)
+                found.append(ShownPushGroup(group_id, settled, owners, offsets, push.loaded))
+            elif names is not None:
+                gone.append(group_id)
+        self.context.reply(event.request, ShowPushGroupsReply(tuple(found), names is None, tuple(gone)))
 
 
 # -- The protocols that the coordinator speaks
@@ -162,7 +180,6 @@ PROTOCOLS: Final[tuple[type[GroupMembership], ...]] = (ClassicGroup, ConsumerGro
 """The classes of groups, by protocol. The first one serves groups that only hold offsets."""
 
 
-Handler = Callable[[Context, Any], None]
 GroupEvent: TypeAlias = (
     AssignmentComputed
     | RegexesResolved
@@ -175,82 +192,47 @@ GroupEvent: TypeAlias = (
 """An event that concerns one group, if that exists."""
 
 
-def on_topics_changed(context: Context, event: TopicsChanged) -> None:
-    """Take over the new topic image and notify the groups of the change."""
-    before, context.image = context.image, event.image
-    change = ImageChange.between(before, event.image)
-    for group in list(context.ledger.groups.values()):
-        context.react(group, TopicsChanged, change)
-
-
-def on_release(context: Context, event: ReleaseLongPolls) -> None:
-    """Answer delayed heartbeats because other requests follow; some may have been answered already."""
-    for request in event.requests:
-        timer = context.long_polls.get(request)
-        group = None if timer is None else context.find(timer.group_id)
-        if timer is not None and group is not None:
-            context.react(group, ReleaseLongPolls, timer.subject)
-
-
-def on_connection_lost(context: Context, event: ConnectionLost) -> None:
-    """Tell the groups of the members that were heard on a connection that it has ended."""
-    for group_id, member_id in context.connections.pop(event.connection, {}):
-        group = context.find(group_id)
-        if group is not None:
-            context.react(group, ConnectionLost, member_id, event)
-
-
-def on_settings(context: Context, event: GroupSettingsChanged) -> None:
-    """Store a group's own settings, also those of a group that does not exist yet."""
-    context.settings[event.group_id] = event.settings
-    on_result(context, event)
-
-
-def on_result(context: Context, event: GroupEvent) -> None:
-    """Pass a result to its group, if that exists and its protocol handles it."""
-    group = context.find(event.group_id)
-    if group is not None:
-        context.react(group, type(event), event)
-
-
-HANDLERS: dict[type, Handler] = {
-    Heartbeat: group_routing.heartbeat,
-    OffsetCommit: offset_requests.commit,
-    OffsetFetch: offset_requests.fetch,
-    JoinGroup: group_routing.join,
-    SyncGroup: group_routing.sync,
-    LeaveGroup: group_routing.leave,
-    TxnOffsetCommit: offset_requests.commit_transactional,
-    TransactionEnded: offset_requests.end_transaction,
-    OffsetDelete: offset_requests.delete,
-    DeleteGroups: delete,
-    DescribeGroups: describe,
-    ListGroups: list_groups,
-    TopicsChanged: on_topics_changed,
-    TopicsDeleted: offset_requests.on_topics_deleted,
-    ConnectionLost: on_connection_lost,
-    ConsumerGroupHeartbeat: group_routing.consumer_heartbeat,
-    ConsumerGroupDescribe: describe_consumer_groups,
-    AssignmentComputed: on_result,
-    GroupImported: offsets.on_imported,
-    RegexesResolved: on_result,
-    RegisterConsumer: group_routing.register,
-    ConsumerAnswered: on_result,
-    PartitionsDivided: on_result,
-    OffsetsFound: on_result,
-    OwnersMissing: on_result,
-    GroupSettingsChanged: on_settings,
-    ReleaseLongPolls: on_release,
-    ShowPushGroups: show_push_groups,
-}
-
-
 class GroupMachine:
     """The state machine of all groups of one shard."""
 
     def __init__(self, config: GroupConfig, protocols: Sequence[type[GroupMembership]] = PROTOCOLS) -> None:
-        self.context = Context(config, protocols, conversion.turn_classic)
-        self._handlers: dict[type, Handler] = {**HANDLERS, Tick: lambda context, event: self._tick()}
+        context = self.context = Context(config, protocols)
+        conversion = GroupConversion(context)
+        context.downgrade = conversion.turn_classic
+        routing = GroupRouting(context, conversion)
+        offsets = self._offsets = CommittedOffsets(context)
+        administration = Administration(context, offsets)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Heartbeat: routing.heartbeat,
+            OffsetCommit: offsets.commit,
+            OffsetFetch: offsets.fetch,
+            JoinGroup: routing.join,
+            SyncGroup: routing.sync,
+            LeaveGroup: routing.leave,
+            TxnOffsetCommit: offsets.commit_transactional,
+            TransactionEnded: offsets.end_transaction,
+            OffsetDelete: offsets.delete,
+            DeleteGroups: administration.delete,
+            DescribeGroups: administration.describe,
+            ListGroups: administration.list_groups,
+            TopicsChanged: self._on_topics_changed,
+            TopicsDeleted: offsets.on_topics_deleted,
+            ConnectionLost: self._on_connection_lost,
+            ConsumerGroupHeartbeat: routing.consumer_heartbeat,
+            ConsumerGroupDescribe: administration.describe_consumer_groups,
+            AssignmentComputed: self._on_result,
+            GroupImported: offsets.on_imported,
+            RegexesResolved: self._on_result,
+            RegisterConsumer: routing.register,
+            ConsumerAnswered: self._on_result,
+            PartitionsDivided: self._on_result,
+            OffsetsFound: self._on_result,
+            OwnersMissing: self._on_result,
+            GroupSettingsChanged: self._on_settings,
+            ReleaseLongPolls: self._on_release,
+            ShowPushGroups: administration.show_push_groups,
+            Tick: self._on_tick,
+        }
 
     def apply(self, record: Record) -> None:
         """Apply one durable record to the hard state. Replay calls nothing else."""
@@ -279,17 +261,17 @@ class GroupMachine:
         context.image = image
         context.settings = dict(settings)
         context.sessions_from_ms = now.mono_ms + proof_ms
-        offset_requests.on_loaded(context)
+        self._offsets.on_loaded()
         for group in list(context.ledger.groups.values()):
             group.membership.load(context)
-        offsets.schedule(context)
+        self._offsets.schedule()
         return context.effects
 
     def step(self, event: Event, now: Now) -> Effects:
         """Process one event. `now` never goes back."""
         context = self.context
         context.begin(now)
-        self._handlers[type(event)](context, event)
+        self._handlers[type(event)](event)
         return context.effects
 
     def next_deadline_ms(self) -> int | None:
@@ -315,11 +297,51 @@ class GroupMachine:
         """Yield every record of the hard state, in an order that replays: the content after compaction."""
         return self.context.ledger.snapshot()
 
-    def _tick(self) -> None:
+    # -- Events that concern several groups, and results that concern one
+
+    def _on_topics_changed(self, event: TopicsChanged) -> None:
+        """Take over the new topic image and notify the groups of the change."""
+        context = self.context
+        before, context.image = context.image, event.image
+        change = ImageChange.between(before, event.image)
+        for group in list(context.ledger.groups.values()):
+            context.react(group, TopicsChanged, change)
+
+    def _on_release(self, event: ReleaseLongPolls) -> None:
+        """Answer delayed heartbeats because other requests follow; some may have been answered already."""
+        context = self.context
+        for request in event.requests:
+            timer = context.long_polls.get(request)
+            group = None if timer is None else context.find(timer.group_id)
+            if timer is not None and group is not None:
+                context.react(group, ReleaseLongPolls, timer.subject)
+
+    def _on_connection_lost(self, event: ConnectionLost) -> None:
+        """Tell the groups of the members that were heard on a connection that it has ended."""
+        context = self.context
+        for group_id, member_id in context.connections.pop(event.connection, {}):
+            group = context.find(group_id)
+            if group is not None:
+                context.react(group, ConnectionLost, member_id, event)
+
+    def _on_settings(self, event: GroupSettingsChanged) -> None:
+        """Store a group's own settings, also those of a group that does not exist yet."""
+        self.context.settings[event.group_id] = event.settings
+        self._on_result(event)
+
+    def _on_result(self, event: GroupEvent) -> None:
+        """Pass a result to its group, if that exists and its protocol handles it."""
+        group = self.context.find(event.group_id)
+        if group is not None:
+            self.context.react(group, type(event), event)
+
+    def _on_tick(self, event: Tick) -> None:
+        """Let the groups whose timers are due handle that, and expire offsets."""
+        del event
         context = self.context
         while (timer := context.deadlines.pop_due(context.now.mono_ms)) is not None:
             if timer.kind is Deadline.EXPIRY:
-                offsets.on_deadline(context)
+                self._offsets.on_deadline()
                 if context.expiring:
                     return
                 continue

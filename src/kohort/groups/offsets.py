@@ -44,41 +44,313 @@ NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__
 """A faster `OffsetCommitted._make`, without its Python frame."""
 
 
-def commit(context: Context, event: OffsetCommit) -> None:
-    """Commit the positions of a member, or of a client that assigns partitions to itself."""
-    group = context.ledger.groups.get(event.group_id)
-    error = ErrorCode.NONE
-    if not sizes.commit_fits(context.config, event.group_id, event.offsets):
-        error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    elif group is None:
-        error = make_group(context, event)
+OFFSETS_MAX = 100_000
+"""The limit of imported offsets for one group, because they are one append."""
+OFFSETS_A_STEP = 5_000
+"""The number of positions that one step examines, so that no heartbeat waits long behind an expiration."""
+
+
+class CommittedOffsets:
+    """The committed offsets of a shard's groups: requests for them, their import, and their expiration."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def commit(self, event: OffsetCommit) -> None:
+        """Commit the positions of a member, or of a client that assigns partitions to itself."""
+        context = self.context
+        group = context.ledger.groups.get(event.group_id)
+        error = ErrorCode.NONE
+        if not sizes.commit_fits(context.config, event.group_id, event.offsets):
+            error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        elif group is None:
+            error = self.make_group(event)
+            group = context.find(event.group_id)
+        if group is not None and error is ErrorCode.NONE:
+            error = group.membership.may_commit(context, event)
+        if group is None or error is not ErrorCode.NONE:
+            context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
+            return
+        group.membership.committed(context, event)
+        expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
+        limit = context.config.offset_metadata_bytes_max
+        taken = event.offsets
+        refused = group.membership.refused_offsets(context, event)
+        if refused:
+            taken = tuple(offset for offset in taken if (offset.topic, offset.partition) not in refused)
+        if max(map(len, map(METADATA, taken)), default=0) > sizes.metadata_bound(limit):
+            taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
+        records = offsets_committed(event.group_id, taken, context.now.wall_ms, expire_ms)
+        context.ledger.take_commit(group, records)
+        context.effects.records.extend(records)
+        context.count(Meter.OFFSET_COMMITS, len(records))
+        if len(records) == len(event.offsets):
+            errors = (ErrorCode.NONE,) * len(records)
+        else:
+            errors = tuple(
+                (refused or {}).get((offset.topic, offset.partition)) or fitting(offset.metadata, limit)
+                for offset in event.offsets
+            )
+        context.reply(event.request, OffsetCommitReply(errors))
+
+    def make_group(self, event: OffsetCommit) -> ErrorCode:
+        """Create the group of a commit without generation; refuse a commit with one."""
+        if not sizes.fits(event.group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        if event.generation >= 0:
+            return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
+        refused = self.context.admit_group(event.group_id).error
+        if refused is not ErrorCode.NONE:
+            return refused
+        return ErrorCode.POLICY_VIOLATION if self.context.create(event.group_id) is None else ErrorCode.NONE
+
+    def commit_transactional(self, event: TxnOffsetCommit) -> None:
+        """Commit positions that take effect when the producer's transaction commits."""
+        context = self.context
         group = context.find(event.group_id)
-    if group is not None and error is ErrorCode.NONE:
-        error = group.membership.may_commit(context, event)
-    if group is None or error is not ErrorCode.NONE:
-        context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
-        return
-    group.membership.committed(context, event)
-    expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
-    limit = context.config.offset_metadata_bytes_max
-    taken = event.offsets
-    refused = group.membership.refused_offsets(context, event)
-    if refused:
-        taken = tuple(offset for offset in taken if (offset.topic, offset.partition) not in refused)
-    if max(map(len, map(METADATA, taken)), default=0) > sizes.metadata_bound(limit):
-        taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
-    records = offsets_committed(event.group_id, taken, context.now.wall_ms, expire_ms)
-    context.ledger.take_commit(group, records)
-    context.effects.records.extend(records)
-    context.count(Meter.OFFSET_COMMITS, len(records))
-    if len(records) == len(event.offsets):
-        errors = (ErrorCode.NONE,) * len(records)
-    else:
-        errors = tuple(
-            (refused or {}).get((offset.topic, offset.partition)) or fitting(offset.metadata, limit)
-            for offset in event.offsets
+        error = ErrorCode.NONE
+        if not sizes.commit_fits(context.config, event.group_id, event.offsets):
+            error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        elif group is None and not sizes.fits(event.group_id):
+            error = ErrorCode.INVALID_GROUP_ID
+        elif group is None and event.generation >= 0:
+            error = ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
+        elif group is None:
+            error = context.admit_group(event.group_id).error
+            if error is ErrorCode.NONE and context.create(event.group_id) is None:
+                error = ErrorCode.POLICY_VIOLATION
+        else:
+            error = group.membership.may_commit_in_transaction(context, event)
+        if error is not ErrorCode.NONE:
+            context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
+            return
+        errors = tuple(self.commit_pending(event, offset) for offset in event.offsets)
+        context.count(Meter.OFFSET_COMMITS, errors.count(ErrorCode.NONE))
+        context.reply(event.request, OffsetCommitReply(errors))
+
+    def commit_pending(self, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
+        """Write one pending position of a transaction."""
+        if not sizes.metadata_fits(offset.metadata, self.context.config.offset_metadata_bytes_max):
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        self.context.emit(
+            OffsetCommitted(
+                event.group_id,
+                offset.topic,
+                offset.partition,
+                offset.offset,
+                offset.leader_epoch,
+                offset.metadata,
+                self.context.now.wall_ms,
+                -1,
+                offset.topic_id,
+                event.producer_id,
+                event.producer_epoch,
+            )
         )
-    context.reply(event.request, OffsetCommitReply(errors))
+        return ErrorCode.NONE
+
+    def end_transaction(self, event: TransactionEnded) -> None:
+        """Apply a transaction's end marker: its pending positions are committed or dropped."""
+        self.context.emit(TransactionMarked(event.producer_id, event.producer_epoch, event.commit))
+        if event.request is not None:
+            self.context.reply(event.request, TransactionEndedReply(ErrorCode.NONE))
+
+    def fetch(self, event: OffsetFetch) -> None:
+        """Return committed positions. A group or a partition without any is no error."""
+        context = self.context
+        group = context.find(event.group_id)
+        wanted: tuple[Partition, ...]
+        if group is None and (refused := context.admit_group(event.group_id).error) is not ErrorCode.NONE:
+            context.reply(event.request, OffsetFetchReply(refused))
+            return
+        if group is None:
+            wanted = event.partitions or ()
+            found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
+        elif (error := group.membership.may_fetch(context, event)) is not ErrorCode.NONE:
+            context.reply(event.request, OffsetFetchReply(error))
+            return
+        else:
+            wanted = tuple(group.offsets) if event.partitions is None else event.partitions
+            found = tuple(fetch_one(group, partition, event.require_stable) for partition in wanted)
+            if not context.image.sure:
+                found = tuple(self.held_back(offset) for offset in found)
+        context.reply(event.request, OffsetFetchReply(ErrorCode.NONE, found))
+
+    def held_back(self, found: FetchedOffset) -> FetchedOffset:
+        """Return a position, or UNSTABLE_OFFSET_COMMIT if it may belong to an earlier topic of the same name.
+
+        The error stands until `LookForTopics` has found out. Clients retry after it and reset nothing meanwhile.
+        """
+        topic = self.context.image.topics.get(found.topic)
+        if topic is None or found.topic_id in (NO_TOPIC_ID, topic.id):
+            return found
+        return FetchedOffset(found.topic, found.partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+
+    def delete(self, event: OffsetDelete) -> None:
+        """Delete positions of topics that no member is subscribed to. Source: spec 1.2, KIP-496."""
+        context = self.context
+        group = context.find(event.group_id)
+        if group is None:
+            context.reply(event.request, OffsetDeleteReply(ErrorCode.GROUP_ID_NOT_FOUND))
+            return
+        if not group.membership.knows_topics():
+            context.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
+            return
+        errors = tuple(self.delete_one(group, partition) for partition in event.partitions)
+        context.reply(event.request, OffsetDeleteReply(ErrorCode.NONE, errors))
+
+    def delete_one(self, group: Group, partition: TopicPartition) -> ErrorCode:
+        """Delete one partition's committed and pending positions; having none is no error."""
+        if group.membership.is_subscribed(partition.topic):
+            return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        key = (partition.topic, partition.partition)
+        if key in group.offsets or group.has_pending(key):
+            self.tombstone(group.group_id, key)
+            self.context.count(Meter.OFFSET_DELETIONS)
+        return ErrorCode.NONE
+
+    def tombstone(self, group_id: str, partition: Partition) -> None:
+        """Write the tombstone of a partition's position."""
+        self.context.emit(Tombstone((Kind.OFFSET, group_id, *partition)))
+
+    def on_topics_deleted(self, event: TopicsDeleted) -> None:
+        """Delete the positions of deleted topics. Source: scenario 14."""
+        topics = {} if self.context.image.sure else self.context.image.topics
+        ids = {name: topics[name].id if name in topics else NO_TOPIC_ID for name in event.topics}
+        self.drop_positions(
+            lambda topic, topic_id: topic in ids and (topic_id == NO_TOPIC_ID or topic_id != ids[topic])
+        )
+
+    def on_loaded(self) -> None:
+        """Delete the positions of topics that were deleted while no coordinator ran; skip this without any topics."""
+        topics = self.context.image.topics
+        if not self.context.image.sure:
+            self.look_for_missing()
+        elif topics:
+            self.drop_positions(lambda topic, topic_id: topic not in topics)
+
+    def look_for_missing(self) -> None:
+        """Start a search for topics that are missing or have another id: absence from the image deletes nothing."""
+        topics = self.context.image.topics
+        missing: dict[str, set[TopicId]] = {}
+        for group in self.context.ledger.groups.values():
+            for (name, _), record in group.offsets.items():
+                known = topics.get(name)
+                if known is None or (record.topic_id not in (NO_TOPIC_ID, known.id)):
+                    missing.setdefault(name, set()).add(record.topic_id)
+        if missing:
+            self.context.effects.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
+
+    def drop_positions(self, is_gone: Callable[[str, TopicId], bool]) -> None:
+        """Delete the positions whose topic is gone, given its name and its id in the position."""
+        for group in list(self.context.ledger.groups.values()):
+            for partition in group.all_partitions():
+                record = group.offsets.get(partition)
+                if is_gone(partition[0], NO_TOPIC_ID if record is None else record.topic_id):
+                    self.tombstone(group.group_id, partition)
+
+    # -- Import of the offsets that an earlier coordinator has kept; `admission.Imports` has the protocol
+
+    def on_imported(self, event: GroupImported) -> None:
+        """Import a group's offsets, unless this machine did not ask: the shard was loaded again since."""
+        context = self.context
+        if context.imports.under_way.get(event.group_id) != event.ticket:
+            return
+        del context.imports.under_way[event.group_id]
+        if event.error is not ErrorCode.NONE or not event.offsets:
+            context.imports.refuse(context, event)
+        elif len(event.offsets) > OFFSETS_MAX:
+            text = f"its earlier coordinator has {len(event.offsets)} offsets of it, at most {OFFSETS_MAX} are imported"
+            context.imports.refuse(
+                context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
+            )
+        else:
+            self.take_over(event)
+
+    def take_over(self, event: GroupImported) -> None:
+        """Write the import record and the offsets in one append."""
+        context = self.context
+        group = context.find(event.group_id) or context.create(event.group_id)
+        if group is None:
+            text = f"there are {context.config.groups_max} groups already"
+            context.imports.refuse(
+                context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
+            )
+            return
+        context.imports.forget(event.group_id)
+        context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
+        offsets = tuple(self.named(offset) for offset in event.offsets)
+        records = offsets_committed(event.group_id, offsets, context.now.wall_ms, -1)
+        context.ledger.take_commit(group, records)
+        context.effects.records.extend(records)
+        context.count(Meter.GROUP_IMPORTS)
+        context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
+
+    def named(self, offset: OffsetToCommit) -> OffsetToCommit:
+        """Return an offset with the id of its topic if that is known."""
+        topic = self.context.image.topics.get(offset.topic)
+        return offset if topic is None or self.context.image.sure else offset._replace(topic_id=topic.id)
+
+    # -- Expiration: unread positions are deleted after the retention, and empty groups without positions with them
+    #
+    # | group | which positions | their time starts |
+    # |---|---|---|
+    # | empty | all | when it became empty, or at a later commit |
+    # | stable, protocol type "consumer", subscription readable | of topics not subscribed | at the commit |
+    # | under KIP-848, with members | of topics not subscribed | at the commit |
+    # | without protocol type (assign and commit) | all | at the commit |
+    # | any other, also while a classic group rebalances | none | |
+    #
+    # A position with its own expire timestamp (OffsetCommit 2-4) follows that timestamp. A position that a transaction
+    # may still replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
+
+    def schedule(self) -> None:
+        """Schedule the next expiration after the configured interval."""
+        self.context.run(self.context.expiry, self.context.config.offsets_retention_check_ms)
+
+    def on_deadline(self) -> None:
+        """Expire some groups' positions; the rest follow in the next steps."""
+        context = self.context
+        if not context.expiring:
+            context.expiring = list(reversed(context.ledger.groups))
+        looked = 0
+        while context.expiring and looked < OFFSETS_A_STEP:
+            group = context.find(context.expiring.pop())
+            if group is not None:
+                looked += 1 + len(group.offsets)
+                self.expire_group(group)
+        if context.expiring:
+            context.run(context.expiry, 0)
+        else:
+            self.schedule()
+
+    def expire_group(self, group: Group) -> None:
+        """Remove a group's expired positions, and the group itself if it has no positions and no members."""
+        membership = group.membership
+        if not membership.expires_offsets():
+            return
+        gone = [
+            partition
+            for partition, record in group.offsets.items()
+            if not membership.is_subscribed(partition[0])
+            and not (group.pending and group.has_pending(partition))
+            and self.is_expired(group, record)
+        ]
+        for partition in gone:
+            self.tombstone(group.group_id, partition)
+        self.context.count(Meter.OFFSET_EXPIRATIONS, len(gone))
+        if gone:
+            self.context.log(group.group_id, f"{len(gone)} offsets expired")
+        if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or membership.awaits_members()):
+            self.context.remove(group)
+
+    def is_expired(self, group: Group, record: OffsetCommitted) -> bool:
+        """Return whether a position's retention is over."""
+        wall_ms = self.context.now.wall_ms
+        if record.expire_ms >= 0:
+            return wall_ms >= record.expire_ms
+        start_ms = max(record.commit_ms, group.membership.empty_since_ms())
+        return wall_ms - start_ms >= self.context.config.offsets_retention_ms
 
 
 def fitting(metadata: str, limit: int) -> ErrorCode:
@@ -98,103 +370,6 @@ def offsets_committed(
     return list(map(NEW_RECORD, zip(*columns, strict=False)))
 
 
-def make_group(context: Context, event: OffsetCommit) -> ErrorCode:
-    """Create the group of a commit without generation; refuse a commit with one."""
-    if not sizes.fits(event.group_id):
-        return ErrorCode.INVALID_GROUP_ID
-    if event.generation >= 0:
-        return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
-    refused = context.admit_group(event.group_id).error
-    if refused is not ErrorCode.NONE:
-        return refused
-    return ErrorCode.POLICY_VIOLATION if context.create(event.group_id) is None else ErrorCode.NONE
-
-
-def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
-    """Commit positions that take effect when the producer's transaction commits."""
-    group = context.find(event.group_id)
-    error = ErrorCode.NONE
-    if not sizes.commit_fits(context.config, event.group_id, event.offsets):
-        error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    elif group is None and not sizes.fits(event.group_id):
-        error = ErrorCode.INVALID_GROUP_ID
-    elif group is None and event.generation >= 0:
-        error = ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
-    elif group is None:
-        error = context.admit_group(event.group_id).error
-        if error is ErrorCode.NONE and context.create(event.group_id) is None:
-            error = ErrorCode.POLICY_VIOLATION
-    else:
-        error = group.membership.may_commit_in_transaction(context, event)
-    if error is not ErrorCode.NONE:
-        context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
-        return
-    errors = tuple(commit_pending(context, event, offset) for offset in event.offsets)
-    context.count(Meter.OFFSET_COMMITS, errors.count(ErrorCode.NONE))
-    context.reply(event.request, OffsetCommitReply(errors))
-
-
-def commit_pending(context: Context, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
-    """Write one pending position of a transaction."""
-    if not sizes.metadata_fits(offset.metadata, context.config.offset_metadata_bytes_max):
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    context.emit(
-        OffsetCommitted(
-            event.group_id,
-            offset.topic,
-            offset.partition,
-            offset.offset,
-            offset.leader_epoch,
-            offset.metadata,
-            context.now.wall_ms,
-            -1,
-            offset.topic_id,
-            event.producer_id,
-            event.producer_epoch,
-        )
-    )
-    return ErrorCode.NONE
-
-
-def end_transaction(context: Context, event: TransactionEnded) -> None:
-    """Apply a transaction's end marker: its pending positions are committed or dropped."""
-    context.emit(TransactionMarked(event.producer_id, event.producer_epoch, event.commit))
-    if event.request is not None:
-        context.reply(event.request, TransactionEndedReply(ErrorCode.NONE))
-
-
-def fetch(context: Context, event: OffsetFetch) -> None:
-    """Return committed positions. A group or a partition without any is no error."""
-    group = context.find(event.group_id)
-    wanted: tuple[Partition, ...]
-    if group is None and (refused := context.admit_group(event.group_id).error) is not ErrorCode.NONE:
-        context.reply(event.request, OffsetFetchReply(refused))
-        return
-    if group is None:
-        wanted = event.partitions or ()
-        found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
-    elif (error := group.membership.may_fetch(context, event)) is not ErrorCode.NONE:
-        context.reply(event.request, OffsetFetchReply(error))
-        return
-    else:
-        wanted = tuple(group.offsets) if event.partitions is None else event.partitions
-        found = tuple(fetch_one(group, partition, event.require_stable) for partition in wanted)
-        if not context.image.sure:
-            found = tuple(held_back(context, offset) for offset in found)
-    context.reply(event.request, OffsetFetchReply(ErrorCode.NONE, found))
-
-
-def held_back(context: Context, found: FetchedOffset) -> FetchedOffset:
-    """Return a position, or UNSTABLE_OFFSET_COMMIT if it may belong to an earlier topic of the same name.
-
-    The error stands until `LookForTopics` has found out. Clients retry after it and reset nothing meanwhile.
-    """
-    topic = context.image.topics.get(found.topic)
-    if topic is None or found.topic_id in (NO_TOPIC_ID, topic.id):
-        return found
-    return FetchedOffset(found.topic, found.partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
-
-
 def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:
     """Return one partition's position, or UNSTABLE_OFFSET_COMMIT while a transaction may change it."""
     topic, number = partition
@@ -206,195 +381,3 @@ def fetch_one(group: Group, partition: Partition, require_stable: bool) -> Fetch
     return FetchedOffset(
         topic, number, record.offset, record.leader_epoch, record.metadata, ErrorCode.NONE, record.topic_id
     )
-
-
-def delete(context: Context, event: OffsetDelete) -> None:
-    """Delete positions of topics that no member is subscribed to. Source: spec 1.2, KIP-496."""
-    group = context.find(event.group_id)
-    if group is None:
-        context.reply(event.request, OffsetDeleteReply(ErrorCode.GROUP_ID_NOT_FOUND))
-        return
-    if not group.membership.knows_topics():
-        context.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
-        return
-    errors = tuple(delete_one(context, group, partition) for partition in event.partitions)
-    context.reply(event.request, OffsetDeleteReply(ErrorCode.NONE, errors))
-
-
-def delete_one(context: Context, group: Group, partition: TopicPartition) -> ErrorCode:
-    """Delete one partition's committed and pending positions; having none is no error."""
-    if group.membership.is_subscribed(partition.topic):
-        return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-    key = (partition.topic, partition.partition)
-    if key in group.offsets or group.has_pending(key):
-        tombstone(context, group.group_id, key)
-        context.count(Meter.OFFSET_DELETIONS)
-    return ErrorCode.NONE
-
-
-def tombstone(context: Context, group_id: str, partition: Partition) -> None:
-    """Write the tombstone of a partition's position."""
-    context.emit(Tombstone((Kind.OFFSET, group_id, *partition)))
-
-
-def all_partitions(group: Group) -> list[Partition]:
-    """Return every partition with a committed or a pending position, each once."""
-    found = dict.fromkeys(group.offsets)
-    for offsets in group.pending.values():
-        found.update(dict.fromkeys(offsets))
-    return list(found)
-
-
-def on_topics_deleted(context: Context, event: TopicsDeleted) -> None:
-    """Delete the positions of deleted topics. Source: scenario 14."""
-    topics = {} if context.image.sure else context.image.topics
-    ids = {name: topics[name].id if name in topics else NO_TOPIC_ID for name in event.topics}
-    drop_positions(
-        context, lambda topic, topic_id: topic in ids and (topic_id == NO_TOPIC_ID or topic_id != ids[topic])
-    )
-
-
-def on_loaded(context: Context) -> None:
-    """Delete the positions of topics that were deleted while no coordinator ran; skip this without any topics."""
-    topics = context.image.topics
-    if not context.image.sure:
-        look_for_missing(context)
-    elif topics:
-        drop_positions(context, lambda topic, topic_id: topic not in topics)
-
-
-def look_for_missing(context: Context) -> None:
-    """Start a search for topics that are missing or have another id: absence from the image alone deletes nothing."""
-    topics = context.image.topics
-    missing: dict[str, set[TopicId]] = {}
-    for group in context.ledger.groups.values():
-        for (name, _), record in group.offsets.items():
-            known = topics.get(name)
-            if known is None or (record.topic_id not in (NO_TOPIC_ID, known.id)):
-                missing.setdefault(name, set()).add(record.topic_id)
-    if missing:
-        context.effects.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
-
-
-def drop_positions(context: Context, is_gone: Callable[[str, TopicId], bool]) -> None:
-    """Delete the positions whose topic is gone, given its name and its id in the position."""
-    for group in list(context.ledger.groups.values()):
-        for partition in all_partitions(group):
-            record = group.offsets.get(partition)
-            if is_gone(partition[0], NO_TOPIC_ID if record is None else record.topic_id):
-                tombstone(context, group.group_id, partition)
-
-
-# -- Import of the offsets that an earlier coordinator has kept; `groups.imports` has the protocol
-
-OFFSETS_MAX = 100_000
-"""The limit of imported offsets for one group, because they are one append."""
-
-
-def on_imported(context: Context, event: GroupImported) -> None:
-    """Import a group's offsets, unless this machine did not ask: the shard was loaded again since."""
-    if context.imports.under_way.get(event.group_id) != event.ticket:
-        return
-    del context.imports.under_way[event.group_id]
-    if event.error is not ErrorCode.NONE or not event.offsets:
-        context.imports.refuse(context, event)
-    elif len(event.offsets) > OFFSETS_MAX:
-        text = f"its earlier coordinator has {len(event.offsets)} offsets of it, at most {OFFSETS_MAX} are imported"
-        context.imports.refuse(
-            context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
-        )
-    else:
-        take_over(context, event)
-
-
-def take_over(context: Context, event: GroupImported) -> None:
-    """Write the import record and the offsets in one append."""
-    group = context.find(event.group_id) or context.create(event.group_id)
-    if group is None:
-        text = f"there are {context.config.groups_max} groups already"
-        context.imports.refuse(
-            context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
-        )
-        return
-    context.imports.forget(event.group_id)
-    context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
-    offsets = tuple(named(context, offset) for offset in event.offsets)
-    records = offsets_committed(event.group_id, offsets, context.now.wall_ms, -1)
-    context.ledger.take_commit(group, records)
-    context.effects.records.extend(records)
-    context.count(Meter.GROUP_IMPORTS)
-    context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
-
-
-def named(context: Context, offset: OffsetToCommit) -> OffsetToCommit:
-    """Return an offset with the id of its topic if that is known."""
-    topic = context.image.topics.get(offset.topic)
-    return offset if topic is None or context.image.sure else offset._replace(topic_id=topic.id)
-
-
-# -- Expiration: unread positions are deleted after the retention, and empty groups without positions with them
-#
-# | group | which positions | their time starts |
-# |---|---|---|
-# | empty | all | when it became empty, or at a later commit |
-# | stable, protocol type "consumer", subscription readable | of topics not subscribed | at the commit |
-# | under KIP-848, with members | of topics not subscribed | at the commit |
-# | without protocol type (assign and commit) | all | at the commit |
-# | any other, also while a classic group rebalances | none | |
-#
-# A position with its own expire timestamp (OffsetCommit 2-4) follows that timestamp. A position that a transaction may
-# still replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
-
-OFFSETS_A_STEP = 5_000
-"""The number of positions that one step examines, so that no heartbeat waits long behind an expiration."""
-
-
-def schedule(context: Context) -> None:
-    """Schedule the next expiration after the configured interval."""
-    context.run(context.expiry, context.config.offsets_retention_check_ms)
-
-
-def on_deadline(context: Context) -> None:
-    """Expire some groups' positions; the rest follow in the next steps."""
-    if not context.expiring:
-        context.expiring = list(reversed(context.ledger.groups))
-    looked = 0
-    while context.expiring and looked < OFFSETS_A_STEP:
-        group = context.find(context.expiring.pop())
-        if group is not None:
-            looked += 1 + len(group.offsets)
-            expire_group(context, group)
-    if context.expiring:
-        context.run(context.expiry, 0)
-    else:
-        schedule(context)
-
-
-def expire_group(context: Context, group: Group) -> None:
-    """Remove a group's expired positions, and the group itself if it has no positions and no members."""
-    membership = group.membership
-    if not membership.expires_offsets():
-        return
-    gone = [
-        partition
-        for partition, record in group.offsets.items()
-        if not membership.is_subscribed(partition[0])
-        and not (group.pending and group.has_pending(partition))
-        and is_expired(context, group, record)
-    ]
-    for partition in gone:
-        tombstone(context, group.group_id, partition)
-    context.count(Meter.OFFSET_EXPIRATIONS, len(gone))
-    if gone:
-        context.log(group.group_id, f"{len(gone)} offsets expired")
-    if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or membership.awaits_members()):
-        context.remove(group)
-
-
-def is_expired(context: Context, group: Group, record: OffsetCommitted) -> bool:
-    """Return whether a position's retention is over."""
-    wall_ms = context.now.wall_ms
-    if record.expire_ms >= 0:
-        return wall_ms >= record.expire_ms
-    start_ms = max(record.commit_ms, group.membership.empty_since_ms())
-    return wall_ms - start_ms >= context.config.offsets_retention_ms

@@ -1,1 +1,1 @@
-"""Shared input and output: authenticated frames, process identity, Java child processes, metrics over HTTP."""
+"""Shared input and output: authenticated frames, process identity, Java children, retries, log throttles, metrics."""

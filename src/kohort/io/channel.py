@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from kohort.io.pinned_tls import TlsPipe, caller_pipe
+from kohort.io.pinned_tls import ListenerPipe, TlsPipe, caller_pipe
 from kohort.io.processes import name_for_peer
 
 TOKEN_BYTES = NONCE_BYTES = PROOF_BYTES = 32
@@ -315,16 +315,85 @@ def greet_listener(sock: socket.socket, token: bytes, within_s: float = GREETING
 # -- On an event loop
 
 
+class _AsyncStream:
+    """The bytes of a listener's connection on an event loop, decrypted a hundred TLS records at a time."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext | None
+    ) -> None:
+        self._reader, self.writer = reader, writer
+        self._tls = None if context is None else ListenerPipe(context)
+        self._pieces: Iterator[bytes] = iter(())
+        self._plain = b""
+
+    async def shake(self) -> None:
+        """Complete the handshake of TLS, if the listener speaks it.
+
+        Raises:
+            OSError: it has failed, or the other end is gone.
+        """
+        if self._tls is None:
+            return
+        while True:
+            self.writer.write(self._tls.shake())
+            if self._tls.is_done:
+                break
+            data = await self._reader.read(_READ_BYTES)
+            if not data:
+                raise ConnectionError("the other end hung up")
+            self._tls.take(data)
+        self._plain = self._tls.decrypted(b"")  # what came behind it
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data if self._tls is None else self._tls.encrypted(data))
+
+    async def receive(self) -> bytes:
+        """Return the next bytes; empty: the other end is gone.
+
+        Raises:
+            OSError: they are not of this connection, or too many TLS records are without data.
+        """
+        if self._plain:
+            plain, self._plain = self._plain, b""
+            return plain
+        if self._tls is None:
+            return await self._reader.read(_READ_BYTES)
+        while True:
+            for plain in self._pieces:
+                await asyncio.sleep(0)  # others have their turn before the next hundred records
+                if plain:
+                    return plain
+            data = await self._reader.read(_READ_BYTES)
+            if not data:
+                return b""
+            self._pieces = self._tls.decrypted_pieces(data)
+
+    async def receive_exactly(self, size: int) -> bytes:
+        """Return exactly so many bytes.
+
+        Raises:
+            OSError: as `receive`, or the other end is gone.
+        """
+        found = b""
+        while len(found) < size:
+            data = await self.receive()
+            if not data:
+                raise ConnectionError("the other end hung up")
+            found += data
+        self._plain = found[size:]
+        return found[:size]
+
+
 class AsyncLink:
     """One connection whose ends have proved themselves, on an event loop."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: LinkFrames) -> None:
-        self._reader, self._writer, self._frames = reader, writer, frames
+    def __init__(self, stream: _AsyncStream, frames: LinkFrames) -> None:
+        self._stream, self._frames = stream, frames
 
     def send(self, body: bytes) -> bool:
         """Queue a body; return False if too much is unread by the other end, and the connection is over."""
-        self._writer.write(self._frames.sealer.frame(body))
-        if self._writer.transport.get_write_buffer_size() <= UNREAD_BYTES_MAX:
+        self._stream.send(self._frames.sealer.frame(body))
+        if self._stream.writer.transport.get_write_buffer_size() <= UNREAD_BYTES_MAX:
             return True
         self.abort()
         return False
@@ -334,19 +403,20 @@ class AsyncLink:
 
         Raises:
             TimeoutError: nothing came for `silence_s`.
+            OSError: the connection has failed.
             ValueError: the bytes are not the other end's.
         """
-        while data := await asyncio.wait_for(self._reader.read(_READ_BYTES), silence_s):
+        while data := await asyncio.wait_for(self._stream.receive(), silence_s):
             for body in self._frames.parser.feed(data):
                 yield body
 
     def close(self) -> None:
         """Close the connection after what is queued."""
-        self._writer.close()
+        self._stream.writer.close()
 
     def abort(self) -> None:
         """Close the connection now."""
-        self._writer.transport.abort()
+        self._stream.writer.transport.abort()
 
 
 async def greet_caller_async(sock: socket.socket, token: bytes, tls: ssl.SSLContext | None = None) -> AsyncLink:
@@ -361,17 +431,16 @@ async def greet_caller_async(sock: socket.socket, token: bytes, tls: ssl.SSLCont
     transport: asyncio.BaseTransport | None = None
     try:
         async with asyncio.timeout(GREETING_S):
-            transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=tls)
-            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock)
+            stream = _AsyncStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop), tls)
+            await stream.shake()
             handshake = ListenerHandshake(token)
-            writer.write(handshake.nonce)
-            answer, frames = handshake.answer(await reader.readexactly(handshake.SAID_BYTES))
-            writer.write(answer)
-            return AsyncLink(reader, writer, frames)
-    except BaseException as error:
+            stream.send(handshake.nonce)
+            answer, frames = handshake.answer(await stream.receive_exactly(handshake.SAID_BYTES))
+            stream.send(answer)
+            return AsyncLink(stream, frames)
+    except BaseException:
         if isinstance(transport, asyncio.WriteTransport):
             transport.abort()
         sock.close()
-        if isinstance(error, asyncio.IncompleteReadError):
-            raise ConnectionError("the other end hung up") from error
         raise

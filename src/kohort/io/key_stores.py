@@ -1,4 +1,8 @@
-"""Certificates and private keys from files: PEM, and Java's JKS and PKCS#12 stores, for TLS of clients and servers."""
+"""Certificates and private keys from files: PEM, and Java's JKS and PKCS#12 stores, for TLS of clients and servers.
+
+PKCS#12 is read by `cryptography`. JKS is read here: `pyjks` needs five more packages, and 330 ms of CPU to import where
+this module takes 75 ms.
+"""
 
 from __future__ import annotations
 

@@ -13,9 +13,11 @@ import os
 import ssl
 import tempfile
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 from kohort.errors import InvalidInputError
+from kohort.io.tls_records import RecordCounter, SilentRecords
 
 _VALID: Final = datetime.timedelta(days=3650)
 """Longer than a process lives: nobody checks the time, since the pin names one certificate."""
@@ -74,9 +76,10 @@ class TlsPipe:
         is_done: the handshake is complete, and the other end has shown the pinned certificate.
     """
 
-    def __init__(self, context: ssl.SSLContext, pin: bytes) -> None:
+    def __init__(self, context: ssl.SSLContext, pin: bytes | None) -> None:
+        """Begin before the handshake. Without a pin this is the listener's end."""
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._in, self._out)
+        self._tls = context.wrap_bio(self._in, self._out, server_side=pin is None)
         self._pin = pin
         self._lock = threading.Lock()
         self.is_done = False
@@ -92,9 +95,10 @@ class TlsPipe:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 return self._out.read()
-            shown = self._tls.getpeercert(binary_form=True)
-            if shown is None or not hmac.compare_digest(_pin_of(shown), self._pin):
-                raise PermissionError("the listener shows another certificate than the one that is pinned")
+            if self._pin is not None:
+                shown = self._tls.getpeercert(binary_form=True)
+                if shown is None or not hmac.compare_digest(_pin_of(shown), self._pin):
+                    raise PermissionError("the listener shows another certificate than the one that is pinned")
             self.is_done = True
             return self._out.read()
 
@@ -113,7 +117,7 @@ class TlsPipe:
         """Return the data in the bytes that came; empty: more have to come.
 
         Raises:
-            OSError: the bytes are not of this connection.
+            OSError: the bytes are not of this connection, or the other end has ended TLS and all data is returned.
         """
         found = bytearray()
         with self._lock:
@@ -121,9 +125,50 @@ class TlsPipe:
             try:
                 while piece := self._tls.read(_READ_BYTES):
                     found += piece
+                    self._carried(len(piece))
             except ssl.SSLWantReadError:
                 pass
+            except ssl.SSLZeroReturnError:
+                if not found:
+                    raise
         return bytes(found)
+
+    def _carried(self, size: int) -> None:
+        """Take note of a record with so many bytes of data."""
+
+
+class ListenerPipe(TlsPipe):
+    """A listener's end, which bounds the records that a caller sends without data, also before it has proved itself."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context, None)
+        self._records, self._silent = RecordCounter(), SilentRecords()
+
+    def take(self, data: bytes) -> None:
+        """Take bytes of the caller, for the handshake.
+
+        Raises:
+            ConnectionAbortedError: they are more records than a handshake has.
+        """
+        for piece, records in self._records.pieces(data):
+            self._silent.begun(records)
+            self._silent.check_bound()
+            super().take(piece)
+
+    def decrypted_pieces(self, data: bytes) -> Iterator[bytes]:
+        """Yield the data in the bytes that came: for each hundred records its data, which may be empty.
+
+        Raises:
+            OSError: the bytes are not of this connection, the caller has ended TLS, or sends too many records without
+                data.
+        """
+        for piece, records in self._records.pieces(data):
+            self._silent.begun(records)
+            yield self.decrypted(piece)
+            self._silent.check_bound()
+
+    def _carried(self, size: int) -> None:
+        self._silent.carried(size)
 
 
 def caller_pipe(pin: bytes) -> TlsPipe:

@@ -1,5 +1,23 @@
-"""Consumer lag: how far a group's committed offsets are behind."""
+"""Consumer lag: how far groups are behind, since when, and why."""
 
-from kohort.lag.partition_lag import BEFORE_START, PAST_END, PartitionLag, group_lag
+from kohort.lag.evaluation import CAUSES, GroupLag, LagReport, LagStatus, PartitionLag, Trend, evaluate
+from kohort.lag.reading import LagReader
+from kohort.lag.record_times import oldest_record
+from kohort.lag.snapshot import ClusterSnapshot, ReadFailure
+from kohort.lag.timeline import GroupChange, changes
 
-__all__ = ["BEFORE_START", "PAST_END", "PartitionLag", "group_lag"]
+__all__ = [
+    "CAUSES",
+    "ClusterSnapshot",
+    "GroupChange",
+    "GroupLag",
+    "LagReader",
+    "LagReport",
+    "LagStatus",
+    "PartitionLag",
+    "ReadFailure",
+    "Trend",
+    "changes",
+    "evaluate",
+    "oldest_record",
+]

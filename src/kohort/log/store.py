@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition
+from kohort.io.closing import ClosedOnExit
 from kohort.log import checkpoints, folder
 from kohort.log.catalog import Catalog, CatalogTopic, Draft, TopicPlan, effective_config, usable_config, write_catalog
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
@@ -274,7 +275,7 @@ _SLICE_S = 0.01
 _ROUND_MS = 5_000
 
 
-class LogStore:
+class LogStore(ClosedOnExit):
     """All logs of one data folder. A context manager; `close()` records a clean shutdown.
 
     Attributes:
@@ -770,9 +771,3 @@ class LogStore:
             clean = True
         finally:
             self._owned.release(clean=clean)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kohort.region.sinks import Keep as Keep
     from kohort.region.sinks import Sink as Sink
     from kohort.region.sinks.delta_table import DeltaTable as DeltaTable
+    from kohort.region.sinks.iceberg_table import IcebergTable as IcebergTable
     from kohort.region.sinks.parquet_folder import ParquetFolder as ParquetFolder
     from kohort.region.sinks.rows import RowRefusedError as RowRefusedError
     from kohort.region.sinks.sql_table import SqlTable as SqlTable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DeltaTable": "sinks.delta_table",
+    "IcebergTable": "sinks.iceberg_table",
     "Keep": "sinks",
     "MemberSettings": "consuming.settings",
     "ParquetFolder": "sinks.parquet_folder",
@@ -43,6 +45,7 @@ _HOMES = {
 }
 __all__ = [
     "DeltaTable",
+    "IcebergTable",
     "Keep",
     "MemberSettings",
     "ParquetFolder",

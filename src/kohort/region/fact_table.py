@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kohort.errors import CorruptDataError
+from kohort.io.log_throttle import IntervalThrottle
 from kohort.region.record_codec import about_region, claimed_region, fact_of
 from kohort.region.records import Fact, Term
 from kohort.region.region_key import SEAL, Author, RegionKey
@@ -202,22 +203,17 @@ class IgnoredLog:
     """The throttled log of records that do not count."""
 
     def __init__(self, partition: str, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._partition, self._now_s = partition, now_s
-        self._said: dict[str, tuple[float, int]] = {}  # by reason: the time of the last line, and the number since
+        self._partition, self._throttle = partition, IntervalThrottle(SAY_S, now_s, REASONS_MAX)
 
     def add(self, offset: int, author: Author, why: str) -> None:
         """Count a record, and log it unless another one was logged for the same reason a moment ago."""
-        said_s, count = self._said.get(why, (-SAY_S, 0))
-        if self._now_s() < said_s + SAY_S:
-            self._said[why] = said_s, count + 1
+        count = self._throttle.count_event(why)
+        if not count:
             return
         log.warning(
             "%s at %s: a record of producer %s is skipped: it %s; %s such records since the last such line",
-            self._partition, offset, author.producer_id, why, count + 1,
+            self._partition, offset, author.producer_id, why, count,
         )  # fmt: skip
-        if len(self._said) >= REASONS_MAX:
-            self._said.clear()
-        self._said[why] = self._now_s(), 0
 
 
 def take_all(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> list[Fact]:

@@ -1,4 +1,8 @@
-"""File operations of sinks: the `os` module itself, or a test's replacement."""
+"""File operations of sinks: the `os` module itself, or a test's replacement.
+
+Sinks need names (links and renames, confined to a folder), the log needs positions (`kohort.log.filesystem`). One
+interface of both would make each replacement carry calls that nobody makes.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kohort.errors import KafkaError
+from kohort.io.backoff import exponential_backoff
 from kohort.io.channel import Link, greet_listener
 from kohort.region.control_plane.state import Known, RegionConfig
 from kohort.region.server import FINAL, ControlPlane, OverError, RegionLog, listen
@@ -144,9 +145,8 @@ class LeaderElection:
         try:
             address = self._take_over()
         except OverError as error:
-            wait_s = random.uniform(*PATIENCE_S) * 2**self._losses
-            self._losses = min(self._losses + 1, LOSSES_MAX)
-            self._stays_behind_s = time.monotonic() + wait_s
+            self._losses += 1
+            self._stays_behind_s = time.monotonic() + _backoff_s(self._losses)
             raise NobodyServesError(f"another application is taking over: {error}") from error
         self._losses = 0
         return address
@@ -179,7 +179,7 @@ class LeaderElection:
             KafkaError: the region's topic can't be read or written.
         """
         with self._lock:
-            for losses in range(LOSSES_MAX):
+            for losses in range(1, LOSSES_MAX + 1):
                 try:
                     self._take_over()
                     break
@@ -187,7 +187,7 @@ class LeaderElection:
                     raise
                 except KafkaError as error:
                     log.info("could not begin a term, retrying: %s", error)
-                    time.sleep(random.uniform(*PATIENCE_S) * 2**losses)
+                    time.sleep(_backoff_s(losses))
             else:
                 self._take_over()
             assert self._plane is not None
@@ -199,8 +199,8 @@ class LeaderElection:
         A term also ends when the coordinator aborts its transaction at `TRANSACTION_MS`, which a busy cluster or a
         process that slept can cause. Members of applications that may not serve would then wait for ever.
         """
-        for losses in range(LOSSES_MAX):
-            time.sleep(random.uniform(*PATIENCE_S) * 2**losses)
+        for losses in range(1, LOSSES_MAX + 1):
+            time.sleep(_backoff_s(losses))
             with self._lock:
                 if self._closed or self._plane is not lost:
                     return
@@ -228,3 +228,9 @@ class LeaderElection:
             plane, self._plane = self._plane, None
         if plane is not None:
             plane.close()
+
+
+def _backoff_s(losses: int) -> float:
+    """Return the wait after this many lost elections in a row."""
+    base_s = random.uniform(*PATIENCE_S)
+    return exponential_backoff(losses, base_s, base_s * 2**LOSSES_MAX)

@@ -51,5 +51,5 @@ def _decode(body: bytes, kinds: dict[str, Any]) -> Any:
         return msgspec.msgpack.decode(fields, type=kinds[name])
     except KeyError as error:
         raise UnknownMessageError(f"a message of another release: {error}") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnknownMessageError(f"what came is no message: {error}") from error

@@ -6,7 +6,7 @@ about a checkpoint or a reset carries the number of the order. An answer to an e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from kohort.region.parts import Part
@@ -135,6 +135,7 @@ class Publish:
         floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, never count.
         empties: publish it by emptying the sink.
         place: the sink or the dead-letter sink of the member; empty: its sink.
+        positions: where the sequence ends, for sinks that record it; two orders of one sequence have the same.
     """
 
     term: int
@@ -143,6 +144,7 @@ class Publish:
     floor: int = 0
     empties: bool = False
     place: str = ""
+    positions: tuple[Position, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ quarter of a megabyte. Source: spec 5.10.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -46,6 +45,10 @@ _KINDS: dict[str, type[Fact]] = {
 }
 
 
+_NO_KEY = ValueError, TypeError, RecursionError
+"""Errors of a key that no region wrote. A stranger's may be nested deeper than Python's decoder goes."""
+
+
 def key_of(fact: Fact) -> bytes:
     """Return the key under which a fact replaces earlier ones."""
     match fact:
@@ -63,7 +66,7 @@ def key_of(fact: Fact) -> bytes:
             about = [region, place]
         case _:
             about = [fact.region]
-    return json.dumps([type(fact).__name__.lower(), *about], separators=(",", ":"), ensure_ascii=False).encode()
+    return msgspec.json.encode([type(fact).__name__.lower(), *about])
 
 
 def value_of(fact: Fact) -> bytes:
@@ -105,7 +108,7 @@ def fact_of(key: bytes, value: bytes) -> Fact:
         CorruptDataError: the record is of another release, or damaged.
     """
     try:
-        kind = _KINDS[json.loads(key)[0]]
+        kind = _KINDS[msgspec.json.decode(key)[0]]
         if value[0] != VERSION:
             raise CorruptDataError(f"a record of version {value[0]}: a later release wrote it")
         told = msgspec.msgpack.decode(memoryview(value)[1:])
@@ -118,7 +121,7 @@ def fact_of(key: bytes, value: bytes) -> Fact:
         fact: Fact = msgspec.convert(told, kind)
     except CorruptDataError:
         raise
-    except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, msgspec.MsgspecError) as error:
         raise CorruptDataError(f"no record of a region: {error!r}") from error
     if key_of(fact) != key:
         raise CorruptDataError(f"the key {key!r} belongs to another record than {key_of(fact)!r}")
@@ -149,8 +152,8 @@ def _one_by_one(topics: Iterable[Any], kind: type[Told]) -> Iterable[Told]:
 def about_region(key: bytes) -> str | None:
     """Return the region in a key; None: the kind is unknown, or a claim."""
     try:
-        kind, *about = json.loads(key)
-    except (ValueError, TypeError):
+        kind, *about = msgspec.json.decode(key)
+    except _NO_KEY:
         return None
     return str(about[0]) if kind in _KINDS and kind != "claim" and about else None
 
@@ -158,8 +161,8 @@ def about_region(key: bytes) -> str | None:
 def claimed_region(key: bytes) -> str | None:
     """Return the region in the key of a claim; None: the key is none of a claim."""
     try:
-        kind, *about = json.loads(key)
-    except (ValueError, TypeError):
+        kind, *about = msgspec.json.decode(key)
+    except _NO_KEY:
         return None
     return str(about[1]) if kind == "claim" and len(about) > 1 else None
 
@@ -167,4 +170,4 @@ def claimed_region(key: bytes) -> str | None:
 def retired(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
     """Return tombstones for a sequence that no reset returns to."""
     names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]
-    return {json.dumps(name, separators=(",", ":"), ensure_ascii=False).encode(): None for name in names}
+    return {msgspec.json.encode(name): None for name in names}

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID, uuid4
 
 from kohort.client.consumer.consumer import Consumer
@@ -16,6 +16,7 @@ from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
+from kohort.io.closing import ClosedOnExit
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit
 from kohort.region.agreement import compare
@@ -54,7 +55,7 @@ AT_ONCE_POLLS = 20
 ANSWER_S = 10.0
 
 
-class Region:
+class Region(ClosedOnExit):
     """Members of one or more groups that checkpoint and reset together, so that their output is exactly once.
 
         region = Region("flights", "127.0.0.1:9092", checkpoint_every="5s")
@@ -528,9 +529,3 @@ class Region:
             closing.callback(self._tenure.close)
             for member in reversed(members):
                 closing.callback(member.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

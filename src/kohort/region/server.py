@@ -28,7 +28,7 @@ from kohort.region import messages
 from kohort.region.control_plane import events
 from kohort.region.control_plane.events import Effect, Event, Offsets, Outsider
 from kohort.region.control_plane.machine import RegionMachine
-from kohort.region.control_plane.state import Known, RegionConfig, seen
+from kohort.region.control_plane.state import Known, RegionConfig
 from kohort.region.message_codec import decode_said, encode
 from kohort.region.messages import RegionSeen
 from kohort.region.parts import Part
@@ -280,7 +280,7 @@ class ControlPlane:
 
         answer: Future[RegionSeen] = Future()
         try:
-            loop.call_soon_threadsafe(lambda: answer.set_result(seen(self._machine.plane)))
+            loop.call_soon_threadsafe(lambda: answer.set_result(self._machine.plane.seen()))
             return answer.result(DESCRIBE_S)
         except (RuntimeError, TimeoutError):  # it has ended, or ends at this moment
             return None
@@ -384,7 +384,7 @@ class ControlPlane:
             case messages.Alive():
                 pass
             case messages.Describe():
-                self._send(connection, seen(self._machine.plane))
+                self._send(connection, self._machine.plane.seen())
             case messages.StopMember(name):
                 self._step(events.MemberStopRequested(name))
             case messages.ResumeRegion():

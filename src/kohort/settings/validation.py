@@ -10,7 +10,8 @@ parameter or field: a name means the same everywhere. Only equivalent values are
 become Python's, and collections become lists.
 
 `msgspec.convert` can't replace this module. It takes a string where a list is expected, and an instance with wrong
-fields. It refuses NumPy's numbers, and its messages lack the parameter's name and the form to write.
+fields. It refuses NumPy's numbers, and its messages lack the parameter's name and the form to write. `beartype`
+converts nothing, and takes six times as long to import: 183 ms of CPU, this module with `arguments` 31 ms.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ since the last batch.
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: Spark has imported it already, and a task starts sooner
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ from typing import Final, Literal, TypeAlias
 
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
-from kohort.spark.checkpoint_lines import LogFile, SourceLine
 from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.checkpoint_lines import LogFile, SourceLine
 from kohort.spark.source.kafka_offsets import (
     initial_bytes,
     is_kafka_offset,

@@ -9,7 +9,7 @@ unknown kind are ignored. A source's request has a number, which the answer repe
 from __future__ import annotations
 
 import contextlib
-import json
+import json  # not msgspec: Spark has imported it already, and a task starts sooner
 import logging
 import os
 import secrets

@@ -11,7 +11,7 @@ offset over the channel to the source that planned the batch.
 from __future__ import annotations
 
 import contextlib
-import json
+import json  # not msgspec: text of other programs, with NaN and integers of any size
 import logging
 import os
 import threading
@@ -30,8 +30,8 @@ from pyspark.sql.streaming.listener import (
 )
 
 from kohort.spark.driver_channel import Contact, Message, Switchboard
-from kohort.spark.read_twice import ReadTwice, loads_of
-from kohort.spark.region.sessions import SEATS
+from kohort.spark.source.read_twice import ReadTwice, loads_of
+from kohort.spark.source_sessions import SEATS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@ here talks to a broker: options are checked when the query is declared, before a
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: Spark has imported it already, and a task starts sooner
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from kohort.ids import TopicPartition
 from kohort.settings.config import from_properties, knob
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
-from kohort.spark.source.topic_pattern import topic_pattern
+from kohort.spark.topic_pattern import topic_pattern
 
 SPARKS_SOURCE = "Spark's Kafka source"
 STREAM_ONLY = ("maxBytesPerTrigger", "regionSeat")
@@ -52,7 +52,27 @@ LATEST = -1
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions:
+class ClientOptions:
+    """The options that source, sink and tables share.
+
+    Attributes:
+        kafka: the `kafka.*` options without their prefix.
+        ignored: options that have no effect, each with the reason.
+    """
+
+    strict_options: bool = knob(
+        STRICT, False, why="whether an option that has no effect is an error instead of a warning"
+    )
+    kafka: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list, compare=False)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.kafka["bootstrap.servers"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions(ClientOptions):
     """The options of a source."""
 
     subscribe: tuple[str, ...] | None = knob("subscribe", None, why="topics to read, by name")
@@ -183,16 +203,6 @@ class SourceOptions:
         why="set by SparkRegion alone: the seat in the application that says what the source reads and from where, so "
         "that startingOffsets and its like count for nothing",
     )
-    strict_options: bool = knob(
-        STRICT, False, why="whether an option that has no effect is an error instead of a warning"
-    )
-    kafka: dict[str, str] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list, compare=False)
-    """Options that have no effect, each with the reason."""
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.kafka["bootstrap.servers"]
 
     def says_of_values(self) -> bool:
         """Return whether values get a type, or an option asks for something that only typed values have."""

@@ -9,19 +9,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from kohort.columns.shapes import COLUMNS as RECORD_COLUMNS
 from kohort.errors import InvalidInputError
 from kohort.spark.options import SourceOptions
 
-RECORD_COLUMNS = (
-    "key",
-    "value",
-    "topic",
-    "partition",
-    "offset",
-    "timestamp",
-    "timestampType",
-    "headers",
-)
 SPAN_COLUMNS = ("generation", "rangeStart", "rangeEnd")
 """Columns on request: the group's generation when the record's batch was planned, and the offsets that the batch covers
 of the record's partition. With them a sink can decide which of two writers of one offset counts.

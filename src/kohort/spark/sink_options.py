@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kohort.client.producer.core import producer_config
@@ -11,8 +11,8 @@ from kohort.client.producer.settings import ProducerConfig
 from kohort.errors import InvalidInputError
 from kohort.settings.config import from_properties, knob
 from kohort.spark.java_settings import client_settings_of, with_prefix
-from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
-from kohort.spark.options import passed_on
+from kohort.spark.option_names import ignored, refuse_ignored, sort_options
+from kohort.spark.options import ClientOptions, passed_on
 
 OF_SPARK = frozenset(
     (
@@ -30,7 +30,7 @@ They are the name of a query (`queryName`), its checkpoint, and the argument of 
 
 
 @dataclass(frozen=True, slots=True)
-class SinkOptions:
+class SinkOptions(ClientOptions):
     """The options of a sink."""
 
     topic: str | None = knob("topic", None, why="where all records go; without it a column `topic` says it for each")
@@ -43,16 +43,6 @@ class SinkOptions:
     transactional_id_prefix: str | None = knob(
         "transactionalIdPrefix", None, why="with delivery=exactly-once: how its transactional ids begin"
     )
-    strict_options: bool = knob(
-        STRICT, False, why="whether an option that has no effect is an error instead of a warning"
-    )
-    kafka: dict[str, str] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list, compare=False)
-    """Options that have no effect, each with the reason."""
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.kafka["bootstrap.servers"]
 
     def producer_settings(self) -> dict[str, Any]:
         """Return the `kafka.*` options as producer settings, without the bootstrap servers."""

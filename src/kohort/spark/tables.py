@@ -6,9 +6,8 @@ answers at that moment, group by group: two groups are not looked up at the same
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,19 +19,17 @@ from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
-from kohort.lag import PartitionLag, group_lag
+from kohort.lag import LagReader
 from kohort.settings.config import did_you_mean, from_properties, knob
 from kohort.spark.java_settings import checked_config, client_settings_of
-from kohort.spark.option_names import STRICT, refuse_ignored, sort_options
-from kohort.spark.options import passed_on
+from kohort.spark.option_names import refuse_ignored, sort_options
+from kohort.spark.options import ClientOptions, passed_on
 from kohort.spark.source.catalog import reach_soon
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 
 GROUPS_A_TASK = 20
 """Groups for each Spark task: a task costs about 20 ms to start, a group a few round trips."""
-SAMPLE_BYTES = 1024
-"""Size of the fetch that finds the time of the oldest unread record; a broker sends at least one batch."""
 JOURNAL = "__consumer_offsets"
 
 Row = tuple[Any, ...]
@@ -51,7 +48,7 @@ _MANY = "array<struct<topic: string, partition: int>>"
 
 
 @dataclass(frozen=True, slots=True)
-class TableOptions:
+class TableOptions(ClientOptions):
     """The options of a table."""
 
     table: str = knob(
@@ -62,16 +59,6 @@ class TableOptions:
     )
     group_id: tuple[str, ...] | None = knob("group.id", None, why="only these groups")
     subscribe: tuple[str, ...] | None = knob("subscribe", None, why="only these topics")
-    strict_options: bool = knob(
-        STRICT, False, why="whether an option that has no effect is an error instead of a warning"
-    )
-    kafka: dict[str, str] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list, compare=False)
-    """Options that have no effect, each with the reason."""
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.kafka["bootstrap.servers"]
 
     def settings(self) -> dict[str, Any]:
         """Return the `kafka.*` options as client settings, without the bootstrap servers."""
@@ -259,36 +246,23 @@ def _offset_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 
 
 def _lag_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
-    settings = options.settings()
-    with (
-        _admin(options) as admin,
-        RangeReader(options.bootstrap_servers, columns=("timestamp",), fetch_bytes=SAMPLE_BYTES, **settings) as reader,
-    ):
-        for group in part.groups:
-            members = [member for described in _described(admin, [group]) for member in described.members]
-            owners = {tp: member for member in members for tp in member.assignment or ()}
+    with LagReader(options.bootstrap_servers, **options.settings()) as reader:
+        for name in part.groups:
+            report = reader.read([name])
+            error = report.errors.get(name)
+            if error is not None and error.code is not ErrorCode.GROUP_ID_NOT_FOUND:  # not one that ended meanwhile
+                raise error
+            group = report.groups.get(name)
             rows: list[Row] = []
-            for lag in group_lag(admin, group, owners):
+            for lag in () if group is None else group.partitions:
                 if _wanted(options, lag.partition.topic):
-                    owner = owners.get(lag.partition)
+                    owner = lag.owner
                     names = (owner.member_id, owner.client_id, owner.host) if owner is not None else (None, None, None)
                     place = (lag.partition.topic, lag.partition.partition, lag.committed, lag.log_start, lag.log_end)
-                    behind = _behind_ms(reader, lag)
-                    rows.append((group, *place, lag.lag, behind, *names, lag.metadata, lag.error, lag.lost, lag.status))
+                    facts = (lag.metadata, lag.error, lag.lost, lag.position)
+                    rows.append((name, *place, lag.lag, lag.time_lag_ms, *names, *facts))
             if rows:
                 yield rows
-
-
-def _behind_ms(reader: RangeReader, at: PartitionLag) -> int | None:
-    """Return the age of the oldest record that the group has not read, in milliseconds; 0 if there is none."""
-    if at.lag is None or at.committed is None or at.log_start is None or at.log_end is None:
-        return None
-    if at.lag == 0:
-        return 0
-    for batch in reader.read(at.partition, max(at.committed, at.log_start), at.log_end, fail_on_data_loss=False):
-        made_ms = batch.column("timestamp")[0].cast(pa.timestamp("ms", "UTC")).value
-        return max(0, time.time_ns() // 1_000_000 - int(made_ms))
-    return 0  # only markers of transactions, or records that were aborted or compacted away
 
 
 def _topic_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:

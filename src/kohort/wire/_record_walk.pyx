@@ -12,8 +12,10 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
+
+from kohort.wire._varint cimport varint, varlong
 
 
 cdef enum:
@@ -79,80 +81,16 @@ cdef struct Walk:
     int32_t wrong_count
 
 
-cdef inline const uint8_t* number32(const uint8_t* p, const uint8_t* end, int32_t* out) noexcept nogil:
-    cdef uint32_t value
-    cdef int32_t slow = 0
-    if end - p >= 2:
-        value = p[0]
-        if value < 0x80:
-            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
-            return p + 1
-        if p[1] < 0x80:
-            value = (value & 0x7F) | (<uint32_t>p[1] << 7)
-            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
-            return p + 2
-    p = long_number32(p, end, &slow)  # by a variable of its own: the others stay in registers
-    out[0] = slow
-    return p
-
-
-cdef const uint8_t* long_number32(const uint8_t* p, const uint8_t* end, int32_t* out) noexcept nogil:
-    cdef uint32_t value = 0
-    cdef int shift = 0
-    while p < end:
-        if shift == 28 and p[0] > 0x0F:
-            return NULL
-        value |= <uint32_t>(p[0] & 0x7F) << shift
-        if p[0] < 0x80:
-            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
-            return p + 1
-        shift += 7
-        p += 1
-    return NULL
-
-
-cdef inline const uint8_t* number64(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil:
-    cdef uint64_t value
-    cdef int64_t slow = 0
-    if end - p >= 2:
-        value = p[0]
-        if value < 0x80:
-            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
-            return p + 1
-        if p[1] < 0x80:
-            value = (value & 0x7F) | (<uint64_t>p[1] << 7)
-            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
-            return p + 2
-    p = long_number64(p, end, &slow)  # by a variable of its own: the others stay in registers
-    out[0] = slow
-    return p
-
-
-cdef const uint8_t* long_number64(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil:
-    cdef uint64_t value = 0
-    cdef int shift = 0
-    while p < end:
-        if shift == 63 and p[0] > 0x01:
-            return NULL
-        value |= <uint64_t>(p[0] & 0x7F) << shift
-        if p[0] < 0x80:
-            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
-            return p + 1
-        shift += 7
-        p += 1
-    return NULL
-
-
 cdef int check_headers(const uint8_t* p, const uint8_t* stop) noexcept nogil:
     cdef int32_t count = 0, size = 0, i
-    p = number32(p, stop, &count)
+    p = varint(p, stop, &count)
     if p == NULL or count < 0 or count > (stop - p) // 2:
         return HEADER
     for i in range(count):
-        p = number32(p, stop, &size)
+        p = varint(p, stop, &size)
         if p == NULL or size < 0 or size > stop - p:
             return HEADER
-        p = number32(p + size, stop, &size)
+        p = varint(p + size, stop, &size)
         if p == NULL or size < -1 or size > stop - p:
             return HEADER
         if size > 0:
@@ -165,19 +103,19 @@ cdef inline int next_record(const uint8_t** at, const uint8_t* end, Fields* fiel
     cdef const uint8_t* p
     cdef const uint8_t* stop
     cdef int32_t size = 0
-    p = number32(at[0], end, &size)
+    p = varint(at[0], end, &size)
     if p == NULL or size < RECORD_BYTES_MIN - 1 or size > end - p:
         return LENGTH
     stop = p + size
     at[0] = stop  # known before the record is read: the processor reads the next one meanwhile
     fields.size = size
-    p = number64(p + 1, stop, &fields.stamp)
+    p = varlong(p + 1, stop, &fields.stamp)
     if p == NULL:
         return NUMBER
-    p = number32(p, stop, &fields.delta)
+    p = varint(p, stop, &fields.delta)
     if p == NULL:
         return NUMBER
-    p = number32(p, stop, &size)
+    p = varint(p, stop, &size)
     if p == NULL or size < -1 or size > stop - p:
         return KEY
     fields.keyed = size >= 0
@@ -185,7 +123,7 @@ cdef inline int next_record(const uint8_t** at, const uint8_t* end, Fields* fiel
     fields.key_size = size
     if size > 0:
         p += size
-    p = number32(p, stop, &size)
+    p = varint(p, stop, &size)
     if p == NULL or size < -1 or size > stop - p:
         return VALUE
     fields.valued = size >= 0
@@ -292,8 +230,10 @@ def find_record(data, Py_ssize_t start, header, int64_t timestamp, int64_t offse
     cdef Walk walk
     cdef Fields fields
     cdef int status
-    cdef int64_t base = header[0], delta = max(0, offset - base)
+    cdef int64_t base = header[0], delta = 0
     cdef bint appended = (<int>header[5] & LOG_APPEND_TIME) != 0
+    if offset > base:  # a damaged base offset may be further away than the type reaches
+        delta = <int64_t>min(<uint64_t>offset - <uint64_t>base, <uint64_t>INT64_MAX)
     fields.delta = 0
     fields.stamp = 0
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -371,9 +311,11 @@ def keep_latest(bytes body, header, dict last, bint drop_tombstones):
             memcpy(PyByteArray_AS_STRING(kept) + used, start, <size_t>(walk.p - start))
             used += walk.p - start
             count += 1
-            stamp = <int64_t>(<uint64_t>walk.base_ms + <uint64_t>fields.stamp)
-            if stamp > latest:
-                latest = stamp
+            stamp = fields.stamp
+            if stamp > 0 and walk.base_ms > INT64_MAX - stamp or stamp < 0 and walk.base_ms < -INT64_MAX - stamp:
+                return None  # beyond 64 bits
+            if walk.base_ms + stamp > latest:
+                latest = walk.base_ms + stamp
     finally:
         PyBuffer_Release(&view)
     PyByteArray_Resize(kept, used)

@@ -21,7 +21,7 @@ Source: spec 4.3.
 from __future__ import annotations
 
 import enum
-import json
+import json  # not msgspec, without which clients start
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

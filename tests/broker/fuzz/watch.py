@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 CODE = """
-import faulthandler, resource, signal, sys
+import faulthandler, json, resource, signal, sys
 faulthandler.register(signal.SIGUSR1)
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 from kohort.broker.run import run_broker
-sys.exit(run_broker("127.0.0.1:0", sys.argv[1], {"num.partitions": 2, "group.initial.rebalance.delay.ms": 0}))
+sys.exit(run_broker(sys.argv[3], sys.argv[1], json.loads(sys.argv[4])))
 """
+SETTINGS = {"num.partitions": 2, "group.initial.rebalance.delay.ms": 0}
 DESCRIPTORS = 1_024
 END_S = 60.0
 
@@ -33,7 +36,8 @@ class Taken(NamedTuple):
 class Watched:
     """A broker with its log in a file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, listen: str = "127.0.0.1:0", settings: Mapping[str, object] = SETTINGS) -> None:
+        self._listen, self._settings = listen, json.dumps(dict(settings))
         self.data, self.log = folder / "data", folder / "broker.log"
         folder.mkdir(parents=True, exist_ok=True)
         self._seen = 0
@@ -43,7 +47,9 @@ class Watched:
         """Start it, on a port of its own."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", CODE, str(self.data), str(DESCRIPTORS)], stdout=subprocess.PIPE, stderr=log
+                [sys.executable, "-c", CODE, str(self.data), str(DESCRIPTORS), self._listen, self._settings],
+                stdout=subprocess.PIPE,
+                stderr=log,
             )
         assert self.process.stdout is not None
         words = self.process.stdout.readline().decode().split()

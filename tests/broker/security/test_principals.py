@@ -76,6 +76,19 @@ def test_damaged_certificates_raise_an_error_and_nothing_else() -> None:
 SUBJECT = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
 
 
+@pytest.mark.parametrize("name", ["whole", "identifier"])
+def test_certificate_with_an_empty_part_has_no_subject(name: str) -> None:
+    """The parser took the first of nothing."""
+    empty = b"\x30\x00"
+    if name == "identifier":
+        attribute = b"\x31\x06\x30\x04\x06\x00\x0c\x00"
+        fields = b"\x02\x01\x01" + 3 * empty + b"\x30\x08" + attribute
+        inner = b"\x30" + bytes([len(fields)]) + fields
+        empty = b"\x30" + bytes([len(inner)]) + inner
+    with pytest.raises(ValueError, match="empty|without a subject"):
+        subject_name(empty)
+
+
 @pytest.mark.parametrize(
     ("rules", "user"),
     [

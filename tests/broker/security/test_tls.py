@@ -17,7 +17,7 @@ import pytest
 from kohort import Admin, Broker
 from kohort.broker.run import RunningBroker
 from kohort.broker.security import pending, tokens
-from kohort.broker.server.connection import Principal
+from kohort.broker.security.principals import Principal
 from kohort.errors import InvalidInputError
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from kohort import Acl, AclFilter, AclOperation, AclResource, Admin, Consumer, NewTopic, Producer
+from kohort import Acl, AclFilter, AclOperation, AclResource, Admin, Broker, Consumer, NewTopic, Producer
+from kohort.broker.config.users import SALT_BYTES_MAX, Users
 from kohort.client.net.security import Plain
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError
 from kohort.wire.cluster_admin import AlterClientQuotasRequest
 from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import ApiVersionsRequest, MetadataRequest
-from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
+from kohort.wire.security import AlterUserScramCredentialsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 from tests.broker.raw import RawClient, batch_of, create_topic, fetch_request, produce
 from tests.support.secured_broker import PASSWORD, SHORT_MS, secured_broker
+from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
 
 
@@ -77,6 +79,55 @@ def test_logins_are_in_the_audit_log_without_passwords(tmp_path: Path) -> None:
         text = (tmp_path / "data" / "audit.log").read_text()
         assert "guessed-at" not in text
         assert "secret-of-alice" not in text
+
+
+def test_logins_by_certificate_are_in_the_audit_log(tmp_path: Path) -> None:
+    """A certificate is a login too, and without SASL the only one."""
+    make_certificates(tmp_path)
+    config = {
+        "ssl.keystore.location": str(tmp_path / "broker.pem"),
+        "ssl.truststore.location": str(tmp_path / "ca.pem"),
+        "ssl.client.auth": "required",
+    }
+    with Broker(tmp_path / "data", config, "SSL://127.0.0.1:0") as broker:
+        trusting = {"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "ca.pem")}
+        own = {"ssl.certificate.location": "client.crt", "ssl.key.location": "client.key"}
+        shown = {name: str(tmp_path / file) for name, file in own.items()}
+        with Admin(broker.bootstrap_servers, **trusting, **shown) as admin:
+            admin.describe_cluster()
+        with pytest.raises(KafkaError), Admin(broker.bootstrap_servers, **trusting) as admin:
+            admin.describe_cluster(timeout_ms=5_000)
+
+        def recorded() -> set[tuple[str, str, str | None, str]]:
+            logins = entries(tmp_path, "login")
+            return {(entry["principal"], entry["details"], entry["api"], entry["result"]) for entry in logins}
+
+        until(lambda: len(recorded()) >= 2, "logins in the audit log")
+        assert recorded() == {("User:CN=client", "SSL", None, "succeeded"), ("", "SSL", None, "failed")}
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
+def test_long_salt_of_one_user_does_not_lock_the_others_out(tmp_path: Path, mechanism: str) -> None:
+    """Salts of names that don't exist are as long as real ones, and made-up ones of 16 KiB failed in every login."""
+    make = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
+    upsertions = [
+        make(name=f"user-{number}", mechanism=kind, iterations=4096, salt=bytes(20_000), salted_password=b"x")
+        for number in range(40)
+        for kind in (1, 2)
+    ]
+    with secured_broker(tmp_path) as secured, RawClient(secured.address("PLAIN")) as operator:
+        for kind in (1, 2):
+            some = [upsertion for upsertion in upsertions if upsertion.mechanism == kind]
+            answer = operator.ask(AlterUserScramCredentialsRequest(deletions=[], upsertions=some))
+            assert {result.error_code for result in answer.results} == {ErrorCode.UNACCEPTABLE_CREDENTIAL}
+        with Admin(**secured.settings("SASL", mechanism), **{"default.api.timeout.ms": "10000"}) as admin:
+            assert admin.describe_cluster().nodes
+
+
+def test_made_up_salts_are_bounded_even_if_stored_ones_are_not(tmp_path: Path) -> None:
+    users = Users(tmp_path)
+    users.change((), [("old", 1, 4096, bytes(1 << 20), b"x")])
+    assert 0 < len(users.made_up("nobody", "SCRAM-SHA-256").salt) <= SALT_BYTES_MAX
 
 
 def test_fetch_sessions_of_other_users_do_not_exist(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulation.assigning import (
+from simulation.members.assigning import (
     COOPERATIVE,
     assign,
     decode_assignment,

@@ -22,9 +22,9 @@ from pyspark.sql.streaming.python_streaming_source_runner import READ_LIMIT_REGI
 from tests.spark.histories.settings import Trigger
 
 from kohort.ids import TopicPartition
+from kohort.spark.data_source import KohortDataSource
 from kohort.spark.options import parse_options
 from kohort.spark.schema import arrow_schema, columns_of
-from kohort.spark.source.source import KohortDataSource
 
 UNSETTLED_MS = 50
 """A query that ends in a rebalance that has lasted for longer has not looked at its group before it ended."""

@@ -16,10 +16,10 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.driver_channel import Line, Switchboard
 from kohort.spark.options import parse_options
-from kohort.spark.region.sessions import Handed, HandedPart, Idle, LostRecords, Seats
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
+from kohort.spark.source_sessions import Handed, HandedPart, Idle, LostRecords, Seats
 
 EPOCH, GENERATION = 5, 3
 

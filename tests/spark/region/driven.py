@@ -35,9 +35,9 @@ from kohort.region.staged import StagedKey
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
-from kohort.spark.region.sessions import SEATS, Handed, HandedPart
 from kohort.spark.region.staging import QueryOutput
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
+from kohort.spark.source_sessions import SEATS, Handed, HandedPart
 
 TOPIC = UUID(int=7)
 REGION_ID = UUID(int=1)

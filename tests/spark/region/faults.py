@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.client.admin.admin import Admin
-from kohort.spark.region.sessions import Handed
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.offset_coordinator import Held
 from kohort.spark.source.region_offsets import RegionOffsets
+from kohort.spark.source_sessions import Handed
 
 
 def ignores_handings(self: RegionOffsets, handed: Handed, at: Any) -> None:

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
 from kohort.spark.region.handing import HandingSeat
-from kohort.spark.region.sessions import Handed, Idle, LostRecords
+from kohort.spark.source_sessions import Handed, Idle, LostRecords
 
 TOPIC = UUID(int=7)
 RUN = 1

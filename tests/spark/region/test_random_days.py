@@ -23,10 +23,10 @@ from kohort.client.producer.producer import Producer
 from kohort.ids import TopicPartition
 from kohort.spark.driver_channel import Line, Switchboard
 from kohort.spark.options import parse_options
-from kohort.spark.region.sessions import Seats
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
+from kohort.spark.source_sessions import Seats
 
 __all__ = ["place"]
 pytestmark = [pytest.mark.filterwarnings("default"), LAST_RESORT]

@@ -17,7 +17,7 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
 from kohort.ids import TopicPartition
-from kohort.spark.region import sessions
+from kohort.spark import source_sessions as sessions
 from kohort.spark.source import region_offsets
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.catalog import Present

@@ -18,7 +18,7 @@ from kohort.ids import TopicPartition
 from kohort.region import messages as told
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
-from kohort.spark.region import sessions
+from kohort.spark import source_sessions as sessions
 from kohort.spark.region.query_run import FAILURES_IN_A_ROW_MAX, WORKER_START_TIMEOUT
 from kohort.spark.region.query_state import SavedQuery
 

@@ -18,7 +18,7 @@ from tests.spark.region.desk import Desk
 from tests.support.waiting import until
 
 from kohort.spark.driver_channel import Line, Message, Switchboard
-from kohort.spark.region.sessions import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, LostPart, LostRecords, Seats
+from kohort.spark.source_sessions import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, LostPart, LostRecords, Seats
 
 A = uuid.UUID(int=1)
 
@@ -231,7 +231,7 @@ def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -
 
 def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closing: Callable[[Any], Any]) -> None:
     from kohort.spark.driver_server import Application
-    from kohort.spark.region.sessions import SEATS
+    from kohort.spark.source_sessions import SEATS
 
     line = closing(Line(Application().contact, {}))
     line.drives("q1")

@@ -18,7 +18,8 @@ from tests.support.waiting import until
 
 from kohort.region import messages as told
 from kohort.region.control_plane import events as plane_events
-from kohort.region.control_plane.state import Plane, Why
+from kohort.region.control_plane.events import Why
+from kohort.region.control_plane.state import Plane
 from kohort.region.member import events as happens
 from kohort.spark.region import query_run
 from kohort.spark.region.handing import HandingSeat

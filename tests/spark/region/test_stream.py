@@ -14,8 +14,8 @@ from tests.spark.conftest import Sink, Stage
 from tests.spark.region.desk import EPOCH, Desk, check_chains
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.region.sessions import SEATS
 from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source_sessions import SEATS
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
 

@@ -13,9 +13,9 @@ from typing import Any
 from kohort.broker.acls import AclRule, AclRuleFilter
 from kohort.broker.authorization import CLUSTER_NAME, Resource
 from kohort.broker.config.acl_store import AclStore
+from kohort.broker.dispatch import Handled, handled
+from kohort.broker.framing import BadFrame
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
-from kohort.broker.server.framing import BadFrame
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import AclOperation, AclPattern, AclPermission

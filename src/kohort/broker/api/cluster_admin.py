@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError

@@ -6,15 +6,19 @@ too. Versions: DescribeConfigs 1 adds sources and synonyms, 3 types and document
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
+from kohort.broker.api.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, allowed
-from kohort.broker.config.entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
+from kohort.broker.config.live_settings import ALL, stores_of
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.security.settings import reloadable
+from kohort.broker.security.store_changes import StoreChanges
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.ids import AclOperation
@@ -29,6 +33,7 @@ from kohort.wire.discovery import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.broker")
 
@@ -53,6 +58,8 @@ class Named(Protocol):
 _TYPES = {*ConfigResourceType}
 R = TypeVar("R", bound=Named)
 A = TypeVar("A")
+B = TypeVar("B", bound=Message)
+C = TypeVar("C", AlterConfigsRequest.AlterConfigsResource, IncrementalAlterConfigsRequest.AlterConfigsResource)
 SET, DELETE, APPEND, SUBTRACT = range(4)
 _Synonym = DescribeConfigsResponse.DescribeConfigsSynonym
 
@@ -122,6 +129,7 @@ def _described(
         value=entry.value,
         read_only=entry.read_only,
         config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
         synonyms=[_Synonym(name=synonym.name, value=synonym.value, source=synonym.source) for synonym in entry.synonyms]
         if synonyms
         else [],
@@ -132,37 +140,89 @@ def _described(
     return described
 
 
-def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
+def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse | None:
     """Replace all settings of resources."""
     message = request.message
 
-    def change(resource: AlterConfigsRequest.AlterConfigsResource) -> None:
+    def wanted(resource: AlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
         configs = {}
         for config in resource.configs:
             if config.value is None:
                 raise InvalidInputError(f"{config.name} is null")
             configs[config.name] = config.value
         _check_right(node, request, AclOperation.ALTER_CONFIGS, resource)
-        _store(node, resource, configs, message.validate_only)
+        return configs
 
-    make = AlterConfigsResponse.AlterConfigsResourceResponse
-    return AlterConfigsResponse(responses=[_changed(resource, change, make) for resource in message.resources])
+    def alter(stores: StoreChanges) -> AlterConfigsResponse:
+        def change(resource: AlterConfigsRequest.AlterConfigsResource) -> None:
+            _store(node, resource, wanted(resource), message.validate_only, stores)
+
+        make = AlterConfigsResponse.AlterConfigsResourceResponse
+        return AlterConfigsResponse(responses=[_changed(resource, change, make) for resource in message.resources])
+
+    return _with_stores(node, request, message.resources, wanted, alter)
 
 
 def incremental_alter_configs(
     node: Node, request: Request[IncrementalAlterConfigsRequest]
-) -> IncrementalAlterConfigsResponse:
+) -> IncrementalAlterConfigsResponse | None:
     """Set, delete, append to or subtract from single settings of resources."""
     message = request.message
 
-    def change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
+    def wanted(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
         _check_right(node, request, AclOperation.ALTER_CONFIGS, resource)
-        _store(node, resource, _altered(node, resource), message.validate_only)
+        return _altered(node, resource)
 
-    make = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-    return IncrementalAlterConfigsResponse(
-        responses=[_changed(resource, change, make) for resource in message.resources]
-    )
+    def alter(stores: StoreChanges) -> IncrementalAlterConfigsResponse:
+        def change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
+            _store(node, resource, wanted(resource), message.validate_only, stores)
+
+        make = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+        return IncrementalAlterConfigsResponse(
+            responses=[_changed(resource, change, make) for resource in message.resources]
+        )
+
+    return _with_stores(node, request, message.resources, wanted, alter)
+
+
+def _with_stores(
+    node: Node,
+    request: Request[Message],
+    resources: Sequence[C],
+    wanted: Callable[[C], dict[str, str]],
+    alter: Callable[[StoreChanges], B],
+) -> B | None:
+    """Alter settings; before, load in a thread the key and trust stores that are named or change, if there are any.
+
+    Args:
+        node: the broker.
+        request: the request that a response is sent to, if it comes later.
+        resources: those of the request.
+        wanted: returns all settings of a resource after the change.
+        alter: makes the change, and returns the response.
+    """
+    changes = StoreChanges(node.listeners)
+    before: dict[str, dict[str, str]] = node.live.stores
+    for resource in resources:
+        if resource.resource_type == ConfigResourceType.BROKER and resource.resource_name != ALL:
+            named = {found[0] for config in resource.configs if (found := reloadable(config.name))}
+            try:
+                after: dict[str, dict[str, str]] = stores_of(wanted(resource))
+            except KafkaError:  # the change below is refused with it
+                continue
+            changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+            changes.want_stores({name: after.get(name, {}) for name in named | changed})
+    if not changes.wanted:
+        return alter(changes)
+
+    def answer_later(loaded: asyncio.Future[None]) -> None:
+        if not loaded.cancelled():
+            if loaded.exception() is not None:
+                log.error("a fault in the broker: stores could not be loaded", exc_info=loaded.exception())
+            request.reply(alter(changes))
+
+    node.loop.run_in_executor(None, changes.load_stores).add_done_callback(answer_later)
+    return None
 
 
 def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -> A:
@@ -231,7 +291,7 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
     return configs
 
 
-def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: bool) -> None:
+def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: bool, stores: StoreChanges) -> None:
     _explicit(node, resource)
     if resource.resource_type == ConfigResourceType.GROUP:
         node.group_settings.check(configs)
@@ -239,7 +299,14 @@ def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: 
             node.group_settings.set(resource.resource_name, configs)
         return
     if resource.resource_type == ConfigResourceType.BROKER:
-        (node.live.check if validate_only else node.live.set)(resource.resource_name, configs)
+        after, is_own = stores_of(configs), resource.resource_name != ALL
+        node.live.check(resource.resource_name, configs)
+        if is_own:
+            stores.check_stores(node.live.stores, after)
+        if not validate_only:
+            node.live.set(resource.resource_name, configs)
+            if is_own:
+                stores.use_stores(after)
         return
     known = settings(LogConfig)
     for key, value in configs.items():

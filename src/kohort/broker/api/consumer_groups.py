@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from kohort.broker.api.groups import client_of
 from kohort.broker.api.permitted import permitted
 from kohort.broker.authorization import Resource, refused_names
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events

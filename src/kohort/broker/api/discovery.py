@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from kohort.broker.api.permitted import permitted_on_cluster
 from kohort.broker.authorization import Resource, allowed
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.endpoints import NOWHERE, Coordinated, Endpoint
 from kohort.broker.host import GroupHost
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
 from kohort.ids import AclOperation

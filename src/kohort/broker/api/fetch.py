@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 from kohort.broker.api.list_offsets import epoch_error
 from kohort.broker.authorization import Resource, allowed
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
 from kohort.broker.node import Node
 from kohort.broker.purgatory import WaitingFetch
-from kohort.broker.server.connection import LogSlice
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
+from kohort.broker.transport import LogSlice
 from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import AclOperation
 from kohort.log import DamagedError, Isolation, PartitionLog, ReadResult

@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
 from kohort.broker.authorization import Resource, allowed, may_see, refused_names
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost, KnownTopic
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events

@@ -11,8 +11,8 @@ import uuid
 
 from kohort.broker.api.permitted import permitted
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode
 from kohort.groups import events

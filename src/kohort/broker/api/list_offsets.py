@@ -11,8 +11,8 @@ from collections import Counter
 from typing import TypeAlias
 
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import AclOperation

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from kohort.broker.api.permitted import permitted, permitted_on_cluster
 from kohort.broker.authorization import Caller, Resource, allowed, may_see, refused_names
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost, KnownTopic
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import INTERNAL
 from kohort.errors import ErrorCode, KafkaError

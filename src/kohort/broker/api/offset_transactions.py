@@ -7,8 +7,8 @@ topics by id, and has errors for a missing group and a stale member epoch (KIP-1
 from __future__ import annotations
 
 from kohort.broker.api.group_offsets import CommitPlan, commit_targets
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.errors import ErrorCode

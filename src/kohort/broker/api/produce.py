@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from kohort.broker.authorization import Resource, allowed
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
 from kohort.broker.record_workers import ProducedBatches
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import AclOperation, TopicPartition

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable
 
 from kohort.broker.authorization import PUSH_NEEDS, Right
+from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.host import GroupHost
 from kohort.broker.server.connection import Connection
-from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.requests import PushRequest
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events

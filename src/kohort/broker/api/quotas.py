@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_of
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.cluster_admin import (

@@ -5,8 +5,8 @@ Versions: SaslHandshake 0 is followed by raw tokens. SaslAuthenticate 1 adds the
 
 from __future__ import annotations
 
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
 from kohort.wire.security import (

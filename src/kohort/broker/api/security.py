@@ -9,9 +9,9 @@ import logging
 from collections import Counter
 from typing import TypeAlias
 
-from kohort.broker.config.users import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS
+from kohort.broker.config.users import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS, SALT_BYTES_MAX
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.security import (
@@ -109,6 +109,8 @@ def _check_user(node: Node, change: _Deletion | _Upsertion) -> None:
     elif not ITERATIONS_MIN <= change.iterations <= ITERATIONS_MAX:
         text = f"iterations must be from {ITERATIONS_MIN} to {ITERATIONS_MAX}"
         raise InvalidInputError(text, ErrorCode.UNACCEPTABLE_CREDENTIAL)
+    elif len(change.salt) > SALT_BYTES_MAX:
+        raise InvalidInputError(f"a salt of more than {SALT_BYTES_MAX} bytes", ErrorCode.UNACCEPTABLE_CREDENTIAL)
 
 
 def create_token(_node: Node, request: Request[CreateDelegationTokenRequest]) -> CreateDelegationTokenResponse:

@@ -10,10 +10,10 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from kohort.broker.api.config_entries import topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, NONE_REFUSED, Resource, may_see, refused_names
-from kohort.broker.config.entries import topic_entries
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
@@ -28,11 +28,14 @@ from kohort.wire.discovery import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
+from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.broker")
 
 NO_ID = uuid.UUID(int=0)
 _MALFORMED = ErrorCode.INVALID_REQUEST
+ERROR_SINCE_OF_CREATE_TOPICS, ERROR_SINCE_OF_DELETE_TOPICS, ERROR_SINCE_OF_CREATE_PARTITIONS = 6, 5, 3
+"""The first version of a request whose clients know THROTTLING_QUOTA_EXCEEDED. Source: KIP-599."""
 
 
 def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[CreateTopicsResponse]:
@@ -51,9 +54,11 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
                 raise InvalidInputError("the topic is named more than once", ErrorCode.INVALID_REQUEST)
             if topic.name in refused:
                 raise NotAuthorizedError("Authorization failed.", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            plan = planned[topic.name] = _plan(node, topic)
-            if message.validate_only:
+            plan = _plan(node, topic)
+            if message.validate_only or request.meter is not None:
                 node.store.check_topic(plan.name, plan.partitions, plan.configs)
+            _count(request, plan.partitions, ERROR_SINCE_OF_CREATE_TOPICS)
+            planned[topic.name] = plan
         except KafkaError as error:
             planned[topic.name] = error.with_traceback(None)
     plans = [plan for plan in planned.values() if isinstance(plan, TopicPlan)]
@@ -71,6 +76,16 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
         results.append(result)
         yield
     return CreateTopicsResponse(topics=results)
+
+
+def _count(request: Request[Message], partitions: int, error_since: int) -> None:
+    """Count partitions that are to be created or deleted toward the client's quota, as the last check of a topic.
+
+    Raises:
+        RetriableError: the quota is used up, and the client knows the error, which is in versions from `error_since`.
+    """
+    if request.meter is not None:
+        request.meter.change_partitions(partitions, knows_error=request.version >= error_since)
 
 
 def _plan(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> TopicPlan:
@@ -154,6 +169,7 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
                 if name is None:
                     results.pop()  # the entry by name tells of both
                 raise InvalidInputError(f"topic {topic.name} is named by its name and by its id", _MALFORMED)
+            _count(request, topic.partitions, ERROR_SINCE_OF_DELETE_TOPICS)
             doomed[topic.name] = result
         except KafkaError as error:
             _refuse(result, error, version)
@@ -237,7 +253,8 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
                 raise InvalidInputError("the topic is named more than once", ErrorCode.INVALID_REQUEST)
             if topic.name in refused:
                 raise NotAuthorizedError("no right to alter the topic", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            _check_growth(node, topic)
+            if (more := _check_growth(node, topic)) > 0:
+                _count(request, more, ERROR_SINCE_OF_CREATE_PARTITIONS)
             counts[topic.name] = topic.count
             errors[topic.name] = None
         except KafkaError as error:
@@ -258,8 +275,8 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
     )
 
 
-def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTopic) -> None:
-    """Reject growth that the store does not validate itself."""
+def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTopic) -> int:
+    """Reject growth that the store does not validate itself; return by how many partitions the topic grows."""
     known = node.store.topic(topic.name)
     new = topic.assignments
     if (
@@ -272,6 +289,7 @@ def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTop
         raise InvalidInputError("the assignment does not fit", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     if node.topics.is_internal(topic.name):
         raise InvalidInputError(f"{topic.name} belongs to the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
+    return topic.count - known.partitions
 
 
 def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> DeleteRecordsResponse:

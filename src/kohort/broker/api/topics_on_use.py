@@ -7,11 +7,18 @@ import logging
 from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metadata, metadata_of, once
 from kohort.broker.audit import AuditedChange
 from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError
+from kohort.errors import (
+    ErrorCode,
+    InvalidInputError,
+    KafkaError,
+    NotAuthorizedError,
+    NotFoundError,
+    RetriableError,
+)
 from kohort.ids import AclOperation
 from kohort.log import Steps, TopicPlan
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
@@ -60,8 +67,11 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         if not (creates_all or allowed(node, request, AclOperation.CREATE, Resource.TOPIC, name)):
             error = NotAuthorizedError(f"no right to create {name}", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if error is None:
-            plans[name] = node.topics.plan_on_use(name)
-        else:
+            plan = node.topics.plan_on_use(name)
+            error = _over_quota(request, plan)
+            if error is None:
+                plans[name] = plan
+        if error is not None:
             log.info("topic not created automatically: %s: %s", error.message, request.name)
             refused[name] = error
         yield
@@ -81,6 +91,16 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
             topics.append(asked_topic(node, request, topic, refused))
         yield
     return metadata_of(node, request, topics)
+
+
+def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaError | None:
+    """Count a topic toward the client's quota of changes; return the error that makes the client ask again."""
+    if request.meter is not None:
+        try:
+            request.meter.change_partitions(plan.partitions, knows_error=True)
+        except RetriableError as error:
+            return NotFoundError(error.message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return None
 
 
 HANDLERS: list[Handled[Node]] = [handled(MetadataRequest, MetadataResponse, metadata_making_topics)]

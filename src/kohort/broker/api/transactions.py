@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from kohort.broker.api.offset_transactions import for_version
 from kohort.broker.authorization import Resource, allowed, may_see, refused_names
+from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
-from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.broker.transactions.log import Status, Transaction
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError

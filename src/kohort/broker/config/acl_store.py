@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from kohort.broker.acls import AclIndex, AclRule
 from kohort.broker.config.json_file import read_json
@@ -58,7 +59,7 @@ class AclStore:
         if any(len(text) > TEXT_MAX for rule in new for text in (rule.name, rule.principal, rule.host)):
             text = f"names, principals and hosts of ACLs have at most {TEXT_MAX} characters"
             raise KafkaError(text, ErrorCode.POLICY_VIOLATION)
-        lines = ",\n".join(json.dumps(rule) for rule in after)
+        lines = ",\n".join(msgspec.json.encode(rule).decode() for rule in after)
         replace_file(self._path, f'{{"acls": [\n{lines}\n]}}\n', mode=0o600)
         self.index.remove_rules(gone)
         self.index.add_rules(new)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from kohort.errors import CorruptDataError
 from kohort.log.checkpoints import replace_file
@@ -18,10 +19,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         raise CorruptDataError(f"{path} can't be read: {error}; mend it, or remove it with what it holds") from None
     if not isinstance(content, dict):
         raise CorruptDataError(f"{path} holds no settings by name; mend it, or remove it")
@@ -37,4 +38,4 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         OSError: the file has the old content.
 
     """
-    replace_file(path, json.dumps(value, indent=1, sort_keys=True), mode=0o600)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1).decode(), mode=0o600)

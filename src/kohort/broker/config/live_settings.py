@@ -15,6 +15,7 @@ from typing import Any
 
 from kohort.broker.config.json_file import read_json, write_json
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig, known_names
+from kohort.broker.security.settings import PREFIX, RELOADABLE, SecurityConfig, is_security, reloadable
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.log import LogConfig, check_together
@@ -91,6 +92,8 @@ class LiveSettings:
             of_broker: dict[str, Any] = {}
             of_logs: dict[str, Any] = {}
             for key, text in altered.items():
+                if reloadable(key):
+                    continue
                 field = alterable()[key].field
                 (of_broker if key in _OF_BROKERS else of_logs)[field] = _parsed(key, text)
             broker, topics = replace(broker, **of_broker), replace(topics, **of_logs)
@@ -109,6 +112,11 @@ class LiveSettings:
         if name not in (ALL, self._own):
             raise InvalidInputError(f"this is broker {self._own}, not {name}")
         return self._altered[name]
+
+    @property
+    def stores(self) -> dict[str, dict[str, str]]:
+        """The altered settings of key and trust stores, by listener in lower case and by setting."""
+        return stores_of(self._altered[self._own])
 
     def check(self, name: str, altered: Mapping[str, str]) -> None:
         """Check that these values can replace all alterations of `name`.
@@ -133,6 +141,11 @@ class LiveSettings:
         """
         if key == CLUSTER_WIDE and name != ALL:
             raise InvalidInputError(f"{CLUSTER_WIDE} is altered for all brokers only", ErrorCode.INVALID_CONFIG)
+        if name == ALL and reloadable(key):
+            raise InvalidInputError(f"Cannot update these configs at default cluster level: {key}")
+        if key in RELOADABLE:
+            text = "These security configs can be dynamically updated only per-listener using the listener prefix"
+            raise InvalidInputError(f"{text}: {PREFIX}NAME.{key}")
 
     def set(self, name: str, altered: Mapping[str, str]) -> None:
         """Replace the alterations of `name`; durable and in effect when this returns.
@@ -150,10 +163,20 @@ class LiveSettings:
             listener()
 
 
+def stores_of(altered: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the settings of key and trust stores among others, by listener in lower case and by setting."""
+    found: dict[str, dict[str, str]] = {}
+    for key, text in altered.items():
+        if of_listener := reloadable(key):
+            found.setdefault(of_listener[0], {})[of_listener[1]] = text
+    return found
+
+
 def _parsed(key: str, text: str) -> Any:
-    setting = alterable().get(key)
+    of_listener = reloadable(key)
+    setting = settings(SecurityConfig)[of_listener[1]] if of_listener else alterable().get(key)
     if setting is not None:
         return parse_value(setting, text, key)
-    if key in known_names():
+    if key in known_names() or is_security(key):
         raise InvalidInputError(f"{key} can't be altered while the broker runs: it is given at its start")
     raise unknown_key(key, alterable())

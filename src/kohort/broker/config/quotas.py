@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
+
+import msgspec
 
 from kohort.broker.config.json_file import read_json, write_json
 from kohort.errors import ErrorCode, InvalidInputError
@@ -75,7 +76,7 @@ class Quotas:
         self._path = folder / FILE
         self.listeners: list[Callable[[], None]] = []
         self._by_entity: dict[Entity, dict[str, float]] = {
-            tuple((kind, name) for kind, name in json.loads(key)): values
+            tuple((kind, name) for kind, name in msgspec.json.decode(key)): values
             for key, values in read_json(self._path).items()
         }
 
@@ -90,7 +91,7 @@ class Quotas:
         left = {key: value for key, value in kept.items() if value is not None}
         if left:
             after[entity] = left
-        write_json(self._path, {json.dumps(names): quotas for names, quotas in after.items()})
+        write_json(self._path, {msgspec.json.encode(names).decode(): quotas for names, quotas in after.items()})
         self._by_entity = after
         for listener in self.listeners:
             listener()

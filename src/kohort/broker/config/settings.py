@@ -198,6 +198,16 @@ class BrokerConfig:
         unit="seconds",
         why="length of such a window, and the longest throttle time of a request percentage",
     )
+    mutation_windows: int = knob(
+        "controller.quota.window.num",
+        11,
+        low=1,
+        unit="windows",
+        why="so many windows of controller_mutation_rate may come at once",
+    )
+    mutation_window_s: int = knob(
+        "controller.quota.window.size.seconds", 1, low=1, unit="seconds", why="length of such a window"
+    )
 
     offsets_partitions: int = knob(
         "offsets.topic.num.partitions",

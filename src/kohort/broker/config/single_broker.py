@@ -80,8 +80,6 @@ IDLE = frozenset(
         "controller.quorum.fetch.timeout.ms",
         "controller.quorum.request.timeout.ms",
         "controller.quorum.retry.backoff.ms",
-        "controller.quota.window.num",
-        "controller.quota.window.size.seconds",
         "controller.socket.timeout.ms",
         "delegation.token.expiry.check.interval.ms",
         "delegation.token.expiry.time.ms",

@@ -23,6 +23,8 @@ SECRET_BYTES = 32
 MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384
 SALT_BYTES = 24
+SALT_BYTES_MAX = 1024
+"""The longest salt of a credential. Each login of anyone makes up a salt as long as that of some user."""
 
 
 class Users:
@@ -95,6 +97,7 @@ class Users:
         made = hmac.digest(self._salt_secret(), f"{mechanism} {user}".encode(), "sha512")
         models = self._models[mechanism]
         length, iterations = models[made[0] % len(models)] if models else (SALT_BYTES, ITERATIONS_MIN)
+        length = min(length, SALT_BYTES_MAX)
         salt = b"".join(hmac.digest(made, bytes([part]), "sha512") for part in range(1 + length // 64))[:length]
         return StoredCredential(salt, iterations, secrets.token_bytes(size), secrets.token_bytes(size))
 

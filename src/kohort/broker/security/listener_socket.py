@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kohort.broker.security.login import SaslServer
-    from kohort.broker.security.tls import ServerTls
+from kohort.broker.security.login import SaslServer
+from kohort.broker.security.tls import ServerTls
+from kohort.errors import ErrorCode, KafkaError
 
 
 @dataclass(slots=True, eq=False)
@@ -45,3 +45,36 @@ class ListenerSocket:
         """The port that the socket is bound to."""
         port: int = self.sock.getsockname()[1]
         return port
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Create a bound socket that does not listen yet.
+
+    Raises:
+        KafkaError: the address is in use or not local.
+
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise KafkaError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise KafkaError(bind_error_text(host, port, error), ErrorCode.UNKNOWN_SERVER_ERROR) from None
+    sock.setblocking(False)
+    return sock
+
+
+def bind_error_text(host: str, port: int, error: OSError) -> str:
+    """Return why a socket cannot listen on this address."""
+    if error.errno == errno.EADDRINUSE:
+        return f"can't listen on {host}:{port}: the port is in use by another process"
+    if error.errno == errno.EACCES:
+        return f"can't listen on {host}:{port}: ports below 1024 need more rights"
+    return f"can't listen on {host}:{port}: {error.strerror or error}"

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from kohort.broker.security.addresses import (
@@ -20,7 +21,7 @@ from kohort.broker.security.addresses import (
     advertised_of,
     protocol_of,
 )
-from kohort.broker.security.listener_socket import ListenerSocket
+from kohort.broker.security.listener_socket import ListenerSocket, listening_socket
 from kohort.broker.security.login import SaslServer
 from kohort.broker.security.mechanisms import BearerExchange, Credentials, PlainExchange, SaslExchange, ScramExchange
 from kohort.broker.security.pending import PendingLogins
@@ -37,13 +38,13 @@ from kohort.broker.security.settings import (
 )
 from kohort.broker.security.tls import ServerTls
 from kohort.broker.security.tokens import TokenVerifier
-from kohort.broker.server.listener import listening_socket
 from kohort.errors import InvalidInputError
 from kohort.settings.jaas import jaas_options
 
 log = logging.getLogger("kohort.broker")
 
 _CLIENT_AUTH = "ssl.client.auth"
+NONE_ALTERED: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -133,8 +134,15 @@ def plain_passwords(name: str, config: SecurityConfig) -> dict[str, str] | None:
     return {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
 
 
-def open_listeners(listen: str, properties: Mapping[str, Any]) -> list[ListenerSocket]:
+def open_listeners(
+    listen: str, properties: Mapping[str, Any], altered: Mapping[str, Mapping[str, str]] = NONE_ALTERED
+) -> list[ListenerSocket]:
     """Bind the sockets of all listeners, and load their certificates. None accepts connections yet.
+
+    Args:
+        listen: HOST:PORT, or a list of NAME://HOST:PORT.
+        properties: all of the broker's properties.
+        altered: settings of stores that requests have changed, by the listener's name in lower case.
 
     Raises:
         InvalidInputError: a setting is invalid, or a listener beyond loopback would let everyone in.
@@ -147,7 +155,8 @@ def open_listeners(listen: str, properties: Mapping[str, Any]) -> list[ListenerS
             tls = None
             if plan.protocol.uses_tls:
                 mapping = PrincipalMapping(plan.config.principal_mapping_rules)
-                tls = ServerTls(plan.address.name, plan.config, mapping)
+                name = plan.address.name
+                tls = ServerTls(name, plan.config, mapping, altered.get(name.lower(), {}))
             sock = listening_socket(plan.address.host, plan.address.port)
             listener = ListenerSocket(
                 plan.address.name, sock, plan.protocol.value, *plan.advertised, tls=tls,

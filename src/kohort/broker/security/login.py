@@ -18,13 +18,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
+from kohort.broker.framing import BadFrame, ForeignProtocol, Frame
 from kohort.broker.security.mechanisms import BearerExchange, LoginRefused, SaslExchange
 from kohort.broker.security.pending import PendingLogin, PendingLogins
+from kohort.broker.security.principals import Principal
 from kohort.broker.security.settings import SecurityConfig
-from kohort.broker.server.connection import Connection, Principal
-from kohort.broker.server.framing import BadFrame, ForeignProtocol, Frame
+from kohort.broker.transport import Parts
 from kohort.errors import ErrorCode
 from kohort.wire.framing import APIS
 from kohort.wire.message import Message
@@ -41,7 +42,8 @@ API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, SaslHandshakeRequest.API_K
 HEADER_BYTES_MIN = 8
 REAUTH_PAUSE_S = 1.0
 """A client that has just logged in can't do so again. Source: KIP-368."""
-Dispatch = Callable[[Connection, Frame], None]
+Dispatch = Callable[[Any, Frame], None]
+"""What takes the frames of a connection, which is the first argument."""
 
 
 class LoginState(Enum):
@@ -53,6 +55,44 @@ class LoginState(Enum):
     KNOWN = auto()
     EXCHANGE_AGAIN = auto()
     FAILED = auto()
+
+
+class LoginClient(Protocol):
+    """The client of a connection, as its login knows it."""
+
+    principal: Principal
+
+    @property
+    def host(self) -> str: ...
+
+
+class LoginConnection(Protocol):
+    """A connection, as its login uses it. `server/connection.py` has the connections of a listener."""
+
+    @property
+    def client(self) -> LoginClient: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
+
+    def intercept(self, on_frame: Dispatch, size_max: int | None, /) -> None:
+        """Let `on_frame` take the frames from now on. `size_max` bounds them; None: the listener's limit."""
+
+    def suspend(self) -> None:
+        """Take no further request until `unsuspend`."""
+
+    def unsuspend(self) -> None:
+        """Take requests again."""
+
+    def send_raw(self, parts: Parts) -> None:
+        """Send a frame that is no response, after all pending responses."""
+
+    def finish(self) -> None:
+        """Close the connection after its responses are sent."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class LoginRequest(Protocol):
@@ -72,7 +112,6 @@ class SaslServer:
         name: the listener's.
         configs: the settings by mechanism.
         logins: the clients that are not known yet.
-        on_login: called with the outcome of each login: principal or claimed name, host, mechanism, success.
     """
 
     def __init__(
@@ -87,9 +126,8 @@ class SaslServer:
         self.configs = configs
         self.exchanges = exchanges
         self.logins = logins
-        self.on_login: Callable[[Principal | str, str, str, bool], None] | None = None
 
-    def begin(self, connection: Connection, dispatch: Dispatch, pending: PendingLogin) -> SaslLogin:
+    def begin(self, connection: LoginConnection, dispatch: Dispatch, pending: PendingLogin) -> SaslLogin:
         """Let a new connection log in."""
         return SaslLogin(self, connection, dispatch, pending)
 
@@ -112,7 +150,9 @@ class SaslLogin:
         "_state", "_wrong_mechanism",
     )  # fmt: skip
 
-    def __init__(self, server: SaslServer, connection: Connection, dispatch: Dispatch, pending: PendingLogin) -> None:
+    def __init__(
+        self, server: SaslServer, connection: LoginConnection, dispatch: Dispatch, pending: PendingLogin
+    ) -> None:
         self._server = server
         self._connection = connection
         self._dispatch = dispatch
@@ -138,7 +178,7 @@ class SaslLogin:
 
     # -- frames
 
-    def _on_frame(self, connection: Connection, frame: Frame) -> None:
+    def _on_frame(self, connection: LoginConnection, frame: Frame) -> None:
         """Take a frame of a client that is not known yet.
 
         Raises:
@@ -166,7 +206,7 @@ class SaslLogin:
             return key in (API_VERSIONS, SASL_HANDSHAKE)
         return key == (SASL_HANDSHAKE if self._state is LoginState.HANDSHAKE else SASL_AUTHENTICATE)
 
-    def _on_later_frame(self, connection: Connection, frame: Frame) -> None:
+    def _on_later_frame(self, connection: LoginConnection, frame: Frame) -> None:
         """Take a frame of a client whose login lasts for a time.
 
         Raises:
@@ -334,8 +374,9 @@ class SaslLogin:
         asyncio.get_running_loop().call_later(delay_ms / 1000, end_connection)
 
     def _report(self, who: Principal | str, *, succeeded: bool) -> None:
-        if self._server.on_login is not None:
-            self._server.on_login(who, self._connection.client.host, self._mechanism, succeeded)
+        on_login = self._server.logins.on_login
+        if on_login is not None:
+            on_login(who, self._connection.client.host, self._mechanism, succeeded)
 
     def _log_refusal(self, claimed: str, why: str) -> None:
         name, host = self._connection.name, self._connection.client.host

@@ -10,7 +10,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
 import re
 import secrets
 from abc import ABC, abstractmethod
@@ -247,7 +246,7 @@ class BearerExchange(SaslExchange):
             verified = self._verify(text.strip())
         except ValueError as error:
             self.why = str(error)
-            self._refusal = json.dumps({"status": "invalid_token"})
+            self._refusal = '{"status": "invalid_token"}'
             return self._refusal.encode()
         if found[1] and found[1] != verified.user:
             raise LoginRefused(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from kohort.broker.security.principals import Principal
 from kohort.broker.security.tls import ServerTls, TlsTransport
 
 T = TypeVar("T")
@@ -77,13 +78,19 @@ class PendingLogin:
 
 
 class PendingLogins:
-    """All clients that are not known yet, and the threads that work for them."""
+    """All clients that are not known yet, and the threads that work for them.
+
+    Attributes:
+        notices: log lines about clients that keep failing.
+        on_login: called with the outcome of each login: principal or claimed name, host, mechanism, success.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._clients: dict[PendingLogin, None] = {}
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self.notices = HostNotices()
+        self.on_login: Callable[[Principal | str, str, str, bool], None] | None = None
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -132,10 +139,11 @@ class PendingLogins:
 
 # -- TLS handshakes
 
+_WITHOUT_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _REASONS = {
     "HTTP_REQUEST": "the client speaks HTTP",
     "WRONG_VERSION_NUMBER": "the client does not speak TLS: set security.protocol=SSL or SASL_SSL there",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client shows no certificate, which ssl.client.auth=required asks for",
+    _WITHOUT_CERTIFICATE: "the client shows no certificate, which ssl.client.auth=required asks for",
     "UNSUPPORTED_PROTOCOL": "the client speaks only versions of TLS that are not enabled here",
     "NO_SHARED_CIPHER": "client and broker have no cipher suite in common",
     "TLSV1_ALERT_UNKNOWN_CA": "the client does not trust the authority of the broker's certificate",
@@ -220,6 +228,8 @@ class TlsHandshake:
         try:
             self._complete = finished.result()
         except ssl.SSLError as error:
+            if isinstance(error, ssl.SSLCertVerificationError) or error.reason == _WITHOUT_CERTIFICATE:
+                self._report("", succeeded=False)
             with contextlib.suppress(OSError):
                 self._transport.send_encrypted()  # the alert that tells the client
             self._end(f"TLS handshake failed: {failure_text(error)}")
@@ -244,9 +254,16 @@ class TlsHandshake:
         try:
             user = self._tls.user(self._transport.certificate)
         except ValueError as error:
+            self._report("", succeeded=False)
             self._end(f"the client's certificate names no user: {error}")
             return
+        if user is not None:
+            self._report(Principal("User", user), succeeded=True)
         self._done(user, self._pending)
+
+    def _report(self, who: Principal | str, *, succeeded: bool) -> None:
+        if self._logins.on_login is not None:
+            self._logins.on_login(who, self._transport.peer[0], "SSL", succeeded)
 
     def _on_writable(self) -> None:
         self._loop.remove_writer(self._transport.fd)

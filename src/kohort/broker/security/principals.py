@@ -1,4 +1,4 @@
-"""Users' names from client certificates: the subject's distinguished name, and rules that shorten it.
+"""Principals of clients, and users' names from certificates: the distinguished name, and rules that shorten it.
 
 Source: RFC 2253 in the form of Java's `X500Principal.getName`, which Apache Kafka's users are named by; KIP-371.
 """
@@ -10,6 +10,24 @@ from functools import partial
 from typing import NamedTuple
 
 from kohort.errors import InvalidInputError
+
+
+class Principal(NamedTuple):
+    """The authenticated identity of a client."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        """The form of rules and logs, such as `User:alice`."""
+        return f"{self.kind}:{self.name}"
+
+
+ANYONE = Principal("User", "ANONYMOUS")
+"""The principal of a client that did not authenticate."""
+
+
+# -- Names from certificates
 
 _KEYWORDS = {
     bytes.fromhex("550403"): "CN", bytes.fromhex("550406"): "C", bytes.fromhex("550407"): "L",
@@ -55,13 +73,14 @@ def subject_name(certificate: bytes) -> str:
         ValueError: the bytes are no certificate.
     """
     (whole,) = _elements(certificate)
-    fields = _elements(_elements(whole.content)[0].content)
+    parts = _elements(whole.content)
+    fields = _elements(parts[0].content) if parts else []
     if fields and fields[0].tag == _VERSION:
         fields = fields[1:]
     if len(fields) < 5 or fields[4].tag != _SEQUENCE:
         raise ValueError("a certificate without a subject")
-    parts = _elements(fields[4].content)
-    return ",".join("+".join(_attribute(item) for item in _elements(part.content)) for part in reversed(parts))
+    names = _elements(fields[4].content)
+    return ",".join("+".join(_attribute(item) for item in _elements(part.content)) for part in reversed(names))
 
 
 def _attribute(item: _Element) -> str:
@@ -80,6 +99,8 @@ def _dotted(identifier: bytes) -> str:
         if not byte & 0x80:
             numbers.append(number)
             number = 0
+    if not numbers:
+        raise ValueError("an empty identifier in a certificate")
     first = min(numbers[0] // 40, 2)
     return ".".join(map(str, [first, numbers[0] - 40 * first, *numbers[1:]]))
 

@@ -159,6 +159,26 @@ class SecurityConfig:
     subject_claim: str = knob("sasl.oauthbearer.sub.claim.name", "sub", why="the claim that names the user")
 
 
+RELOADABLE = (
+    "ssl.key.password", "ssl.keystore.certificate.chain", "ssl.keystore.key", "ssl.keystore.location",
+    "ssl.keystore.password", "ssl.keystore.type", "ssl.truststore.certificates", "ssl.truststore.location",
+    "ssl.truststore.password", "ssl.truststore.type",
+)  # fmt: skip
+"""The settings that requests may change for one listener. Source: Kafka 4.4, SslConfigs.RECONFIGURABLE_CONFIGS."""
+SECRET = frozenset(RELOADABLE) - {
+    "ssl.keystore.location", "ssl.keystore.type", "ssl.truststore.location", "ssl.truststore.type",
+}  # fmt: skip
+"""Those whose values are never shown; Kafka's type of them is PASSWORD."""
+
+
+def reloadable(key: str) -> tuple[str, str] | None:
+    """Return the listener, in lower case, and the setting of a key that requests may change; None: they may not."""
+    if not key.startswith(PREFIX):
+        return None
+    name, _, rest = key.removeprefix(PREFIX).partition(".")
+    return (name.lower(), rest) if rest in RELOADABLE else None
+
+
 INSECURE = "allow.insecure.listeners"
 """The property that lets a listener beyond loopback serve clients without a login."""
 

@@ -10,21 +10,26 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, cast
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias, cast
 
 from kohort.broker.security.principals import PrincipalMapping, subject_name
 from kohort.broker.security.settings import SecurityConfig
-from kohort.broker.server.connection import MORE_FOLLOWS, LogSlice, unmapped
+from kohort.broker.transport import MORE_FOLLOWS, LogSlice, unmapped
 from kohort.errors import InvalidInputError
 from kohort.io.key_stores import KeyStore, load_identity, trusted
+from kohort.io.tls_records import RecordCounter, SilentRecords
+from kohort.settings.config import parse_value, settings
 from kohort.wire.schema import Buffer
 
 log = logging.getLogger("kohort.broker")
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+NONE_ALTERED: Mapping[str, str] = MappingProxyType({})
 _Stamp: TypeAlias = tuple[int, int, int]
 
 
@@ -101,61 +106,83 @@ def _set_client_auth(context: ssl.SSLContext, config: SecurityConfig) -> None:
         raise InvalidInputError(f"can't load the authorities of {place}: {error}") from None
 
 
+class LoadedStores(NamedTuple):
+    """Key and trust store of a listener, loaded and not used yet."""
+
+    config: SecurityConfig
+    context: ssl.SSLContext
+    stamps: list[_Stamp | None]
+
+
 class ServerTls:
     """The TLS of one listener: its context, and the users' names by their certificates.
 
     Attributes:
-        context: used for new connections; replaced by `reload`.
+        context: used for new connections; replaced by `reload` and `use_stores`.
     """
 
-    def __init__(self, name: str, config: SecurityConfig, mapping: PrincipalMapping) -> None:
-        """Load the files.
+    def __init__(
+        self, name: str, config: SecurityConfig, mapping: PrincipalMapping, altered: Mapping[str, str] = NONE_ALTERED
+    ) -> None:
+        """Load the files. `altered` are the listener's settings that requests have changed, by name.
 
         Raises:
             InvalidInputError: see `tls_server_context`.
         """
         self._name = name
-        self._config = config
+        self._given = config
+        self._config = _with(config, altered)
         self._mapping = mapping
-        self._stamps = self._file_stamps()
+        self._stamps = _file_stamps(self._config)
         try:
-            self.context = tls_server_context(config)
+            self.context = tls_server_context(self._config)
         except InvalidInputError as error:
             raise InvalidInputError(f"listener {name}: {error.message}") from None
+
+    def load_stores(self, altered: Mapping[str, str]) -> LoadedStores:
+        """Load the stores of the settings from the broker's start with these changes, for `use_stores`. May block.
+
+        Raises:
+            InvalidInputError: a value is invalid, or a location is no regular file, or see `tls_server_context`.
+        """
+        config = _with(self._given, altered)
+        for key, location in (("keystore", config.keystore_location), ("truststore", config.truststore_location)):
+            if location is not None and Path(location).exists() and not Path(location).is_file():
+                raise InvalidInputError(f"ssl.{key}.location: {location} is no file")  # a pipe would block for ever
+        stamps = _file_stamps(config)
+        if config.client_auth == "none" and (config.truststore_location or config.truststore_certificates):
+            tls_server_context(replace(config, client_auth="requested"))  # checked, although nothing uses it
+        return LoadedStores(config, tls_server_context(config), stamps)
+
+    def use_stores(self, stores: LoadedStores) -> None:
+        """Use loaded stores for new connections."""
+        self._config, self.context, self._stamps = stores
+        log.info("[listener %s] certificates replaced by a request", self._name)
 
     @property
     def shows_certificates(self) -> bool:
         """Whether every client proves who it is by a certificate."""
         return self._config.client_auth == "required"
 
-    def _file_stamps(self) -> list[_Stamp | None]:
-        """Return what changes about the files when their content does."""
-        stamps: list[_Stamp | None] = []
-        for location in (self._config.keystore_location, self._config.truststore_location):
-            stamp: _Stamp | None = None
-            if location is not None:
-                with contextlib.suppress(OSError):
-                    found = Path(location).stat()
-                    stamp = found.st_mtime_ns, found.st_size, found.st_ino
-            stamps.append(stamp)
-        return stamps
-
     @property
     def changed(self) -> bool:
         """Whether a file differs from the one that was loaded last."""
-        return self._file_stamps() != self._stamps
+        return _file_stamps(self._config) != self._stamps
 
     def reload(self) -> None:
         """Load the files again for new connections. May block. If they are unusable, the loaded ones stay in use."""
-        self._stamps = self._file_stamps()
+        config = self._config
+        self._stamps = _file_stamps(config)
         try:
-            self.context = tls_server_context(self._config)
+            context = tls_server_context(config)
         except InvalidInputError as error:
             log.error(
                 "[listener %s] changed certificates ignored: %s; the ones before stay in use", self._name, error.message
             )
         else:
-            log.info("[listener %s] certificates reloaded", self._name)
+            if self._config is config:  # no request has replaced them meanwhile
+                self.context = context
+                log.info("[listener %s] certificates reloaded", self._name)
 
     def user(self, certificate: bytes | None) -> str | None:
         """Return the user's name for a client's DER certificate; None for a client without one.
@@ -172,6 +199,24 @@ class ServerTls:
         return user
 
 
+def _with(config: SecurityConfig, altered: Mapping[str, str]) -> SecurityConfig:
+    known = settings(SecurityConfig)
+    return replace(config, **{known[key].field: parse_value(known[key], text, key) for key, text in altered.items()})
+
+
+def _file_stamps(config: SecurityConfig) -> list[_Stamp | None]:
+    """Return what changes about the files when their content does."""
+    stamps: list[_Stamp | None] = []
+    for location in (config.keystore_location, config.truststore_location):
+        stamp: _Stamp | None = None
+        if location is not None:
+            with contextlib.suppress(OSError):
+                found = Path(location).stat()
+                stamp = found.st_mtime_ns, found.st_size, found.st_ino
+        stamps.append(stamp)
+    return stamps
+
+
 # -- The transport of one connection
 
 RECORD_BYTES = 1 << 14
@@ -180,45 +225,6 @@ _ROOM_BYTES = 2 * (RECORD_BYTES + 512)
 """Room that a receive leaves in the caller's buffer: the start of a record may be left from the receive before."""
 CHUNK_BYTES = 1 << 17
 """Plain text encrypted at once, which bounds the encrypted bytes that a connection holds."""
-RECORD_HEADER_BYTES = 5
-SILENT_RECORDS_MAX = 100
-"""Records without data that a client may send, besides one for each MiB of data.
-
-A key update takes OpenSSL 50 microseconds on the event loop, and its answer stays in memory until the next response.
-Clients change their keys after gigabytes. OpenSSL itself has no bound.
-"""
-SILENT_RECORDS_EVERY_BYTES = 1 << 20
-
-
-class RecordCounter:
-    """The boundaries of TLS records in a client's bytes, which show how much work OpenSSL is given at once."""
-
-    __slots__ = ("_head", "_left", "_most")
-
-    def __init__(self, most: int = SILENT_RECORDS_MAX) -> None:
-        """Begin before the first record. `most` bounds the records of one piece."""
-        self._most = most
-        self._head = b""  # the received part of a header
-        self._left = 0  # bytes until the next header
-
-    def pieces(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Split bytes into pieces; yield each with the number of records that begin in it."""
-        start = count = 0
-        at, end = self._left, len(data)
-        while at < end:
-            head = self._head + data[at : at + RECORD_HEADER_BYTES - len(self._head)]
-            if len(head) < RECORD_HEADER_BYTES:
-                self._head, at = head, end
-                break
-            at += RECORD_HEADER_BYTES - len(self._head) + (head[3] << 8 | head[4])
-            self._head = b""
-            count += 1
-            if count == self._most and at < end:
-                yield data[start:at], count
-                start, count = at, 0
-        self._left = at - end
-        if start < end:
-            yield data[start:], count
 
 
 class TlsTransport:
@@ -244,7 +250,7 @@ class TlsTransport:
         self._unsent = memoryview(b"")
         self._chunk_bytes = 0
         self._records = RecordCounter()
-        self._silent = 0.0
+        self._silent = SilentRecords()
 
     # -- handshake
 
@@ -314,14 +320,16 @@ class TlsTransport:
                 return 0
             for piece, records in self._records.pieces(data):
                 self._incoming.write(piece)
-                self._silent += records
+                self._silent.begun(records)
                 found = self._decrypt(buffer[count:])
                 if found < 0:
                     return count
                 count += found
-                if self._silent > SILENT_RECORDS_MAX:
-                    log.warning("closing the connection from %s:%d: too many TLS records without data", *self.peer)
-                    raise ConnectionAbortedError("too many TLS records without data")
+                try:
+                    self._silent.check_bound()
+                except ConnectionAbortedError as error:
+                    log.warning("closing the connection from %s:%d: %s", *self.peer, error)
+                    raise
         if not count:
             raise BlockingIOError
         return max(count, 0)
@@ -337,7 +345,7 @@ class TlsTransport:
                 if not size:
                     return count or -1
                 count += size
-                self._silent = max(0.0, self._silent - 1 - size / SILENT_RECORDS_EVERY_BYTES)
+                self._silent.carried(size)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import ipaddress
-import json
 import logging
 import threading
 import time
@@ -19,8 +18,11 @@ from http.client import HTTPMessage
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from kohort.broker.security.settings import NAME_CHARS_MAX, SecurityConfig
 from kohort.errors import InvalidInputError
+from kohort.io.backoff import exponential_backoff
 
 if TYPE_CHECKING:
     from joserfc.jwk import KeySet
@@ -92,7 +94,7 @@ class IssuerKeys:
         self._keys: KeySet | None = None
         self._due = 0.0
         self._retry_at = 0.0
-        self._retry_ms = config.jwks_retry_ms
+        self._failures = 0
 
     def current(self, key_id: str | None) -> KeySet:
         """Return the keys; read them first if they are old, or if there is none of this id.
@@ -114,13 +116,14 @@ class IssuerKeys:
         from joserfc.jwk import KeySet
 
         try:
-            self._keys = KeySet.import_key_set(json.loads(fetch_key_set(self._url)))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, JoseError) as error:
+            self._keys = KeySet.import_key_set(msgspec.json.decode(fetch_key_set(self._url)))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, JoseError) as error:
             log.warning("sasl.oauthbearer.jwks.endpoint.url: %s: keys could not be read: %s", self._url, error)
-            self._retry_at = now + self._retry_ms / 1000
-            self._retry_ms = min(2 * self._retry_ms, self._config.jwks_retry_max_ms)
+            self._failures += 1
+            wait_ms = exponential_backoff(self._failures, self._config.jwks_retry_ms, self._config.jwks_retry_max_ms)
+            self._retry_at = now + wait_ms / 1000
             return
-        self._retry_ms = self._config.jwks_retry_ms
+        self._failures = 0
         self._due = now + self._config.jwks_refresh_ms / 1000
         self._retry_at = now + self._config.jwks_retry_max_ms / 1000
 
@@ -166,7 +169,7 @@ class TokenVerifier:
         try:
             keys = self._keys.current(_key_id(token))
             claims = jwt.decode(token, keys, algorithms=list(ALGORITHMS)).claims
-        except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (JoseError, ValueError, TypeError, KeyError, msgspec.DecodeError, RecursionError) as error:
             raise ValueError(str(error)[:200] or type(error).__name__) from None
         return self._checked(claims)
 
@@ -194,7 +197,7 @@ class TokenVerifier:
 def _key_id(token: str) -> str | None:
     """Return the key id that a token names, without any check."""
     head = token.partition(".")[0]
-    header = json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
+    header = msgspec.json.decode(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
     key_id = header.get("kid") if isinstance(header, dict) else None
     return key_id if isinstance(key_id, str) else None
 

@@ -9,46 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from kohort.broker.framing import BadFrame, ForeignProtocol, Frame, Frames
 from kohort.broker.purgatory import WaitingFetch
+from kohort.broker.security.listener_socket import ListenerSocket
+from kohort.broker.security.login import SaslLogin
+from kohort.broker.security.principals import ANYONE
 from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
-from kohort.broker.server.framing import BadFrame, ForeignProtocol, Frame, Frames
 from kohort.broker.server.server_requests import ServerRequests
+from kohort.broker.transport import LogSlice, Part, Parts, Transport, gathered
 from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
 from kohort.groups.events import Client
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
-from kohort.log import FileRange
 from kohort.wire.schema import Buffer
-
-if TYPE_CHECKING:
-    from kohort.broker.security.listener_socket import ListenerSocket
-    from kohort.broker.security.login import SaslLogin
 
 # -- The client of a connection, as the broker knows it
 
 OWN_SOFTWARE = "kohort"
 """The software name that kohort's own clients send in ApiVersions."""
-
-
-class Principal(NamedTuple):
-    """The authenticated identity of a client."""
-
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        """The form of rules and logs, such as `User:alice`."""
-        return f"{self.kind}:{self.name}"
-
-
-ANYONE = Principal("User", "ANONYMOUS")
-"""The principal of a client that did not authenticate."""
 
 
 class ClientSession:
@@ -129,58 +111,6 @@ class ClientSession:
         return min(hold_ms, long_poll_max_ms(self.lease_ms)) if self.lease_ms else hold_ms
 
 
-# -- Parts of a response: buffers, and bytes of log files that never enter this process
-
-SMALL_BYTES = 4096
-"""Smaller buffers are copied together, which costs less than passing each to the kernel."""
-
-
-class LogSlice:
-    """A range of a log file inside a response, read when the socket accepts it."""
-
-    __slots__ = ("_file", "_length", "_position")
-
-    def __init__(self, part: FileRange) -> None:
-        self._file, self._position, self._length = part
-
-    def __len__(self) -> int:
-        return self._length
-
-    def send_to(self, fd: int, count: int) -> int:
-        """Send the first `count` bytes to a socket; return how many it accepted."""
-        return os.sendfile(fd, self._file.fd, self._position, count)
-
-    def read_at(self, skip: int, count: int) -> bytes:
-        """Read `count` bytes after the first `skip`, for a transport that encrypts them."""
-        return os.pread(self._file.fd, count, self._position + skip)
-
-    def drop(self, count: int) -> None:
-        """Skip the first bytes, which were sent."""
-        self._position += count
-        self._length -= count
-
-
-Part: TypeAlias = Buffer | LogSlice
-Parts: TypeAlias = Sequence[Part]
-
-
-def gathered(parts: Sequence[Part]) -> list[Part]:
-    """Join adjacent small buffers of a response."""
-    joined: list[Part] = []
-    run: list[Buffer] = []
-    for part in parts:
-        if not isinstance(part, LogSlice) and len(part) < SMALL_BYTES:
-            run.append(part)
-            continue
-        if run:
-            joined.append(b"".join(run))
-            run = []
-        joined.append(part)
-    if run:
-        joined.append(b"".join(run))
-    return joined
-
-
 # -- Turns: how long one connection is served in a row
 
 TAKE_S = 0.005
@@ -189,83 +119,6 @@ READS_PER_WAKE = 4
 """Reads of one connection in a row. After that, other connections get their turn."""
 PARKED_CHECK = 16
 """Each time so many more requests are unanswered, count the completed responses that wait behind the first one."""
-
-
-# -- Transports: the bytes of a connection, whatever protocol carries them
-
-MAPPED = "::ffff:"
-MORE_FOLLOWS = getattr(socket, "MSG_MORE", 0)
-"""If the system supports it, a header waits for the log bytes after it and leaves in the same packet."""
-
-
-class Transport(Protocol):
-    """The byte stream of a connection.
-
-    Receiving and sending never block. They raise `BlockingIOError` if the connection has to wait for the loop's next
-    event, and another `OSError` if the connection has failed.
-
-    Attributes:
-        fd: the descriptor that the loop watches.
-        peer: the client's address.
-        local: the local address of the connection.
-    """
-
-    @property
-    def fd(self) -> int: ...
-    @property
-    def peer(self) -> tuple[str, int]: ...
-    @property
-    def local(self) -> tuple[str, int]: ...
-
-    def receive_into(self, buffer: memoryview, /) -> int:
-        """Receive available bytes into a buffer; return how many. 0: the client has closed the connection."""
-
-    def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:
-        """Send as many of these bytes as the socket accepts; return how many. `more`: others follow at once."""
-
-    def send_slice(self, part: LogSlice, count: int, /) -> int:
-        """Send up to `count` bytes of a log file; return how many the socket accepted."""
-
-    def close(self) -> None:
-        """Close the socket."""
-
-
-def unmapped(host: str) -> str:
-    """Return the IPv4 address that a dual-stack socket writes as `::ffff:127.0.0.1`; any other address unchanged.
-
-    The broker sends its own address to a client. An IPv4 client may be unable to connect to an IPv6 address.
-
-    """
-    return host.removeprefix(MAPPED) if host.startswith(MAPPED) and "." in host else host
-
-
-class PlainTransport:
-    """An unencrypted transport on a non-blocking TCP socket."""
-
-    __slots__ = ("_sock", "fd", "local", "peer", "receive_into")
-
-    def __init__(self, sock: socket.socket, peer: tuple[str, int]) -> None:
-        self._sock = sock
-        self.fd = sock.fileno()
-        self.peer = peer
-        host, port = sock.getsockname()[:2]
-        self.local = (unmapped(host), port)
-        self.receive_into: Callable[[memoryview], int] = sock.recv_into
-
-    def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:
-        """Send as many of these bytes as the socket accepts; return how many. `more`: others follow at once."""
-        flags = MORE_FOLLOWS if more else 0
-        if len(buffers) == 1:
-            return self._sock.send(buffers[0], flags)
-        return self._sock.sendmsg(buffers, [], flags)
-
-    def send_slice(self, part: LogSlice, count: int, /) -> int:
-        """Let the kernel send log bytes, which never enter this process."""
-        return part.send_to(self.fd, count)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._sock.close()
 
 
 # -- Outgoing bytes of a connection

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kohort.broker.metrics import API_NAMES
-from kohort.broker.server.connection import Connection, Parts
+from kohort.broker.server.connection import Connection
 from kohort.broker.server.fault_kinds import Fault
 from kohort.broker.server.refusals import refusal
 from kohort.broker.server.requests import Request
+from kohort.broker.transport import Parts
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.message import Message
 

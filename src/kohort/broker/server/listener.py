@@ -14,21 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.security.listener_socket import ListenerSocket
+from kohort.broker.framing import Frame
+from kohort.broker.security.listener_socket import ListenerSocket, bind_error_text
 from kohort.broker.security.pending import PendingLogin, PendingLogins, TlsHandshake
+from kohort.broker.security.principals import Principal
 from kohort.broker.security.tls import TlsTransport
-from kohort.broker.server.connection import (
-    READ_BUFFER_BYTES,
-    ClientSession,
-    Connection,
-    PlainTransport,
-    Principal,
-    Transport,
-    unmapped,
-)
+from kohort.broker.server.connection import READ_BUFFER_BYTES, ClientSession, Connection
 from kohort.broker.server.flow_control import ByteBudget
-from kohort.broker.server.framing import Frame
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.broker.transport import PlainTransport, Transport, unmapped
+from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:
     from kohort.broker.security.login import SaslServer
@@ -107,38 +101,6 @@ def _is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Create a bound socket that does not listen yet.
-
-    Raises:
-        KafkaError: the address is in use or not local.
-
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise KafkaError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise KafkaError(_bind_text(host, port, error), ErrorCode.UNKNOWN_SERVER_ERROR) from None
-    sock.setblocking(False)
-    return sock
-
-
-def _bind_text(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"can't listen on {host}:{port}: the port is in use by another process"
-    if error.errno == errno.EACCES:
-        return f"can't listen on {host}:{port}: ports below 1024 need more rights"
-    return f"can't listen on {host}:{port}: {error.strerror or error}"
-
-
 class Server:
     """A server that accepts connections, passes their frames on, and limits their number.
 
@@ -209,7 +171,7 @@ class Server:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.send_buffer_bytes)
             sock.listen(self._config.listen_backlog)
         except OSError as error:
-            raise KafkaError(_bind_text(host, port, error)) from None
+            raise KafkaError(bind_error_text(host, port, error)) from None
         self._listeners[listener] = None
         if self._spare is None:
             self._spare = socket.socket()

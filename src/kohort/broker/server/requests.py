@@ -9,7 +9,8 @@ from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
 from kohort.broker.metrics import ApiMetrics, Histogram
-from kohort.broker.server.connection import Connection, Parts
+from kohort.broker.server.connection import Connection
+from kohort.broker.transport import Parts
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.framing import APIS, encode_response, encode_response_frame, frame_response
 from kohort.wire.message import Message
@@ -151,6 +152,13 @@ class RequestMeter(Protocol):
 
     def fetch_bytes_max(self, asked: int) -> int:
         """Return the most bytes of one fetch."""
+
+    def change_partitions(self, count: int, *, knows_error: bool) -> None:
+        """Record that partitions will be created or deleted.
+
+        Raises:
+            RetriableError: the client has used up its quota.
+        """
 
     def handled(self) -> None:
         """Stop the measurement of a request whose response comes later."""

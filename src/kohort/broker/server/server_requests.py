@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from kohort.broker.server.framing import BadFrame, Frame
+from kohort.broker.framing import BadFrame, Frame
 from kohort.errors import ErrorCode, KafkaError
 from kohort.wire.schema import Buffer
 

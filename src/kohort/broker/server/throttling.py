@@ -18,8 +18,10 @@ Quotas of a user and a client id, most specific first; the first that has the qu
 | 7 | | named | all connections with this client id |
 | 8 | | default | the same |
 
-The quota `controller_mutation_rate` is stored and not enforced: changes of topics have a queue of their own
-(`broker/slices.py`).
+The quota `controller_mutation_rate` is no average but a bucket of partitions that may be created or deleted: the rate
+fills it up to what `controller.quota.window.num` windows allow, and one change may overdraw it. While it is overdrawn,
+changes are refused to clients whose version of the request knows the error, and others are delayed. Source: KIP-599;
+`TokenBucket` and `StrictControllerMutationQuota`.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, entity_key
+from kohort.broker.server.connection import Connection
 from kohort.broker.server.requests import Request
+from kohort.errors import ErrorCode, RetriableError
 from kohort.wire.message import Message
 
 PRODUCER, CONSUMER, PERCENTAGE = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
 CONNECTIONS: Final = "connection_creation_rate"
+MUTATIONS: Final = "controller_mutation_rate"
 PRODUCE = 0
 RATES_MAX: Final = 10_000
 """The most rates remembered, which are the most recent."""
@@ -77,6 +82,32 @@ class ClientRate:
         return (rate - limit) / limit * over_ms if rate > limit else 0.0
 
 
+class MutationBucket:
+    """The partitions that clients may still create or delete; negative: they have overdrawn it."""
+
+    __slots__ = ("_burst_s", "_filled_ms", "_left")
+
+    def __init__(self, burst_s: float) -> None:
+        """Create a full bucket, which holds what the rate allows in `burst_s`."""
+        self._burst_s = burst_s
+        self._left: float | None = None
+        self._filled_ms = 0.0
+
+    def take_out(self, count: int, rate: float, now_ms: float) -> None:
+        """Take out partitions."""
+        self._left = self._fill(rate, now_ms) - count
+
+    def debt_ms(self, rate: float, now_ms: float) -> float:
+        """Return the time until nothing is overdrawn."""
+        return max(0.0, -self._fill(rate, now_ms) / rate * 1000)
+
+    def _fill(self, rate: float, now_ms: float) -> float:
+        full = rate * self._burst_s
+        self._left = full if self._left is None else min(full, self._left + (now_ms - self._filled_ms) / 1000 * rate)
+        self._filled_ms = now_ms
+        return self._left
+
+
 class QuotaMeter:
     """The use of one request. Its response names the throttle time.
 
@@ -111,6 +142,21 @@ class QuotaMeter:
         self.throttle_ms = max(self.throttle_ms, found)
         return True
 
+    def change_partitions(self, count: int, *, knows_error: bool) -> None:
+        """Record that partitions will be created or deleted.
+
+        Args:
+            count: how many.
+            knows_error: whether the client knows the error by its version of the request; if not, it is delayed.
+
+        Raises:
+            RetriableError: the client has used up its quota; nothing is recorded, and the response names the time.
+        """
+        debt_ms, refused = self._throttling.change_partitions(self._user, self._client_id, count, knows_error)
+        self.throttle_ms = max(self.throttle_ms, debt_ms)
+        if refused:
+            raise RetriableError("The throttling quota has been exceeded.", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+
     def fetch_bytes_max(self, asked: int) -> int:
         """Return the most bytes of one fetch: those that all windows together allow, so that it can ever be sent."""
         return self._throttling.fetch_bytes_max(self._user, self._client_id, asked)
@@ -142,13 +188,29 @@ class Throttling:
     """
 
     def __init__(
-        self, quotas: Quotas, windows: int, window_ms: int, clock: Callable[[], float] = time.monotonic
+        self,
+        quotas: Quotas,
+        windows: int,
+        window_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        mutation_burst_s: float = 11,
     ) -> None:
-        """Begin with no rates. `windows` and `window_ms` are number and length of the windows."""
+        """Begin with no rates.
+
+        Args:
+            quotas: the quotas.
+            windows: the number of windows.
+            window_ms: the length of a window.
+            clock: seconds.
+            mutation_burst_s: the time whose changes of topics may come at once.
+        """
         self._quotas = quotas
         self._windows = windows
         self.window_ms = window_ms
         self._clock = clock
+        self._mutation_burst_s = mutation_burst_s
+        self._buckets: OrderedDict[Scope, MutationBucket] = OrderedDict()
         self._limits: dict[tuple[str, str, str], tuple[Scope, float] | None] = {}
         self._rates: OrderedDict[Scope, ClientRate] = OrderedDict()
         self.active = False
@@ -170,6 +232,38 @@ class Throttling:
         """Record a value for a client; return its throttle time in milliseconds, 0 without a quota."""
         found = self._limit(quota, user, client_id)
         return 0.0 if found is None else self._record(*found, value)
+
+    def count_time(self, connection: Connection, seconds: float) -> None:
+        """Record the time that a push frame took, and stop reading from its connection if that exceeds the quota.
+
+        Push frames have no client id, so quotas of users and the default of client ids count.
+        """
+        client = connection.client
+        found = self.record(PERCENTAGE, client.principal.name, client.client_id, 100 * seconds)
+        if found > 0:
+            connection.mute(min(found, self.window_ms) / 1000)
+
+    def change_partitions(self, user: str, client_id: str, count: int, knows_error: bool) -> tuple[float, bool]:
+        """Record that partitions will be created or deleted; return the throttle time, and whether it is refused."""
+        found = self._limit(MUTATIONS, user, client_id)
+        if found is None:
+            return 0.0, False
+        scope, limit = found
+        bucket = self._buckets.get(scope)
+        if bucket is None:
+            bucket = self._buckets[scope] = MutationBucket(self._mutation_burst_s)
+            if len(self._buckets) > RATES_MAX:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(scope)
+        now_ms = 1000 * self._clock()
+        if knows_error:
+            debt_ms = bucket.debt_ms(limit, now_ms)
+            if not debt_ms:
+                bucket.take_out(count, limit, now_ms)
+            return debt_ms, debt_ms > 0
+        bucket.take_out(count, limit, now_ms)
+        return bucket.debt_ms(limit, now_ms), False
 
     def fetch_bytes_max(self, user: str, client_id: str, asked: int) -> int:
         """Return the most bytes of one fetch of a client."""

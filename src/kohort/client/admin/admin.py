@@ -5,8 +5,7 @@ Each method is a coroutine function of the named module; `values` has the types 
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 from kohort.client.admin import cluster, configs, group_offsets, groups, security, topics, transactions
 from kohort.client.net.facades import blocking
@@ -14,6 +13,7 @@ from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
+from kohort.io.closing import ClosedOnExit
 from kohort.settings.arguments import checked, checked_call
 from kohort.settings.config import documented
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @checked
 @documented(ConnectionConfig)
-class Admin:
+class Admin(ClosedOnExit):
     """A client for administering a cluster.
 
         with Admin("127.0.0.1:9092") as admin:
@@ -102,11 +102,3 @@ class Admin:
     def close(self) -> None:
         """Close the connections; may be called again."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
 from kohort.client.admin.routing import at_coordinators, refused
 from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
@@ -21,7 +21,9 @@ from kohort.wire.groups import (
     LeaveGroupResponse,
     ListGroupsRequest,
 )
+from kohort.wire.message import Message, RequestMessage
 
+R = TypeVar("R", bound=Message)
 _Described: TypeAlias = dict[str, GroupDescription | KafkaError]
 _Member: TypeAlias = ConsumerGroupDescribeResponse.DescribedGroup.Member
 _CONSUMER = "consumer"
@@ -29,6 +31,12 @@ _DEAD = "Dead"
 _REMOVED_BY_ADMIN = "member was removed by an administrator"
 _SEVERAL_LEAVE_SINCE = 3
 """The first version of LeaveGroup that names several members, and static ones by instance id."""
+
+
+class SendRequest(Protocol):
+    """Sends a request to a node, and returns the answer."""
+
+    async def __call__(self, message: RequestMessage[R], node: int, /) -> R: ...
 
 
 async def list_groups(
@@ -64,20 +72,38 @@ async def describe_consumer_groups(
 ) -> Results[str, GroupDescription]:
     """Describe state, assignor and members of groups, of either protocol."""
 
+    async def send_request(message: RequestMessage[R], node: int) -> R:
+        return await cluster.send(message, BrokerById(node))
+
     async def ask(node: int, names: list[str]) -> _Described:
-        outcomes = await _describe_consumer(cluster, node, names)
-        rest = [name for name in names if name not in outcomes]
-        if rest:
-            outcomes.update(await _describe_classic(cluster, node, rest))
-        return outcomes
+        return await describe_groups_at(send_request, node, names)
 
     return await at_coordinators(cluster, list(groups), ask, "describe groups", timeout_ms)
 
 
-async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> _Described:
+async def describe_groups_at(
+    send: SendRequest, node: int, names: Sequence[str], classic: Collection[str] = ()
+) -> dict[str, GroupDescription | KafkaError]:
+    """Describe groups of one coordinator, in one attempt and at most two requests.
+
+    Args:
+        send: Sends a request to a node.
+        node: The coordinator.
+        names: The groups.
+        classic: Those of them that are known to be classic groups; the others are asked for as KIP-848 groups first.
+    """
+    others = [name for name in names if name not in classic]
+    outcomes = await _describe_consumer(send, node, others) if others else {}
+    rest = [name for name in names if name not in outcomes]
+    if rest:
+        outcomes.update(await _describe_classic(send, node, rest))
+    return outcomes
+
+
+async def _describe_consumer(send: SendRequest, node: int, names: list[str]) -> _Described:
     """Describe the KIP-848 groups among `names`; leave the others out, or all if the broker lacks KIP-848."""
     try:
-        answer = await cluster.send(ConsumerGroupDescribeRequest(group_ids=names), BrokerById(node))
+        answer = await send(ConsumerGroupDescribeRequest(group_ids=names), node)
     except KafkaError as error:
         if error.code is ErrorCode.UNSUPPORTED_VERSION:
             return {}
@@ -129,8 +155,8 @@ def _partitions(assignment: _Member.Assignment) -> tuple[TopicPartition, ...]:
     )
 
 
-async def _describe_classic(cluster: Cluster, node: int, names: list[str]) -> _Described:
-    answer = await cluster.send(DescribeGroupsRequest(groups=names), BrokerById(node))
+async def _describe_classic(send: SendRequest, node: int, names: list[str]) -> _Described:
+    answer = await send(DescribeGroupsRequest(groups=names), node)
     outcomes: _Described = {}
     for group in answer.groups:
         code = ErrorCode.of(group.error_code)

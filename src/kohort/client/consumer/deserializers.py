@@ -7,7 +7,7 @@ Consumer(..., value_deserializer=lambda data: avro.decode(data))
 
 from __future__ import annotations
 
-import json as _json
+import json as _json  # not msgspec: applications get what Python's json gives
 from typing import Any
 
 from kohort.errors import CorruptDataError

@@ -22,7 +22,7 @@ from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.client.net.cluster import Between, BrokerById, Cluster
-from kohort.client.net.log_throttle import fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
 from kohort.client.settings import ConsumerConfig

@@ -10,7 +10,7 @@ from typing import Final
 
 from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.log_throttle import fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.metadata import PartitionInfo
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, gather, list_offsets

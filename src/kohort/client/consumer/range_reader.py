@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID
 
 from kohort.client.consumer.fetching import FETCH_LANE, MOVED, FetchEntry, fetch_request
@@ -24,6 +23,7 @@ from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, deco
 from kohort.columns.shapes import DECODED_BYTES
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError, OffsetError, TimedOutError, error_for
 from kohort.ids import TopicPartition
+from kohort.io.closing import ClosedOnExit
 from kohort.settings.arguments import checked, checked_call
 from kohort.wire.batch import HEADER_SIZE, BatchHeader, BatchRecord, crc_ok, parse_header
 from kohort.wire.discovery import MetadataRequest
@@ -57,7 +57,7 @@ class _ReadTarget:
 
 
 @checked
-class RangeReader(Lookups):
+class RangeReader(Lookups, ClosedOnExit):
     """A reader of offsets [start, end) of partitions as Arrow batches.
 
         with RangeReader("127.0.0.1:9092", columns=("key", "value", "offset")) as reader:
@@ -340,11 +340,3 @@ class RangeReader(Lookups):
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

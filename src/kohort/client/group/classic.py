@@ -28,7 +28,7 @@ from kohort.assignors import Assignor, MemberSubscription, client_assignor
 from kohort.assignors import TopicInfo as AssignableTopic
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState, Subscription
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.log_throttle import fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.runtime import Awaited, Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR, Assignment

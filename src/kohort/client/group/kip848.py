@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
-from kohort.client.net.log_throttle import fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 from kohort.client.group.membership import LEAVE_MS, Membership, Subscription
@@ -24,9 +23,10 @@ from kohort.client.offsets import (
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
+from kohort.io.closing import ClosedOnExit
 
 
-class GroupMember(Lookups):
+class GroupMember(Lookups, ClosedOnExit):
     """A group member that does not fetch: it joins, holds an assignment, heartbeats and commits offsets.
 
         member = GroupMember("127.0.0.1:9092", "flights-etl", topics=["flights"], client_id="spark")
@@ -227,14 +227,6 @@ class GroupMember(Lookups):
             if error is not None:
                 self._client.wake()
                 raise error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _abandon(client: ThreadClient, membership: Membership) -> None:

@@ -23,7 +23,6 @@ from typing import ClassVar, TypeVar
 
 from kohort.client.group.lease import Lease
 from kohort.client.net.cluster import Between, Cluster, Coordinator
-from kohort.client.net.log_throttle import FailureThrottle
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.net.topic_existence import check_topic_names
@@ -31,6 +30,7 @@ from kohort.client.offsets import Assignment, GroupIdentity, GroupMetadata, Reba
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
+from kohort.io.log_throttle import FailureThrottle
 from kohort.io.processes import CLOCK_MARGIN
 from kohort.wire.message import Message, RequestMessage
 
@@ -156,7 +156,7 @@ class Membership(ABC):
         self._unsettled: tuple[float, tuple[TopicPartition, ...]] | None = None  # its begin, partitions before
         self.lapsed = False
         self.lapses = 0
-        self._throttle = FailureThrottle(cluster.runtime)
+        self._throttle = FailureThrottle(lambda: cluster.runtime.now_ms)
         self._kept = Lease()
         self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)

@@ -33,11 +33,12 @@ from kohort.client.group.lease import Lease
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import Address, ConnectionFailed, RawConnection
-from kohort.client.net.log_throttle import FailureThrottle, fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import NO_POSITION, TopicPartition
+from kohort.io.log_throttle import FailureThrottle
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
@@ -77,7 +78,7 @@ class PushCoordinator:
         self._mute = 0
         self._reached = False
         self._lane = f"push:{group}"
-        self._throttle = FailureThrottle(cluster.runtime)
+        self._throttle = FailureThrottle(lambda: cluster.runtime.now_ms)
 
     async def register(
         self, registration: RegisterConsumerRequest, now: Callable[[], float]

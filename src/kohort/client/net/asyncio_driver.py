@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import CloseConnection, Command, OpenConnection, SendFrame, alert, describe, tls_error
-from kohort.client.net.runtime import Cancelled, Promise, Work
+from kohort.client.net.runtime import Work
 from kohort.client.net.security import TlsError, TlsFiles, fetched_mechanism
-from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
+from kohort.client.net.thread_driver import ClientClosed, elapsed_ms, transfer_outcome
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
 from kohort.io.processes import name_for_peer
@@ -59,7 +59,7 @@ class AsyncClient:
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.add(future)
         task = self.cluster.runtime.spawn(coro)
-        task.on_done(lambda promise: _transfer(promise, future))
+        task.on_done(lambda promise: transfer_outcome(promise, future))
         self.wake()
         try:
             return await future
@@ -211,17 +211,6 @@ class AsyncClient:
         if self._channels.pop(link, None) is not None:
             self.cluster.links.closed(link, reason)
             self.wake()
-
-
-def _transfer(promise: Promise[T], future: asyncio.Future[T]) -> None:
-    if future.done():
-        return
-    if promise.error is None:
-        future.set_result(promise.result())
-    elif isinstance(promise.error, Cancelled):
-        future.set_exception(ClientClosed("the call was cancelled"))
-    else:
-        future.set_exception(promise.error)
 
 
 class _Channel(asyncio.BufferedProtocol):

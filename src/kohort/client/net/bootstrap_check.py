@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kohort.client.net.log_throttle import FailureThrottle
 from kohort.client.net.runtime import Runtime
 from kohort.client.settings import ConnectionConfig
+from kohort.io.log_throttle import FailureThrottle
 
 A = TypeVar("A")
 SILENT_MS = 10_000
@@ -51,7 +51,7 @@ class ReachabilityLog:
     """Log of addresses that can't be reached, and of their return."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._throttle = FailureThrottle(runtime)
+        self._throttle = FailureThrottle(lambda: runtime.now_ms)
 
     def failed(
         self, address: Hashable, reason: str, *, stood: bool, named_by: Hashable | None = None, final: bool = False

@@ -37,12 +37,13 @@ from typing import Any, Generic, TypeVar
 
 from kohort.client.net.bootstrap_check import SILENT_MS, NodeHealth, ReachabilityLog, explained
 from kohort.client.net.buffers import FrameReader
-from kohort.client.net.log_throttle import fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.negotiation import Negotiator
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, TlsError, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
+from kohort.io.backoff import exponential_backoff
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
 from kohort.wire.message import Message, RequestMessage
@@ -100,16 +101,16 @@ class RawConnection:
     def came(self, frame: memoryview) -> bool:
         """Take a received frame; return False when more than `FRAMES_MAX` wait."""
         self._frames.append(memoryview(bytes(frame)))
-        self._tell()
+        self._wake_reader()
         return len(self._frames) <= FRAMES_MAX
 
     def end(self, why: str) -> None:
         """Record that the link has ended."""
         if self.ended is None:
             self.ended = why
-            self._tell()
+            self._wake_reader()
 
-    def _tell(self) -> None:
+    def _wake_reader(self) -> None:
         news, self._news = self._news, Promise()
         news.resolve(None)
         self._changed()
@@ -186,8 +187,8 @@ class InFlight(Generic[R]):
     deadline_ms: float
     name: str
 
-    def take(self, frame: memoryview) -> None:
-        """Decode the response.
+    def take(self, frame: memoryview) -> int:
+        """Decode the response; return its throttle time in milliseconds.
 
         Raises:
             KafkaError: The response can't be decoded.
@@ -195,7 +196,9 @@ class InFlight(Generic[R]):
         version = self.version
         if self.response is ApiVersionsResponse and bytes(frame[4:6]) == b"\x00\x23":
             version = 0  # an unknown version is answered in the layout of version 0
-        self.promise.resolve(framing.decode_response(self.response, version, frame)[1])
+        message = framing.decode_response(self.response, version, frame)[1]
+        self.promise.resolve(message)
+        return getattr(message, "throttle_time_ms", 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -208,6 +211,7 @@ class BrokerConnection:
         process: The process name that the broker receives.
         plain: Without TLS and login, for a coordinator that is apart from the brokers.
         coordinator_id: The coordinator's id, if the other end is a coordinator apart from the brokers; else -1.
+        throttled_until_ms: No request is sent before this time, because the broker reads none (KIP-219).
         claimed: Set when one part of the client has claimed the link for frames without Kafka's header.
     """
 
@@ -226,6 +230,7 @@ class BrokerConnection:
     process: str = ""
     plain: bool = False
     coordinator_id: int = -1
+    throttled_until_ms: float = 0.0
     claimed: RawConnection | None = None
 
     @property
@@ -310,7 +315,9 @@ class BrokerConnections:
             self.fail(link, f"the broker answered request {correlation_id} in place of {flight.correlation_id}")
             return
         try:
-            flight.take(frame)
+            throttle_ms = flight.take(frame)
+            if throttle_ms > 0:
+                link.throttled_until_ms = self.runtime.now_ms + throttle_ms
         except KafkaError as error:
             reason = f"unreadable answer to {flight.name}: {error.message}"
             flight.promise.fail(CorruptDataError(f"{link.address}: {reason}"))
@@ -324,10 +331,11 @@ class BrokerConnections:
     # Called by the cluster.
 
     async def acquire(self, node: int, address: Address, lane: str, timeout_ms: float) -> BrokerConnection:
-        """Return a ready connection. Open one if needed, after the node's backoff.
+        """Return a ready connection that is not throttled. Open one if needed, after the node's backoff.
 
         Raises:
-            ConnectionFailed: The attempt failed, or could not start within the time.
+            ConnectionFailed: The attempt failed, or could not start within the time, or the broker throttles this
+                client for longer.
             TimedOutError: The attempt did not finish within the time.
         """
         link = self._by_lane.get((node, lane))
@@ -348,7 +356,13 @@ class BrokerConnections:
             link = self._by_lane.get((node, lane)) or self._open(node, address, lane)
         if not link.ready.done and await self.runtime.first(link.ready, timeout_ms=timeout_ms) is None:
             raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
-        return link.ready.result()
+        link = link.ready.result()
+        throttle_ms = link.throttled_until_ms - self.runtime.now_ms
+        if throttle_ms > 0:
+            await self.runtime.sleep(min(throttle_ms, timeout_ms))
+            if throttle_ms > timeout_ms:
+                raise ConnectionFailed(f"{address} throttles this client for another {throttle_ms - timeout_ms:.0f} ms")
+        return link
 
     def request(
         self, link: BrokerConnection, message: RequestMessage[R], version: int, timeout_ms: float
@@ -450,7 +464,7 @@ class BrokerConnections:
 
     def backoff_ms(self, failures: int, base_ms: float, max_ms: float, growth: float = 2.0) -> float:
         """Return the wait after this many failures in a row: exponential, with 20 % jitter."""
-        return float(min(max_ms, base_ms * growth ** min(64, max(0, failures - 1))) * (0.8 + 0.4 * self.jitter()))
+        return exponential_backoff(failures, base_ms, max_ms, growth) * (0.8 + 0.4 * self.jitter())
 
     # Internals.
 

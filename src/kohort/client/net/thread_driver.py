@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
@@ -33,6 +33,9 @@ from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetche
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.processes import name_for_peer
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -110,7 +113,7 @@ class ThreadClient:
                 coro.close()
                 raise
             task = self._calls[future] = self.cluster.runtime.spawn(coro, name)
-            task.on_done(lambda promise: _transfer(promise, future))
+            task.on_done(lambda promise: transfer_outcome(promise, future))
             self.wake()
         future.add_done_callback(lambda done: self._calls.pop(done, None))
         future.add_done_callback(lambda done: self._cancel(task) if done.cancelled() else None)
@@ -259,7 +262,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _transfer(promise: Promise[T], future: Future[T]) -> None:
+def transfer_outcome(promise: Promise[T], future: Future[T] | asyncio.Future[T]) -> None:
+    """Give a caller's future the outcome of a promise of the core; a cancelled future stays as it is."""
     if future.done():
         return
     if promise.error is None:

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.log_throttle import FailureThrottle
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.runtime import Runtime
 from kohort.errors import ErrorCode, InvalidInputError, error_for
 from kohort.ids import TOPIC_NAME_RULE, TopicPartition, topic_name_allowed
+from kohort.io.log_throttle import FailureThrottle
 
 log = logging.getLogger("kohort.client")
 
@@ -69,7 +69,7 @@ class MissingTopics:
     """Throttled warnings for topics and partitions that are subscribed or assigned but do not exist."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._throttle = FailureThrottle(runtime)
+        self._throttle = FailureThrottle(lambda: runtime.now_ms)
 
     def look(self, metadata: Metadata, subscribed: Iterable[str], partitions: Iterable[TopicPartition]) -> None:
         """Compare the topics and partitions to read with the latest metadata."""

@@ -34,7 +34,7 @@ from functools import partial
 from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_transactional
-from kohort.client.net.log_throttle import fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids

@@ -17,13 +17,14 @@ from dataclasses import replace
 
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Cluster, Coordinator
-from kohort.client.net.log_throttle import FailureThrottle, fault
+from kohort.client.net.failure_log import fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, given, refusal
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.io.log_throttle import FailureThrottle
 from kohort.wire.groups import (
     DescribeGroupsRequest,
     HeartbeatRequest,
@@ -117,7 +118,7 @@ class GroupCoordination:
         self._told, self._refused = JoinMetadata(me, shards), ""
         self.placement = self._joined_as = self._failure = None
         self._client = client = await AsyncClient.open(self._config)
-        self._sparingly = FailureThrottle(client.cluster.runtime)
+        self._sparingly = FailureThrottle(lambda: client.cluster.runtime.now_ms)
         try:
             await client.call(self._make_room(client.cluster, me))
             self._life = client.cluster.runtime.spawn(self._live(client.cluster), f"place in {self._group}")

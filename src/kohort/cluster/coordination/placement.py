@@ -8,10 +8,11 @@ Source: spec 4.2, 4.11.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kohort.errors import CorruptDataError
 
@@ -174,7 +175,7 @@ def to_bytes(fields: Mapping[str, Any]) -> bytes:
     Raises:
         CorruptDataError: it exceeds `PLACEMENT_MAX_BYTES`.
     """
-    data = json.dumps(fields, separators=(",", ":")).encode()
+    data = msgspec.json.encode(fields)
     if len(data) > PLACEMENT_MAX_BYTES:
         raise CorruptDataError(f"a map of {len(data)} bytes, {PLACEMENT_MAX_BYTES} are allowed")
     return data
@@ -187,8 +188,8 @@ def from_bytes(data: bytes) -> dict[str, Any]:
         CorruptDataError: the bytes are no JSON object.
     """
     try:
-        fields = json.loads(data)
-    except ValueError as error:
+        fields = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"no JSON: {bytes(data[:100])!r}") from error
     if not isinstance(fields, dict):
         raise CorruptDataError(f"no JSON object: {bytes(data[:100])!r}")

@@ -309,22 +309,27 @@ class ZooKeeperSession:
 
     async def _revive(self, pause_s: float = 0) -> None:
         """Begin a new session after the loop hung, or after a pause if the login was refused."""
-        await asyncio.sleep(pause_s)
-        await asyncio.to_thread(_stop, self._client)
-        for future in self._asked:  # requests of the abandoned client, which may never answer
-            if not future.done():
-                future.set_exception(ZooKeeperAway(f"ZooKeeper at {self.address}: its session was given up"))
-        if not self._ended.is_set():
-            await self._connect()
-        self._turned_s, self._hung, self._reviving = time.monotonic(), False, None
+        try:
+            await asyncio.sleep(pause_s)
+            await asyncio.to_thread(_stop, self._client)
+            self._set_state(self._client, SessionState.LOST, False)  # kazoo says so later, or when it is not heard
+            for future in self._asked:  # requests of the abandoned client, which may never answer
+                if not future.done():
+                    future.set_exception(ZooKeeperAway(f"ZooKeeper at {self.address}: its session was given up"))
+            if not self._ended.is_set():
+                await self._connect()
+            self._turned_s, self._hung = time.monotonic(), False
+        finally:
+            self._reviving = None  # after a failure the next `alive` tries again
 
     def _watch_loop(self, ended: threading.Event) -> None:
         session_s = self._session_ms / 1000
         while not ended.wait(session_s / _LOOKS_PER_SESSION):
             if not self._hung and time.monotonic() - self._turned_s > session_s:
                 log.error("ZooKeeper: the event loop was blocked for %.1f s; its session is closed", session_s)
+                client = self._client  # from `_hung` on, the loop may replace it
                 self._hung = True
-                _stop(self._client)
+                _stop(client)
 
     def _set_state(self, client: object, state: SessionState, refused: bool) -> None:
         if client is not self._client or self._ended.is_set():

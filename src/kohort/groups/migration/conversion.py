@@ -44,72 +44,204 @@ FIRST_EPOCH = 1
 """The epoch of a group before its first join, as in Apache Kafka: its first members are at 2."""
 
 
-def make_consumer_group(context: Context, group_id: str) -> bool:
-    """Ensure a consumer group of this name; False if it is of another kind and must not be converted."""
-    group = context.find(group_id)
-    if group is None:
-        if not context.has_room():
+class GroupConversion:
+    """The conversion of a shard's groups from one protocol to another."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def make_consumer_group(self, group_id: str) -> bool:
+        """Ensure a consumer group of this name; False if it is of another kind and must not be converted."""
+        group = self.context.find(group_id)
+        if group is None:
+            if not self.context.has_room():
+                return False
+            self.begin_consumer_group(group_id)
+            return True
+        membership = group.membership
+        if isinstance(membership, ConsumerGroup):
+            return True
+        if membership.group_state() is GroupState.EMPTY:
+            self.release_protocol(group)
+            self.begin_consumer_group(group_id)
+            return True
+        return isinstance(membership, ClassicGroup) and self.upgrade(group, membership)
+
+    def release_protocol(self, group: Group) -> None:
+        """Release an empty group from its protocol, so that it takes the protocol of the next member."""
+        group.membership.cancel()
+        if group.membership.has_records():
+            self.context.remove(group)
+
+    def begin_consumer_group(self, group_id: str, epoch: int = FIRST_EPOCH) -> ConsumerGroup:
+        """Write a new consumer group, with settings of its own that were made before it existed."""
+        self.context.emit(EpochBumped(group_id, epoch))
+        consumer = self.context.ledger.membership(group_id, ConsumerGroup)
+        consumer.settings = self.context.settings.get(group_id, consumer.settings)
+        return consumer
+
+    def upgrade(self, group: Group, classic: ClassicRebalance) -> bool:
+        """Convert a classic group with members to a consumer group; False if that is not allowed, with nothing changed.
+
+        A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other
+        owner.
+        """
+        context = self.context
+        open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
+        place = admission.check_place(context.config.consumer_max_size, len(classic.members))
+        if not open_way or place is not ErrorCode.NONE or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return False
-        begin_consumer_group(context, group_id)
+        converted = [self.convert_member(classic, member) for member in classic.members.values()]
+        members = [member for member in converted if member is not None]
+        sizes = [admission.protocols_bytes(member.saved.classic_protocols or ()) for member in members]
+        limit = context.config.group_record_bytes_max
+        why = ""
+        if len(members) < len(converted):
+            why = "a member's metadata or assignment is malformed"
+        elif any(admission.check_record(context.config, size) is not ErrorCode.NONE for size in sizes):
+            why = f"the protocols of a member take more than {limit} bytes; raise group.record.max.bytes"
+        if why:
+            context.log(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
+            return False
+        unsettled = classic.state is not GroupState.STABLE or classic.has_unowned_partitions(context)
+        for member in classic.members.values():
+            again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+            classic.answer_join(context, member, again)
+            classic.cancel_long_poll(context, member, ErrorCode.REBALANCE_IN_PROGRESS)
+            member.answer_sync(context, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
+        generation = classic.generation
+        consumer = self.write_consumer_group(group, classic, share_out(members))
+        context.log(group.group_id, f"converted to a consumer group at generation {generation}")
+        if unsettled:
+            consumer.begin_epoch(context, "a rebalance was under way during the conversion to a consumer group")
         return True
-    membership = group.membership
-    if isinstance(membership, ConsumerGroup):
-        return True
-    if membership.group_state() is GroupState.EMPTY:
-        release_protocol(context, group)
-        begin_consumer_group(context, group_id)
-        return True
-    return isinstance(membership, ClassicGroup) and upgrade(context, group, membership)
 
+    def convert_member(self, classic: ClassicRebalance, member: ClassicMember) -> Converted | None:
+        """Convert a classic member to a consumer group's record; None if its bytes are malformed."""
+        subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
+        assignment = read_assignment(member.assignment)
+        if subscription is None or assignment is None:
+            return None
+        topics = self.context.image.topics
+        assigned = frozenset((topics[topic].id, number) for topic, number in assignment.partitions if topic in topics)
+        claimed = frozenset((topics[topic].id, number) for topic, number in subscription.owned if topic in topics)
+        saved = member_saved("", member.member_id, member, subscription)
+        return Converted(saved, assigned, claimed, subscription.generation)
 
-def release_protocol(context: Context, group: Group) -> None:
-    """Release an empty group from its protocol, so that it takes the protocol of the next member."""
-    group.membership.cancel()
-    if group.membership.has_records():
+    def write_consumer_group(
+        self, group: Group, classic: ClassicRebalance, settled: list[tuple[MemberSaved, Pairs]]
+    ) -> ConsumerGroup:
+        """Write the group as a consumer group, with every member settled on its partitions."""
+        context = self.context
+        group_id, generation, before = group.group_id, classic.generation, classic.members
+        ends_ms = {member_id: member.session.due_ms for member_id, member in before.items()}
+        classic.cancel()
         context.remove(group)
+        for saved, _ in settled:
+            fields = {name: getattr(saved, name) for name in saved.__slots__} | {"group_id": group_id}
+            context.emit(MemberSaved(**fields))
+        consumer = self.begin_consumer_group(group_id, generation)
+        for saved, held in settled:
+            context.emit(TargetAssigned(group_id, saved.member_id, pack(held)))
+        context.emit(TargetEpochSet(group_id, generation, context.now.wall_ms))
+        for saved, held in settled:
+            context.emit(CurrentAssignment(generation, generation, assigned=held).record(group_id, saved.member_id))
+            presence, member = consumer.presence(saved.member_id), before[saved.member_id]
+            presence.take_over_connection(member)
+            presence.process = member.client.process
+            consumer.touch_session(context, presence, saved.member_id)
+            self.continue_session(presence.session, ends_ms[saved.member_id])
+        return consumer
 
+    def continue_session(self, session: Timer, ends_ms: int | None) -> None:
+        """Continue the old session of a member whose connection has ended: the conversion gives it no new one."""
+        if session.due_ms is None and ends_ms is not None:
+            self.context.deadlines.set(session, ends_ms)
 
-def begin_consumer_group(context: Context, group_id: str, epoch: int = FIRST_EPOCH) -> ConsumerGroup:
-    """Write a new consumer group, with settings of its own that were made before it existed."""
-    context.emit(EpochBumped(group_id, epoch))
-    consumer = context.ledger.membership(group_id, ConsumerGroup)
-    consumer.settings = context.settings.get(group_id, consumer.settings)
-    return consumer
+    def turn_classic(
+        self, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
+    ) -> bool:
+        """Convert a consumer group to a classic one if only classic members are left and the policy permits it.
 
+        Args:
+            group_id: a consumer group.
+            leaving: a member that leaves with the conversion.
+            joining: a JoinGroup that waits for the first rebalance, with its member's id in the group.
+        """
+        context = self.context
+        consumer = context.ledger.membership(group_id, ConsumerGroup)
+        if not self.turns_classic(consumer, leaving):
+            return False
+        if leaving is not None:
+            consumer.dismiss_member(context, leaving)
+        classic = self.make_classic_group(consumer, leaving)
+        if joining is not None:
+            event, member_id = joining
+            classic.await_join(context, classic.members[member_id], event.request)
+            classic.complete_if_all_joined(context)
+        return True
 
-def upgrade(context: Context, group: Group, classic: ClassicRebalance) -> bool:
-    """Convert a classic group with members to a consumer group; False, with nothing changed, if that is not allowed.
+    def turns_classic(self, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
+        """Return whether, without the leaving member, all are classic members that may become a classic group."""
+        rest = [member for member_id, member in consumer.members.items() if member_id != leaving]
+        return (
+            bool(rest)
+            and all(member.classic_protocols is not None for member in rest)
+            and self.context.config.consumer_migration_policy in ("downgrade", "bidirectional")
+            and admission.check_place(self.context.config.group_max_size, len(rest) - 1) is ErrorCode.NONE
+            and self.fits_one_record(consumer, rest)
+        )
 
-    A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other owner.
-    """
-    open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
-    place = admission.check_place(context.config.consumer_max_size, len(classic.members))
-    if not open_way or place is not ErrorCode.NONE or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    def fits_one_record(self, consumer: ConsumerGroup, members: list[MemberSaved]) -> bool:
+        """Return whether these members fit into the one record of a classic group; now each has its own."""
+        context = self.context
+        names, limit = context.topic_names(), context.config.group_record_bytes_max
+        size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
+        if admission.check_record(context.config, size) is ErrorCode.NONE:
+            return True
+        text = f"its record would take {size} bytes, more than {limit}; raise group.record.max.bytes"
+        context.log(
+            consumer.group_id, f"only classic members are left, but it stays a consumer group: {text}", Level.WARNING
+        )
         return False
-    converted = [convert_member(context, classic, member) for member in classic.members.values()]
-    members = [member for member in converted if member is not None]
-    sizes = [admission.protocols_bytes(member.saved.classic_protocols or ()) for member in members]
-    limit = context.config.group_record_bytes_max
-    why = ""
-    if len(members) < len(converted):
-        why = "a member's metadata or assignment is malformed"
-    elif any(admission.check_record(context.config, size) is not ErrorCode.NONE for size in sizes):
-        why = f"the protocols of a member take more than {limit} bytes; raise group.record.max.bytes"
-    if why:
-        context.log(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
-        return False
-    unsettled = classic.state is not GroupState.STABLE or classic.has_unowned_partitions(context)
-    for member in classic.members.values():
-        again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
-        classic.answer_join(context, member, again)
-        classic.cancel_long_poll(context, member, ErrorCode.REBALANCE_IN_PROGRESS)
-        member.answer_sync(context, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
-    generation = classic.generation
-    consumer = write_consumer_group(context, group, classic, share_out(members))
-    context.log(group.group_id, f"converted to a consumer group at generation {generation}")
-    if unsettled:
-        consumer.begin_epoch(context, "a rebalance was under way during the conversion to a consumer group")
-    return True
+
+    def make_classic_group(self, consumer: ConsumerGroup, leaving: str | None = None) -> ClassicGroup:
+        """Convert a consumer group of classic members to a classic group, and start its rebalance."""
+        context = self.context
+        group_id, epoch = consumer.group_id, consumer.epoch
+        names = context.topic_names()
+        rest = [saved for saved in consumer.members.values() if saved.member_id != leaving]
+        kept = [convert_back(consumer, saved, names) for saved in rest]
+        joining = {
+            name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None
+        }
+        ends_ms = {name: presence.session.due_ms for name, presence in consumer.presences.items()}
+        consumer.cancel()
+        context.remove(context.ledger.group(group_id))
+        classic = context.ledger.membership(group_id, ClassicGroup)
+        classic.protocol_type = CONSUMER_PROTOCOL_TYPE
+        for member in kept:
+            classic.members[member.member_id] = member
+            classic.count(member, 1)
+            if member.instance_id is not None:
+                classic.static_ids[member.instance_id] = member.member_id
+        protocol = classic.protocol = classic.select_protocol()
+        leads = classic.leader = next(iter(classic.members), None)
+        members = tuple(member.saved(protocol) for member in kept)
+        context.emit(GroupSaved(group_id, CONSUMER_PROTOCOL_TYPE, epoch, protocol, leads, context.now.wall_ms, members))
+        # After a crash, the rebalance that starts here starts again.
+        context.emit(GenerationStarted(group_id, epoch + 1))
+        classic.resumed_from = epoch
+        classic.state = classic.previous_state = GroupState.STABLE
+        classic.subscribed = classic.read_subscriptions()
+        for member in classic.members.values():
+            member.touch(context, member.session_timeout_ms)
+            self.continue_session(member.session, ends_ms.get(member.member_id))
+            if (event := joining.get(member.member_id)) is not None:
+                classic.await_join(context, member, event.request)
+        context.log(group_id, f"converted to a classic group at generation {epoch}")
+        classic.prepare_rebalance(context, "the last member of the consumer protocol left")
+        return classic
 
 
 class Converted(NamedTuple):
@@ -133,134 +265,6 @@ def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
         extra[member.saved.member_id] = member.claimed - taken
         taken |= member.claimed
     return [(member.saved, member.assigned | extra[member.saved.member_id]) for member in members]
-
-
-def convert_member(context: Context, classic: ClassicRebalance, member: ClassicMember) -> Converted | None:
-    """Convert a classic member to a consumer group's record; None if its bytes are malformed."""
-    subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
-    assignment = read_assignment(member.assignment)
-    if subscription is None or assignment is None:
-        return None
-    topics = context.image.topics
-    assigned = frozenset((topics[topic].id, number) for topic, number in assignment.partitions if topic in topics)
-    claimed = frozenset((topics[topic].id, number) for topic, number in subscription.owned if topic in topics)
-    saved = member_saved("", member.member_id, member, subscription)
-    return Converted(saved, assigned, claimed, subscription.generation)
-
-
-def write_consumer_group(
-    context: Context, group: Group, classic: ClassicRebalance, settled: list[tuple[MemberSaved, Pairs]]
-) -> ConsumerGroup:
-    """Write the group as a consumer group, with every member settled on its partitions."""
-    group_id, generation, before = group.group_id, classic.generation, classic.members
-    ends_ms = {member_id: member.session.due_ms for member_id, member in before.items()}
-    classic.cancel()
-    context.remove(group)
-    for saved, _ in settled:
-        fields = {name: getattr(saved, name) for name in saved.__slots__} | {"group_id": group_id}
-        context.emit(MemberSaved(**fields))
-    consumer = begin_consumer_group(context, group_id, generation)
-    for saved, held in settled:
-        context.emit(TargetAssigned(group_id, saved.member_id, pack(held)))
-    context.emit(TargetEpochSet(group_id, generation, context.now.wall_ms))
-    for saved, held in settled:
-        context.emit(CurrentAssignment(generation, generation, assigned=held).record(group_id, saved.member_id))
-        presence, member = consumer.presence(saved.member_id), before[saved.member_id]
-        presence.take_over_connection(member)
-        presence.process = member.client.process
-        consumer.touch_session(context, presence, saved.member_id)
-        continue_session(context, presence.session, ends_ms[saved.member_id])
-    return consumer
-
-
-def continue_session(context: Context, session: Timer, ends_ms: int | None) -> None:
-    """Continue the old session of a member whose connection has ended: the conversion gives it no new one."""
-    if session.due_ms is None and ends_ms is not None:
-        context.deadlines.set(session, ends_ms)
-
-
-def turn_classic(
-    context: Context, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
-) -> bool:
-    """Convert a consumer group to a classic one if only classic members are left and the policy permits it.
-
-    Args:
-        context: the shard and its step.
-        group_id: a consumer group.
-        leaving: a member that leaves with the conversion.
-        joining: a JoinGroup that waits for the first rebalance, with its member's id in the group.
-    """
-    consumer = context.ledger.membership(group_id, ConsumerGroup)
-    if not turns_classic(context, consumer, leaving):
-        return False
-    if leaving is not None:
-        consumer.dismiss_member(context, leaving)
-    classic = make_classic_group(context, consumer, leaving)
-    if joining is not None:
-        event, member_id = joining
-        classic.await_join(context, classic.members[member_id], event.request)
-        classic.complete_if_all_joined(context)
-    return True
-
-
-def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
-    """Return whether, without the leaving member, only classic members are left and they may become a classic group."""
-    rest = [member for member_id, member in consumer.members.items() if member_id != leaving]
-    return (
-        bool(rest)
-        and all(member.classic_protocols is not None for member in rest)
-        and context.config.consumer_migration_policy in ("downgrade", "bidirectional")
-        and admission.check_place(context.config.group_max_size, len(rest) - 1) is ErrorCode.NONE
-        and fits_one_record(context, consumer, rest)
-    )
-
-
-def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[MemberSaved]) -> bool:
-    """Return whether these members fit into the one record of a classic group; now each has its own."""
-    names, limit = context.topic_names(), context.config.group_record_bytes_max
-    size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
-    if admission.check_record(context.config, size) is ErrorCode.NONE:
-        return True
-    text = f"its record would take {size} bytes, more than {limit}; raise group.record.max.bytes"
-    context.log(
-        consumer.group_id, f"only classic members are left, but it stays a consumer group: {text}", Level.WARNING
-    )
-    return False
-
-
-def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> ClassicGroup:
-    """Convert a consumer group of classic members to a classic group, and start its rebalance."""
-    group_id, epoch = consumer.group_id, consumer.epoch
-    names = context.topic_names()
-    rest = [saved for saved in consumer.members.values() if saved.member_id != leaving]
-    kept = [convert_back(consumer, saved, names) for saved in rest]
-    joining = {name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None}
-    ends_ms = {name: presence.session.due_ms for name, presence in consumer.presences.items()}
-    consumer.cancel()
-    context.remove(context.ledger.group(group_id))
-    classic = context.ledger.membership(group_id, ClassicGroup)
-    classic.protocol_type = CONSUMER_PROTOCOL_TYPE
-    for member in kept:
-        classic.members[member.member_id] = member
-        classic.count(member, 1)
-        if member.instance_id is not None:
-            classic.static_ids[member.instance_id] = member.member_id
-    protocol = classic.protocol = classic.select_protocol()
-    leads = classic.leader = next(iter(classic.members), None)
-    members = tuple(member.saved(protocol) for member in kept)
-    context.emit(GroupSaved(group_id, CONSUMER_PROTOCOL_TYPE, epoch, protocol, leads, context.now.wall_ms, members))
-    context.emit(GenerationStarted(group_id, epoch + 1))  # after a crash, the rebalance that starts here starts again
-    classic.resumed_from = epoch
-    classic.state = classic.previous_state = GroupState.STABLE
-    classic.subscribed = classic.read_subscriptions()
-    for member in classic.members.values():
-        member.touch(context, member.session_timeout_ms)
-        continue_session(context, member.session, ends_ms.get(member.member_id))
-        if (event := joining.get(member.member_id)) is not None:
-            classic.await_join(context, member, event.request)
-    context.log(group_id, f"converted to a classic group at generation {epoch}")
-    classic.prepare_rebalance(context, "the last member of the consumer protocol left")
-    return classic
 
 
 def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:

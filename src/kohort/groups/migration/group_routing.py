@@ -22,128 +22,130 @@ from kohort.groups.effects import (
 )
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, LeaveGroup, RegisterConsumer, SyncGroup
 from kohort.groups.group import Group
-from kohort.groups.migration import conversion
+from kohort.groups.migration.conversion import GroupConversion
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import PushGroupSaved
 
 
-def join(context: Context, event: JoinGroup) -> None:
-    """Route a JoinGroup: create a missing group, and turn an empty one of another protocol into a classic group."""
-    group = context.find(event.group_id)
-    if group is None:
-        join_first(context, event)
-        return
-    membership = group.membership
-    if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
-        context.react(group, JoinGroup, event)
-    else:
-        join_empty(context, group, event)
+class GroupRouting:
+    """The way of requests to the groups of a shard, which some of them create or convert."""
 
+    def __init__(self, context: Context, conversion: GroupConversion) -> None:
+        self.context, self.conversion = context, conversion
 
-def join_first(context: Context, event: JoinGroup) -> None:
-    """Join a group that does not exist: create it if an empty group would accept the member."""
-    error = check_first(context, event) or context.admit_group(event.group_id).error
-    if error is ErrorCode.NONE and context.create(event.group_id) is None:
-        error = ErrorCode.POLICY_VIOLATION
-    if error is ErrorCode.NONE:
-        context.react(context.ledger.groups[event.group_id], JoinGroup, event)
-    else:
-        context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
+    def join(self, event: JoinGroup) -> None:
+        """Route a JoinGroup: create a missing group, and turn an empty one of another protocol into a classic group."""
+        group = self.context.find(event.group_id)
+        if group is None:
+            self.join_first(event)
+            return
+        membership = group.membership
+        if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
+            self.context.react(group, JoinGroup, event)
+        else:
+            self.join_empty(group, event)
 
+    def join_first(self, event: JoinGroup) -> None:
+        """Join a group that does not exist: create it if an empty group would accept the member."""
+        context = self.context
+        error = self.check_first(event) or context.admit_group(event.group_id).error
+        if error is ErrorCode.NONE and context.create(event.group_id) is None:
+            error = ErrorCode.POLICY_VIOLATION
+        if error is ErrorCode.NONE:
+            context.react(context.ledger.groups[event.group_id], JoinGroup, event)
+        else:
+            context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
 
-def check_first(context: Context, event: JoinGroup) -> ErrorCode:
-    """Return whether an empty group, which knows no member ids, would accept a member."""
-    error = admission.check_join(context.config, event)
-    if error is ErrorCode.NONE and event.member_id:
-        error = ErrorCode.UNKNOWN_MEMBER_ID
-    return error or ClassicGroup(event.group_id).protocol_error(context, event)
+    def check_first(self, event: JoinGroup) -> ErrorCode:
+        """Return whether an empty group, which knows no member ids, would accept a member."""
+        error = admission.check_join(self.context.config, event)
+        if error is ErrorCode.NONE and event.member_id:
+            error = ErrorCode.UNKNOWN_MEMBER_ID
+        return error or ClassicGroup(event.group_id).protocol_error(self.context, event)
 
+    def join_empty(self, group: Group, event: JoinGroup) -> None:
+        """Join an empty group of another protocol, which turns classic if it would take the member then."""
+        error = self.check_first(event)
+        if error is ErrorCode.NONE:
+            self.conversion.release_protocol(group)
+            self.join(event)
+        else:
+            self.context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
 
-def join_empty(context: Context, group: Group, event: JoinGroup) -> None:
-    """Join an empty group of another protocol, which turns classic if an empty classic group would take the member."""
-    error = check_first(context, event)
-    if error is ErrorCode.NONE:
-        conversion.release_protocol(context, group)
-        join(context, event)
-    else:
-        context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
+    def sync(self, event: SyncGroup) -> None:
+        """Route a SyncGroup to its group, if there is one."""
+        group = self.context.find(event.group_id)
+        if group is None or not event.group_id:
+            self.context.reply(event.request, SyncGroupReply(missing(event.group_id)))
+        else:
+            self.context.react(group, SyncGroup, event)
 
+    def heartbeat(self, event: Heartbeat) -> None:
+        """Route a Heartbeat to its group, if there is one."""
+        group = self.context.ledger.groups.get(event.group_id)
+        if group is None:
+            self.context.reply(event.request, HeartbeatReply(missing(event.group_id)))
+        else:
+            self.context.react(group, Heartbeat, event)
 
-def sync(context: Context, event: SyncGroup) -> None:
-    """Route a SyncGroup to its group, if there is one."""
-    group = context.find(event.group_id)
-    if group is None or not event.group_id:
-        context.reply(event.request, SyncGroupReply(missing(event.group_id)))
-    else:
-        context.react(group, SyncGroup, event)
+    def leave(self, event: LeaveGroup) -> None:
+        """Route a LeaveGroup to its group, if there is one."""
+        context = self.context
+        group = context.find(event.group_id)
+        if not event.group_id:
+            context.reply(event.request, LeaveGroupReply(ErrorCode.INVALID_GROUP_ID))
+        elif group is None:
+            strangers = (
+                LeftMember(left.member_id, left.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for left in event.members
+            )
+            context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
+        else:
+            context.react(group, LeaveGroup, event)
 
+    def consumer_heartbeat(self, event: ConsumerGroupHeartbeat) -> None:
+        """Route a ConsumerGroupHeartbeat; a join creates the group or, if permitted, converts it."""
+        context = self.context
+        refusal = admission.check_heartbeat(context.config, event)
+        if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
+            verdict = context.admit_group(event.group_id)
+            refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
+        if refusal is None and event.member_epoch == 0 and not self.conversion.make_consumer_group(event.group_id):
+            refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
+        group = context.ledger.groups.get(event.group_id)
+        if refusal is None and group is None:
+            what = "Group" if event.member_epoch < 0 else "Consumer group"
+            refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {event.group_id} not found.")
+        if refusal is not None:
+            refusal.answer(context, event)
+        elif group is not None:
+            context.react(group, ConsumerGroupHeartbeat, event)
 
-def heartbeat(context: Context, event: Heartbeat) -> None:
-    """Route a Heartbeat to its group, if there is one."""
-    group = context.ledger.groups.get(event.group_id)
-    if group is None:
-        context.reply(event.request, HeartbeatReply(missing(event.group_id)))
-    else:
-        context.react(group, Heartbeat, event)
+    def register(self, event: RegisterConsumer) -> None:
+        """Route a push consumer's registration, which creates the group or takes an empty one of another protocol."""
+        context = self.context
+        error = admission.check_registration(context.config, event) or self.make_push_group(event.group_id)
+        if error is ErrorCode.NONE:
+            context.react(context.ledger.groups[event.group_id], RegisterConsumer, event)
+        else:
+            context.reply(event.request, RegisterConsumerReply(error))
 
-
-def leave(context: Context, event: LeaveGroup) -> None:
-    """Route a LeaveGroup to its group, if there is one."""
-    group = context.find(event.group_id)
-    if not event.group_id:
-        context.reply(event.request, LeaveGroupReply(ErrorCode.INVALID_GROUP_ID))
-    elif group is None:
-        strangers = (
-            LeftMember(left.member_id, left.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for left in event.members
-        )
-        context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
-    else:
-        context.react(group, LeaveGroup, event)
+    def make_push_group(self, group_id: str) -> ErrorCode:
+        """Create the push group of this name if necessary; return the error that prevents it."""
+        context = self.context
+        group = context.find(group_id)
+        if group is not None:
+            membership = group.membership
+            if isinstance(membership, PushGroup):
+                return ErrorCode.NONE
+            if membership.group_state() is not GroupState.EMPTY:
+                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+            self.conversion.release_protocol(group)
+        elif not context.has_room():
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        context.emit(PushGroupSaved(group_id, context.now.wall_ms))
+        return ErrorCode.NONE
 
 
 def missing(group_id: str) -> ErrorCode:
     """Return the error for requests to a group that does not exist."""
     return ErrorCode.UNKNOWN_MEMBER_ID if group_id else ErrorCode.INVALID_GROUP_ID
-
-
-def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
-    """Route a ConsumerGroupHeartbeat; a join creates the group or, if permitted, converts it to a consumer group."""
-    refusal = admission.check_heartbeat(context.config, event)
-    if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
-        verdict = context.admit_group(event.group_id)
-        refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
-    if refusal is None and event.member_epoch == 0 and not conversion.make_consumer_group(context, event.group_id):
-        refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
-    group = context.ledger.groups.get(event.group_id)
-    if refusal is None and group is None:
-        what = "Group" if event.member_epoch < 0 else "Consumer group"
-        refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {event.group_id} not found.")
-    if refusal is not None:
-        refusal.answer(context, event)
-    elif group is not None:
-        context.react(group, ConsumerGroupHeartbeat, event)
-
-
-def register(context: Context, event: RegisterConsumer) -> None:
-    """Route the registration of a push consumer, which creates the group or takes an empty one of another protocol."""
-    error = admission.check_registration(context.config, event) or make_push_group(context, event.group_id)
-    if error is ErrorCode.NONE:
-        context.react(context.ledger.groups[event.group_id], RegisterConsumer, event)
-    else:
-        context.reply(event.request, RegisterConsumerReply(error))
-
-
-def make_push_group(context: Context, group_id: str) -> ErrorCode:
-    """Create the push group of this name if necessary; return the error that prevents it."""
-    group = context.find(group_id)
-    if group is not None:
-        membership = group.membership
-        if isinstance(membership, PushGroup):
-            return ErrorCode.NONE
-        if membership.group_state() is not GroupState.EMPTY:
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        conversion.release_protocol(context, group)
-    elif not context.has_room():
-        return ErrorCode.GROUP_MAX_SIZE_REACHED
-    context.emit(PushGroupSaved(group_id, context.now.wall_ms))
-    return ErrorCode.NONE

@@ -26,7 +26,6 @@ from kohort.consumer_protocol import (
 )
 from kohort.errors import ErrorCode
 from kohort.groups import admission
-from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedGroup,
     DescribedMember,
@@ -36,8 +35,6 @@ from kohort.groups.effects import (
     Level,
     Meter,
     RegisterConsumerReply,
-    ShownPushGroup,
-    ShowPushGroupsReply,
 )
 from kohort.groups.events import (
     ConnectionLost,
@@ -51,7 +48,6 @@ from kohort.groups.events import (
     PushPosition,
     PushRequestKind,
     RegisterConsumer,
-    ShowPushGroups,
     TopicsChanged,
     TxnOffsetCommit,
 )
@@ -605,20 +601,3 @@ class PushGroup(PushAnswers):
         if saved.regex is None:
             return tuple(topic for topic, _ in saved.topics)
         return tuple(sorted(self.matched.get((saved.regex, saved.excluding), ())))
-
-
-def show(context: Context, event: ShowPushGroups) -> None:
-    """Return the push groups of the shard, either all of them or those that have changed."""
-    ledger = context.ledger
-    changed, ledger.changed = ledger.changed, {}
-    names = None if event.whole else changed
-    found, gone = [], []
-    for group_id in ledger.groups if names is None else names:
-        group = ledger.groups.get(group_id)
-        push = None if group is None else group.under(PushGroup)
-        if group is not None and push is not None:
-            settled, offsets = not push.rebalancing, dict(group.offsets)
-            found.append(ShownPushGroup(group_id, settled, push.partition_owners(context), offsets, push.loaded))
-        elif names is not None:
-            gone.append(group_id)
-    context.reply(event.request, ShowPushGroupsReply(tuple(found), names is None, tuple(gone)))

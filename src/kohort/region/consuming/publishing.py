@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from kohort.region.member.events import PublishKeys
-from kohort.region.sinks import Keep, Sink
+from kohort.region.sinks import Keep, Sink, publish_rows
 
 log = logging.getLogger("kohort.region")
 AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -71,7 +71,7 @@ class Publisher:
             if wanted.empties:
                 self._sink.empty(wanted.sequence, wanted.floor)
             else:
-                self._sink.publish(wanted.sequence, wanted.keys)
+                publish_rows(self._sink, wanted.sequence, wanted.keys, wanted.positions)
         except Exception as error:
             told = "%s: sequence %s is not published to %s yet: %s"
             log.warning(told, self._name, wanted.sequence, self.place, error, exc_info=failures == 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from kohort.io.log_throttle import IntervalThrottle
+
 log = logging.getLogger("kohort.region")
 
 AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -24,13 +26,15 @@ class RetryWait:
         """
         self._waits, self._works, self._level = waits, works, level
         self.failures = 0
-        self.again_s = self._said_s = 0.0
+        self.again_s = 0.0
+        self._throttle = IntervalThrottle(SAY_S)
 
     def failed(self, error: BaseException) -> str:
         """Record a failure; return its cause as text."""
         now_s, cause = time.monotonic(), f"{type(error).__name__}: {error}"
-        if not self.failures or now_s >= self._said_s + SAY_S:
-            self._said_s = now_s
+        if not self.failures:
+            self._throttle.forget()
+        if self._throttle.count_event():
             log.log(logging.WARNING if self.failures else self._level, "%s: %s", self._waits, cause)
         self.again_s = now_s + AGAIN_S[min(self.failures, len(AGAIN_S) - 1)]
         self.failures += 1

@@ -7,10 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
-from kohort.region.control_plane import membership, recovery, starts
-from kohort.region.control_plane.events import Commit, CommitEnded, GroupSeen, Heard, LogLevel, LookAt, Offsets
-from kohort.region.control_plane.state import Cutting, MemberPhase, Plane, RegisteredMember, Why
+from kohort.region.control_plane.events import (
+    CheckpointFailed,
+    Commit,
+    CommitEnded,
+    CommitSettled,
+    DeferredResetDue,
+    GroupSeen,
+    Heard,
+    LogLevel,
+    LookAt,
+    MembersChanged,
+    Offsets,
+    ResetRequest,
+    StopRequest,
+    Why,
+)
+from kohort.region.control_plane.starts import StartOffsets
+from kohort.region.control_plane.state import Cutting, MemberPhase, Plane, RegisteredMember
+from kohort.region.control_plane.table import (
+    CHECKPOINTING,
+    COMMITTING,
+    DRAINING,
+    FORMING,
+    NO_MEMBERS,
+    RESETS_ANYWAY,
+    RESETS_OR_STOPS,
+    RESETTING,
+    RUNNING,
+    STOPPED,
+    Table,
+    ignored,
+    row,
+)
 from kohort.region.messages import (
     AskCheckpoint,
     Checkpoint,
@@ -35,477 +66,562 @@ KEPT = 2
 """Complete sequences that are kept: the last, and the one before it for members that do not know the last one yet."""
 
 
-# -- beginning a checkpoint
+class Checkpoints:
+    """The machine of checkpoints: it begins, restarts, commits and publishes them."""
 
+    def __init__(self, plane: Plane, starts: StartOffsets) -> None:
+        self.plane, self.starts = plane, starts
 
-def schedule(plane: Plane) -> None:
-    """Schedule the next periodic checkpoint."""
-    if plane.config.checkpoint_every_ms is not None:
-        plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
+    # -- beginning a checkpoint
 
+    def schedule(self) -> None:
+        """Schedule the next periodic checkpoint."""
+        plane = self.plane
+        if plane.config.checkpoint_every_ms is not None:
+            plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
 
-def look_at_time(plane: Plane) -> None:
-    """Request a checkpoint if the interval has passed."""
-    if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
-        del plane.due["checkpoint"]
-        want(plane)
+    def look_at_time(self) -> None:
+        """Request a checkpoint if the interval has passed."""
+        plane = self.plane
+        if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
+            del plane.due["checkpoint"]
+            self.want()
 
+    def asked(self, event: Heard) -> None:
+        """Handle a request: of a member that counts its records or has lost partitions, or of an operator."""
+        assert isinstance(event.report, AskCheckpoint | Holding)
+        self.want()
 
-def asked(plane: Plane, event: Heard) -> None:
-    """Handle a request: by a member that has counted its records, an operator, or a member with revoked partitions."""
-    assert isinstance(event.report, AskCheckpoint | Holding)
-    want(plane)
+    def want(self) -> None:
+        """Begin a checkpoint as soon as possible; during one, another follows."""
+        self.plane.wanted = True
+        self.begin_if_due()
 
+    def begin_if_due(self) -> None:
+        """Begin the requested checkpoint if every member is connected and reading."""
+        plane = self.plane
+        names = plane.cutters()
+        those = [plane.members[name] for name in names]
+        ready = all(
+            member.phase is MemberPhase.READING
+            and member.lost_ms is None
+            and member.epoch >= 0
+            and plane.is_whole(member)
+            for member in those
+        )
+        if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
+            plane.wanted = False
+            plane.due.pop("checkpoint", None)
+            self._begin(names)
 
-def want(plane: Plane) -> None:
-    """Begin a checkpoint as soon as possible; during one, another follows."""
-    plane.wanted = True
-    begin_if_due(plane)
+    def _begin(self, names: tuple[str, ...]) -> None:
+        plane = self.plane
+        plane.attempts += 1
+        plane.figures.cut_began(plane.now_ms)
+        # An attempt that is repeated keeps its deadline.
+        plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)
+        plane.state = RegionState.DRAINING
+        plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
+        for name in names:
+            plane.members[name].phase = MemberPhase.READING
+            plane.say(plane.members[name], Drain(plane.term, plane.cutting.cut))
 
+    def begin_again(self, why: str) -> None:
+        """Restart the checkpoint: the contributions are invalid, but no data is lost. Drained members stay drained."""
+        plane = self.plane
+        cutting = plane.cutting
+        if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
+            return
+        plane.tell(LogLevel.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
+        cutters = plane.cutters()
+        names = tuple(name for name in cutting.names if name in cutters)
+        if names:
+            self._begin(names)
+        else:
+            plane.cutting, plane.state = None, RegionState.RUNNING
+            plane.figures.cut_ended(plane.now_ms, complete=False)
+            plane.due.pop("cut", None)
+            self.schedule()
 
-def begin_if_due(plane: Plane) -> None:
-    """Begin the requested checkpoint if every member is connected and reading."""
-    names = plane.cutters()
-    those = [plane.members[name] for name in names]
-    ready = all(
-        member.phase is MemberPhase.READING and member.lost_ms is None and member.epoch >= 0 and plane.is_whole(member)
-        for member in those
-    )
-    if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
-        plane.wanted = False
-        plane.due.pop("checkpoint", None)
-        _begin(plane, names)
+    def look_for_late(self) -> None:
+        """Reset the region if a member does not drain, contribute or report its generation before the deadline."""
+        plane = self.plane
+        cutting = plane.cutting
+        if cutting is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
+            return
+        waiting = MemberPhase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else MemberPhase.DRAINED
+        late = [name for name in cutting.names if name in plane.members and plane.members[name].phase is not waiting]
+        late = sorted(cutting.unidentified) if plane.state is RegionState.COMMITTING else late
+        if self.waiting_is_not_late(late):
+            plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+            return
+        plane.request(CheckpointFailed(Why.LATE, f"{', '.join(late)} did not take part in {cutting.cut} in time"))
 
+    def waiting_is_not_late(self, late: list[str]) -> bool:
+        """Return whether the checkpoint keeps waiting.
 
-def _begin(plane: Plane, names: tuple[str, ...]) -> None:
-    plane.attempts += 1
-    plane.figures.cut_began(plane.now_ms)
-    plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)  # an attempt that is repeated keeps its deadline
-    plane.state = RegionState.DRAINING
-    plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
-    for name in names:
-        plane.members[name].phase = MemberPhase.READING
-        plane.say(plane.members[name], Drain(plane.term, plane.cutting.cut))
+        The sinks of all late members are unavailable, which no reset repairs.
+        """
+        return bool(late) and all(self.plane.members[name].waits_for for name in late if name in self.plane.members)
 
+    # -- contributions
 
-def begin_again(plane: Plane, why: str) -> None:
-    """Restart the checkpoint: the contributions are invalid, but no data is lost. Drained members stay drained."""
-    cutting = plane.cutting
-    if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
-        return
-    plane.tell(LogLevel.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
-    cutters = plane.cutters()
-    names = tuple(name for name in cutting.names if name in cutters)
-    if names:
-        _begin(plane, names)
-    else:
-        plane.cutting, plane.state = None, RegionState.RUNNING
-        plane.figures.cut_ended(plane.now_ms, complete=False)
-        plane.due.pop("cut", None)
-        schedule(plane)
+    def _sender_in_checkpoint(self, event: Heard, cut: Cut) -> RegisteredMember | None:
+        """Return the sender if its message is about the current checkpoint attempt and it takes part in that."""
+        member, cutting = self.plane.member_on(event.connection), self.plane.cutting
+        if member is None or cutting is None or cut != cutting.cut or member.name not in cutting.names:
+            return None
+        return member
 
+    def drained(self, event: Heard) -> None:
+        """Handle a drained member; when all are drained, let them save their state."""
+        plane = self.plane
+        report, cutting = event.report, plane.cutting
+        assert isinstance(report, Drained)
+        member = self._sender_in_checkpoint(event, report.cut)
+        if member is None or cutting is None:
+            return
+        member.phase = MemberPhase.DRAINED
+        if all(name in plane.members and plane.members[name].phase is MemberPhase.DRAINED for name in cutting.names):
+            plane.state = RegionState.CHECKPOINTING
+            for name in cutting.names:
+                plane.say(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
 
-def look_for_late(plane: Plane) -> None:
-    """Reset the region if a member does not drain, contribute or report its generation before the deadline."""
-    cutting = plane.cutting
-    if cutting is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
-        return
-    waiting = MemberPhase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else MemberPhase.DRAINED
-    late = [name for name in cutting.names if name in plane.members and plane.members[name].phase is not waiting]
-    late = sorted(cutting.unidentified) if plane.state is RegionState.COMMITTING else late
-    if waiting_is_not_late(plane, late):
-        plane.due["cut"] = plane.now_ms + plane.config.drain_ms
-        return
-    recovery.fail(plane, Why.LATE, f"{', '.join(late)} did not take part in {cutting.cut} in time")
-
-
-def waiting_is_not_late(plane: Plane, late: list[str]) -> bool:
-    """Return whether the checkpoint keeps waiting.
-
-    The sinks of all late members are unavailable, which no reset repairs.
-    """
-    return bool(late) and all(plane.members[name].waits_for for name in late if name in plane.members)
-
-
-# -- contributions
-
-
-def _sender_in_checkpoint(plane: Plane, event: Heard, cut: Cut) -> RegisteredMember | None:
-    """Return the sender if its message is about the current checkpoint attempt and it takes part in that."""
-    member, cutting = plane.member_on(event.connection), plane.cutting
-    if member is None or cutting is None or cut != cutting.cut or member.name not in cutting.names:
-        return None
-    return member
-
-
-def drained(plane: Plane, event: Heard) -> None:
-    """Handle a drained member; when all are drained, let them save their state."""
-    report, cutting = event.report, plane.cutting
-    assert isinstance(report, Drained)
-    member = _sender_in_checkpoint(plane, event, report.cut)
-    if member is None or cutting is None:
-        return
-    member.phase = MemberPhase.DRAINED
-    if all(name in plane.members and plane.members[name].phase is MemberPhase.DRAINED for name in cutting.names):
-        plane.state = RegionState.CHECKPOINTING
-        for name in cutting.names:
-            plane.say(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
-
-
-def drain_failed(plane: Plane, event: Heard) -> None:
-    """Reset the region after a failed drain: an offset can't be committed, or a state can't be saved."""
-    report = event.report
-    assert isinstance(report, DrainFailed)
-    member = _sender_in_checkpoint(plane, event, report.cut)
-    if member is not None:
-        recovery.ask(plane, Why.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
-
-
-def contributed(plane: Plane, event: Heard) -> None:
-    """Handle a contribution; commit when all members have contributed."""
-    report, cutting = event.report, plane.cutting
-    assert isinstance(report, Contributed)
-    member = _sender_in_checkpoint(plane, event, report.cut)
-    if member is None or cutting is None or member.phase is not MemberPhase.DRAINED:
-        return
-    wrong = _wrong(plane, cutting, member, report.contribution)
-    if wrong:
-        recovery.ask(plane, Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name)
-        return
-    member.phase = MemberPhase.CONTRIBUTED
-    cutting.contributions[member.name] = replace(
-        report.contribution, shares=member.shares, pinned=member.pinned, process=member.process
-    )
-    commit_if_whole(plane)
-
-
-def _wrong(plane: Plane, cutting: Cutting, member: RegisteredMember, given: Contribution) -> str:
-    """Return what is wrong with a contribution: gaps, repetitions, two owners or another epoch; empty: nothing."""
-    meant = (given.member, given.term, given.epoch, given.sequence, given.group)
-    if meant != (member.name, plane.term, member.epoch, cutting.cut.sequence, member.group):
-        return f"as of another time: {meant}"
-    if given.sink != member.sink or (given.keys and not given.sink):
-        return f"what it staged for {given.sink or 'no sink'!r}, and it writes to {member.sink or 'none'!r}"
-    if given.letters != member.letters or bool(given.letter_keys) != bool(given.dead_letters):
-        units = len(given.letter_keys)
-        return f"{given.dead_letters} dead letters in {units} units for {given.letters or 'no place'!r}"
-    taken = {part_of(span) for other in cutting.contributions.values() for span in other.spans}
-    for span in given.spans:
-        part, start = part_of(span), plane.start_of(part_of(span))
-        if start is None or span.begin != start.offset:
-            known = "nothing" if start is None else start.offset
-            return f"{part} from {span.begin} on, where the region has come to {known}"
-        if span.end < span.begin:
-            return f"{part} from {span.begin} to {span.end}"
-        if part in taken:
-            return f"{part}, which another member contributed too"
-        if part not in member.handed:
-            return f"{part}, which it was not given to read"
-        taken.add(part)
-    if {part_of(span) for span in given.spans} != set(member.handed):
-        return "less than all that it was given to read"
-    return ""
-
-
-def let_go(plane: Plane, member: RegisteredMember, parts: Iterable[Part]) -> None:
-    """Invalidate a member's contribution if the member has released partitions of it."""
-    cutting = plane.cutting
-    given = None if cutting is None else cutting.contributions.get(member.name)
-    if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
-        begin_again(plane, f"{member.name} released partitions that it had contributed")
-
-
-# -- the commit point
-
-
-def commit_if_whole(plane: Plane) -> None:
-    """Commit if all have contributed and what the sequence before staged is published."""
-    cutting = plane.cutting
-    if plane.state is not RegionState.CHECKPOINTING or cutting is None:
-        return
-    if set(cutting.contributions) != set(cutting.names):
-        return
-    if plane.owed:
-        plane.due.pop("cut", None)  # the publication is late, not a member
-        for place in [unserved for unserved in sorted(plane.owed) if plane.publisher(unserved) is None]:
-            plane.tell(
-                LogLevel.WARNING,
-                f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} "
-                f"to {place}, and no member that writes there is registered: start one",
+    def drain_failed(self, event: Heard) -> None:
+        """Reset the region after a failed drain: an offset can't be committed, or a state can't be saved."""
+        report = event.report
+        assert isinstance(report, DrainFailed)
+        member = self._sender_in_checkpoint(event, report.cut)
+        if member is not None:
+            self.plane.request(
+                ResetRequest(Why.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
             )
-        return
-    ends = {
-        part_of(span): _end_of(span) for contribution in cutting.contributions.values() for span in contribution.spans
-    }
-    stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
-    merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
-    before = set() if plane.empties else plane.places  # the sinks are empty now
-    places = before | set(keys_by_place(cutting.contributions.values()))
-    cutting.manifest = Manifest(
-        plane.region,
-        plane.region_id,
-        cutting.cut.sequence,
-        plane.term,
-        plane.floor,
-        plane.now_ms,
-        cutting.names,
-        stay,
-        merged,
-        places=tuple(sorted(places)),
-        away={name: sequence for name, sequence in plane.waiting.items() if name not in cutting.names},
-    )
-    plane.state = RegionState.COMMITTING
-    _commit(plane, cutting)
+
+    def contributed(self, event: Heard) -> None:
+        """Handle a contribution; commit when all members have contributed."""
+        report, cutting = event.report, self.plane.cutting
+        assert isinstance(report, Contributed)
+        member = self._sender_in_checkpoint(event, report.cut)
+        if member is None or cutting is None or member.phase is not MemberPhase.DRAINED:
+            return
+        wrong = self._wrong(cutting, member, report.contribution)
+        if wrong:
+            self.plane.request(ResetRequest(Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name))
+            return
+        member.phase = MemberPhase.CONTRIBUTED
+        cutting.contributions[member.name] = replace(
+            report.contribution, shares=member.shares, pinned=member.pinned, process=member.process
+        )
+        self.commit_if_whole()
+
+    def _wrong(self, cutting: Cutting, member: RegisteredMember, given: Contribution) -> str:
+        """Return what is wrong with a contribution: gaps, repetitions, two owners or another epoch; empty: nothing."""
+        meant = (given.member, given.term, given.epoch, given.sequence, given.group)
+        if meant != (member.name, self.plane.term, member.epoch, cutting.cut.sequence, member.group):
+            return f"as of another time: {meant}"
+        if given.sink != member.sink or (given.keys and not given.sink):
+            return f"what it staged for {given.sink or 'no sink'!r}, and it writes to {member.sink or 'none'!r}"
+        if given.letters != member.letters or bool(given.letter_keys) != bool(given.dead_letters):
+            units = len(given.letter_keys)
+            return f"{given.dead_letters} dead letters in {units} units for {given.letters or 'no place'!r}"
+        taken = {part_of(span) for other in cutting.contributions.values() for span in other.spans}
+        for span in given.spans:
+            part, start = part_of(span), self.plane.start_of(part_of(span))
+            if start is None or span.begin != start.offset:
+                known = "nothing" if start is None else start.offset
+                return f"{part} from {span.begin} on, where the region has come to {known}"
+            if span.end < span.begin:
+                return f"{part} from {span.begin} to {span.end}"
+            if part in taken:
+                return f"{part}, which another member contributed too"
+            if part not in member.handed:
+                return f"{part}, which it was not given to read"
+            taken.add(part)
+        if {part_of(span) for span in given.spans} != set(member.handed):
+            return "less than all that it was given to read"
+        return ""
+
+    def let_go(self, name: str, parts: Iterable[Part]) -> None:
+        """Invalidate a member's contribution if the member has released partitions of it."""
+        cutting = self.plane.cutting
+        given = None if cutting is None else cutting.contributions.get(name)
+        if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
+            self.begin_again(f"{name} released partitions that it had contributed")
+
+    # -- the commit point
+
+    def commit_if_whole(self) -> None:
+        """Commit if all have contributed and what the sequence before staged is published."""
+        plane = self.plane
+        cutting = plane.cutting
+        if plane.state is not RegionState.CHECKPOINTING or cutting is None:
+            return
+        if set(cutting.contributions) != set(cutting.names):
+            return
+        if plane.owed:
+            plane.due.pop("cut", None)  # the publication is late, not a member
+            for place in [unserved for unserved in sorted(plane.owed) if plane.publisher(unserved) is None]:
+                plane.tell(
+                    LogLevel.WARNING,
+                    f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} "
+                    f"to {place}, and no member that writes there is registered: start one",
+                )
+            return
+        ends = {
+            part_of(span): _end_of(span)
+            for contribution in cutting.contributions.values()
+            for span in contribution.spans
+        }
+        stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
+        merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
+        before = set() if plane.empties else plane.places  # the sinks are empty now
+        places = before | set(keys_by_place(cutting.contributions.values()))
+        cutting.manifest = Manifest(
+            plane.region,
+            plane.region_id,
+            cutting.cut.sequence,
+            plane.term,
+            plane.floor,
+            plane.now_ms,
+            cutting.names,
+            stay,
+            merged,
+            places=tuple(sorted(places)),
+            away={name: sequence for name, sequence in plane.waiting.items() if name not in cutting.names},
+        )
+        plane.state = RegionState.COMMITTING
+        self._commit(cutting)
+
+    def _commit(self, cutting: Cutting) -> None:
+        assert cutting.manifest is not None
+        self.plane.due.pop("cut", None)  # no deadline: the commit may succeed late
+        given = tuple(cutting.contributions[name] for name in cutting.names)
+        offsets = tuple(
+            Offsets(
+                contribution.member,
+                contribution.group,
+                Identity(contribution.member_id, contribution.generation, contribution.instance_id),
+                tuple(map(_end_of, contribution.spans)),
+            )
+            for contribution in given
+            if contribution.spans
+        )
+        self.plane.effects.append(Commit(cutting.cut, cutting.manifest, given, offsets))
+
+    def commit_ended(self, event: CommitEnded) -> None:
+        """Handle the outcome of a commit: the sequence is complete, or nothing of it was written."""
+        plane = self.plane
+        cutting = plane.cutting
+        if cutting is None or cutting.cut != event.cut:
+            return
+        if not event.refused:
+            self._complete(cutting)
+            return
+        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(event.refused.items()))
+        if plane.pending is not None or event.gone or not set(event.refused) <= set(plane.members):
+            plane.request(CheckpointFailed(Why.COMMIT, f"the offsets of {cutting.cut} were refused: {reasons}"))
+            return
+        plane.tell(LogLevel.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
+        cutting.unidentified = frozenset(event.refused)
+        plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+        for name in event.refused:
+            member, given = plane.members[name], cutting.contributions[name]
+            if member.identity != Identity(given.member_id, given.generation, given.instance_id):
+                self.identified(member)  # it has reported its new generation meanwhile
+            else:
+                plane.say(member, Identify(plane.term, cutting.cut))
+
+    def ended_when_stopped(self, event: CommitEnded) -> None:
+        """Handle the outcome of a commit that was pending when the region stopped; it decides where to continue."""
+        cutting = self.plane.cutting
+        if cutting is None or cutting.cut != event.cut:
+            return
+        self.plane.cutting = None
+        if not event.refused:
+            self._stands(cutting)
+        self.plane.request(CommitSettled())
+
+    def identified(self, member: RegisteredMember) -> None:
+        """Commit under the new generation that a refused member reported, if it still holds all that it contributed."""
+        cutting = self.plane.cutting
+        if cutting is None or member.name not in cutting.unidentified:
+            return
+        given = cutting.contributions[member.name]
+        if not {part_of(span) for span in given.spans} <= set(member.handed):
+            cutting.unidentified = frozenset()
+            self.plane.state = RegionState.CHECKPOINTING
+            self.begin_again(f"{member.name} no longer holds what it contributed")
+            return
+        who = member.identity
+        cutting.contributions[member.name] = replace(
+            given, member_id=who.member_id, generation=who.generation, instance_id=who.instance_id
+        )
+        cutting.unidentified -= {member.name}
+        if not cutting.unidentified:
+            self._commit(cutting)
+
+    def _stands(self, cutting: Cutting) -> None:
+        """Update the state after the commit of a sequence."""
+        plane = self.plane
+        assert cutting.manifest is not None
+        plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
+        plane.positions = {part_of(position): position for position in cutting.manifest.positions}
+        given, away = cutting.contributions, cutting.manifest.away
+        plane.states = {name: plane.states[name] for name in away} | {
+            name: contribution.state for name, contribution in given.items()
+        }
+        plane.waiting = away | {name: plane.sequence for name, contribution in given.items() if contribution.keeps}
+        plane.contributors = {name: contribution.epoch for name, contribution in given.items()}
+        for name in given.keys() & plane.members.keys():
+            plane.members[name].dead_letters += given[name].dead_letters
+        kept = {name: reservation for name, reservation in plane.reserved.items() if name in away}
+        plane.reserved = kept | reserved_by(given.values())
+        plane.empties, plane.made_as, plane.places = False, 0, set(cutting.manifest.places)
+        plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
+
+    def _complete(self, cutting: Cutting) -> None:
+        plane = self.plane
+        assert cutting.manifest is not None
+        self._stands(cutting)
+        plane.due.pop("cut", None)
+        plane.figures.cut_ended(plane.now_ms, complete=True)
+        self._tell(cutting)
+        plane.state = RegionState.RUNNING
+        for member in list(plane.members.values()):
+            member.phase = MemberPhase.READING if member.phase is not MemberPhase.GOING_BACK else member.phase
+            for part in member.handed:
+                member.handed[part] = plane.positions[part].offset
+            counts = plane.counts(member.name, member.epoch)
+            plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
+        self._let_leave([name for name in cutting.names if name not in cutting.manifest.stay])
+        plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
+        self._look_for_lone()
+        plane.offer_publish()
+        if plane.pending is not None:
+            plane.request(DeferredResetDue())
+            return
+        self.schedule()
+        self.starts.serve()
+        self.begin_if_due()
+
+    def _tell(self, cutting: Cutting) -> None:
+        """Log each sequence; one without records only at debug level."""
+        plane = self.plane
+        records = sum(
+            span.end - span.begin for contribution in cutting.contributions.values() for span in contribution.spans
+        )
+        names, took_ms = len(cutting.names), plane.figures.sequence_ms
+        plane.tell(
+            LogLevel.INFO if records else LogLevel.DEBUG,
+            f"region {plane.region}: sequence {plane.sequence} is complete: {records} records, members: {names}, "
+            f"{took_ms} ms",
+        )
+
+    def _let_leave(self, names: Iterable[str]) -> None:
+        """Let members leave with the sequence. One that alone can publish it stays until it has, with its siblings."""
+        plane = self.plane
+        going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
+        here = [registered for registered in plane.members.values() if registered.lost_ms is None]
+        stay = {place for member in here if member not in going for place in member.places}
+        able = [member for member in reversed(going) if member in here]
+        last = {place: member for member in able for place in member.places if place not in stay and plane.needs(place)}
+        for member in going:
+            if any(last.get(place) is sibling for sibling in plane.siblings(member) for place in sibling.places):
+                member.left = True
+                member.handed.clear()
+            else:
+                plane.let_leave(member)
+
+    # -- publication
+
+    def published(self, event: Heard) -> None:
+        """Save that a sink shows what the last sequence staged for it, whichever member published it."""
+        plane = self.plane
+        report, member = event.report, plane.member_on(event.connection)
+        assert isinstance(report, Published)
+        place = "" if member is None else report.place or member.sink
+        if member is None or place not in member.places or place not in plane.owed:
+            return
+        if report.sequence != plane.number_in(place):
+            return
+        shown = Shown(plane.region, place, report.sequence, plane.now_ms, plane.empties)
+
+        def saved() -> None:
+            plane.shown[shown.place] = shown
+            if shown.empty:
+                plane.emptied.add(shown.place)
+            if shown.sequence == plane.number_in(shown.place):
+                self._paid(shown.place)
+
+        plane.save([shown], saved)
+
+    def _paid(self, place: str) -> None:
+        """Let members leave that stayed to publish, and let the next sequence be committed."""
+        plane = self.plane
+        plane.paid(place)
+        left = [member for member in plane.members.values() if member.left]
+        staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
+        for member in [member for member in left if (member.of or member.name) not in staying]:
+            plane.let_leave(member)
+        plane.request(MembersChanged())
+        self.commit_if_whole()
+
+    def publish_failed(self, event: Heard) -> None:
+        """Log a failed publication. The member retries without limit, and the next sequence waits."""
+        plane = self.plane
+        report = event.report
+        assert isinstance(report, PublishFailed)
+        member = plane.member_on(event.connection)
+        if member is not None:
+            plane.unshown[report.place or member.sink] = report.cause
+        plane.tell(
+            LogLevel.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}"
+        )
+
+    def waiting(self, event: Heard) -> None:
+        """Keep a checkpoint open while a member's sink does not accept submitted rows."""
+        plane = self.plane
+        report, member = event.report, plane.member_on(event.connection)
+        assert isinstance(report, Waiting)
+        if member is None:
+            self._waits_to_register(event.connection, report)
+            return
+        before, member.waits_for = member.waits_for, report.cause
+        if report.cause and not before:
+            places = " or ".join(member.places)
+            text = f"region {plane.region}: waiting for sink {places}: {member.name} cannot stage: {report.cause}"
+            plane.tell(LogLevel.WARNING, text)
+        elif before and not report.cause:
+            plane.tell(LogLevel.INFO, f"region {plane.region}: the sink of {member.name} accepts rows again")
+            if "cut" in plane.due:
+                plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+
+    def _waits_to_register(self, connection: int, report: Waiting) -> None:
+        """Record a connected member whose sink does not answer: it registers when the sink does."""
+        plane = self.plane
+        if report.member and connection not in plane.waiting_to_register:
+            text = f"waiting for sink {report.sink} before {report.member} can register: {report.cause}"
+            plane.tell(LogLevel.WARNING, f"region {plane.region}: {text}")
+        if report.member:
+            plane.waiting_to_register[connection] = report
+
+    def _look_for_lone(self) -> None:
+        """Describe the groups of partitions that no member has held for long: others than members may read them."""
+        plane = self.plane
+        held = {part for member in plane.members.values() for part in member.handed}
+        wanted = {(asked.member, part) for asked in plane.asked for part in asked.parts}
+        coming = {part for _, part in wanted}
+        plane.lone = {
+            part: plane.lone.get(part, 0) + 1
+            for part in plane.all_positions()
+            if part not in held and part not in coming
+        }
+        long = sorted(part for part, count in plane.lone.items() if count >= plane.config.lone_sequences)
+        for group in sorted({part.group for part in long}):
+            plane.effects.append(LookAt(group, tuple(part for part in long if part.group == group)))
+
+    def group_seen(self, event: GroupSeen) -> None:
+        """Stop the region if a client outside it reads in its groups.
+
+        The region lacks the records that this client reads.
+        """
+        if not event.outsiders:
+            return
+        names = "; ".join(
+            f"{outsider.client_id} at {outsider.host} holds {', '.join(map(str, outsider.parts))}"
+            for outsider in event.outsiders
+        )
+        self.plane.request(
+            StopRequest(
+                f"group {event.group!r} has members that are not of the region: {names}",
+                "",
+                f"end them, or give them a group of their own, then {self.plane.how_to_resume()}",
+            )
+        )
 
 
 def _end_of(span: Span) -> Position:
     return Position(span.group, span.topic, span.topic_id, span.partition, span.end, span.leader_epoch)
 
 
-def _commit(plane: Plane, cutting: Cutting) -> None:
-    assert cutting.manifest is not None
-    plane.due.pop("cut", None)  # no deadline: the commit may succeed late
-    given = tuple(cutting.contributions[name] for name in cutting.names)
-    offsets = tuple(
-        Offsets(
-            contribution.member,
-            contribution.group,
-            Identity(contribution.member_id, contribution.generation, contribution.instance_id),
-            tuple(map(_end_of, contribution.spans)),
-        )
-        for contribution in given
-        if contribution.spans
-    )
-    plane.effects.append(Commit(cutting.cut, cutting.manifest, given, offsets))
+_EARLIER_CUT = "it answers an earlier checkpoint"
+_UNDER_WAY = "the next checkpoint is under way"
+_NO_COMMIT = "no commit is pending"
 
-
-def commit_ended(plane: Plane, event: CommitEnded) -> None:
-    """Handle the outcome of a commit: the sequence is complete, or nothing of it was written."""
-    cutting = plane.cutting
-    if cutting is None or cutting.cut != event.cut:
-        return
-    if not event.refused:
-        _complete(plane, cutting)
-        return
-    reasons = "; ".join(f"{name}: {why}" for name, why in sorted(event.refused.items()))
-    if plane.pending is not None or event.gone or not set(event.refused) <= set(plane.members):
-        recovery.fail(plane, Why.COMMIT, f"the offsets of {cutting.cut} were refused: {reasons}")
-        return
-    plane.tell(LogLevel.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
-    cutting.unidentified = frozenset(event.refused)
-    plane.due["cut"] = plane.now_ms + plane.config.drain_ms
-    for name in event.refused:
-        member, given = plane.members[name], cutting.contributions[name]
-        if member.identity != Identity(given.member_id, given.generation, given.instance_id):
-            identified(plane, member)  # it has reported its new generation meanwhile
-        else:
-            plane.say(member, Identify(plane.term, cutting.cut))
-
-
-def ended_when_stopped(plane: Plane, event: CommitEnded) -> None:
-    """Handle the outcome of a commit that was pending when the region stopped; it decides where to continue."""
-    cutting = plane.cutting
-    if cutting is None or cutting.cut != event.cut:
-        return
-    plane.cutting = None
-    if not event.refused:
-        _stands(plane, cutting)
-    recovery.go_on_if_settled(plane)
-
-
-def identified(plane: Plane, member: RegisteredMember) -> None:
-    """Commit under the new generation that a refused member reported, if it still holds all that it contributed."""
-    cutting = plane.cutting
-    if cutting is None or member.name not in cutting.unidentified:
-        return
-    given = cutting.contributions[member.name]
-    if not {part_of(span) for span in given.spans} <= set(member.handed):
-        cutting.unidentified = frozenset()
-        plane.state = RegionState.CHECKPOINTING
-        begin_again(plane, f"{member.name} no longer holds what it contributed")
-        return
-    who = member.identity
-    cutting.contributions[member.name] = replace(
-        given, member_id=who.member_id, generation=who.generation, instance_id=who.instance_id
-    )
-    cutting.unidentified -= {member.name}
-    if not cutting.unidentified:
-        _commit(plane, cutting)
-
-
-def _stands(plane: Plane, cutting: Cutting) -> None:
-    """Update the state after the commit of a sequence."""
-    assert cutting.manifest is not None
-    plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
-    plane.positions = {part_of(position): position for position in cutting.manifest.positions}
-    given, away = cutting.contributions, cutting.manifest.away
-    plane.states = {name: plane.states[name] for name in away} | {
-        name: contribution.state for name, contribution in given.items()
-    }
-    plane.waiting = away | {name: plane.sequence for name, contribution in given.items() if contribution.keeps}
-    plane.contributors = {name: contribution.epoch for name, contribution in given.items()}
-    for name in given.keys() & plane.members.keys():
-        plane.members[name].dead_letters += given[name].dead_letters
-    kept = {name: reservation for name, reservation in plane.reserved.items() if name in away}
-    plane.reserved = kept | reserved_by(given.values())
-    plane.empties, plane.made_as, plane.places = False, 0, set(cutting.manifest.places)
-    plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
-
-
-def _complete(plane: Plane, cutting: Cutting) -> None:
-    assert cutting.manifest is not None
-    _stands(plane, cutting)
-    plane.due.pop("cut", None)
-    plane.figures.cut_ended(plane.now_ms, complete=True)
-    _tell(plane, cutting)
-    plane.state = RegionState.RUNNING
-    for member in list(plane.members.values()):
-        member.phase = MemberPhase.READING if member.phase is not MemberPhase.GOING_BACK else member.phase
-        for part in member.handed:
-            member.handed[part] = plane.positions[part].offset
-        counts = plane.counts(member.name, member.epoch)
-        plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
-    _let_leave(plane, [name for name in cutting.names if name not in cutting.manifest.stay])
-    plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
-    _look_for_lone(plane)
-    membership.offer_publish(plane)
-    if plane.pending is not None:
-        recovery.begin_pending(plane)
-        return
-    schedule(plane)
-    starts.serve(plane)
-    begin_if_due(plane)
-
-
-def _tell(plane: Plane, cutting: Cutting) -> None:
-    """Log each sequence; one without records only at debug level."""
-    records = sum(
-        span.end - span.begin for contribution in cutting.contributions.values() for span in contribution.spans
-    )
-    names, took_ms = len(cutting.names), plane.figures.sequence_ms
-    plane.tell(
-        LogLevel.INFO if records else LogLevel.DEBUG,
-        f"region {plane.region}: sequence {plane.sequence} is complete: {records} records, members: {names}, "
-        f"{took_ms} ms",
-    )
-
-
-def _let_leave(plane: Plane, names: Iterable[str]) -> None:
-    """Let members leave with the sequence. The only one that can publish it stays until it has, with its siblings."""
-    going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
-    here = [registered for registered in plane.members.values() if registered.lost_ms is None]
-    stay = {place for member in here if member not in going for place in member.places}
-    able = [member for member in reversed(going) if member in here]
-    last = {place: member for member in able for place in member.places if place not in stay and plane.needs(place)}
-    for member in going:
-        if any(last.get(place) is sibling for sibling in plane.siblings(member) for place in sibling.places):
-            member.left = True
-            member.handed.clear()
-        else:
-            membership.let_leave(plane, member)
-
-
-# -- publication
-
-
-def published(plane: Plane, event: Heard) -> None:
-    """Save that a sink shows what the last sequence staged for it, whichever member published it."""
-    report, member = event.report, plane.member_on(event.connection)
-    assert isinstance(report, Published)
-    place = "" if member is None else report.place or member.sink
-    if member is None or place not in member.places or place not in plane.owed:
-        return
-    if report.sequence != plane.number_in(place):
-        return
-    shown = Shown(plane.region, place, report.sequence, plane.now_ms, plane.empties)
-
-    def saved() -> None:
-        plane.shown[shown.place] = shown
-        if shown.empty:
-            plane.emptied.add(shown.place)
-        if shown.sequence == plane.number_in(shown.place):
-            _paid(plane, shown.place)
-
-    plane.save([shown], saved)
-
-
-def _paid(plane: Plane, place: str) -> None:
-    """Let members leave that stayed to publish, and let the next sequence be committed."""
-    plane.paid(place)
-    left = [member for member in plane.members.values() if member.left]
-    staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
-    for member in [member for member in left if (member.of or member.name) not in staying]:
-        membership.let_leave(plane, member)
-    membership.go_on(plane)
-    commit_if_whole(plane)
-
-
-def publish_failed(plane: Plane, event: Heard) -> None:
-    """Log a failed publication. The member retries without limit, and the next sequence waits."""
-    report = event.report
-    assert isinstance(report, PublishFailed)
-    member = plane.member_on(event.connection)
-    if member is not None:
-        plane.unshown[report.place or member.sink] = report.cause
-    plane.tell(LogLevel.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}")
-
-
-def waiting(plane: Plane, event: Heard) -> None:
-    """Keep a checkpoint open while a member's sink does not accept submitted rows."""
-    report, member = event.report, plane.member_on(event.connection)
-    assert isinstance(report, Waiting)
-    if member is None:
-        _waits_to_register(plane, event.connection, report)
-        return
-    before, member.waits_for = member.waits_for, report.cause
-    if report.cause and not before:
-        places = " or ".join(member.places)
-        text = f"region {plane.region}: waiting for sink {places}: {member.name} cannot stage: {report.cause}"
-        plane.tell(LogLevel.WARNING, text)
-    elif before and not report.cause:
-        plane.tell(LogLevel.INFO, f"region {plane.region}: the sink of {member.name} accepts rows again")
-        if "cut" in plane.due:
-            plane.due["cut"] = plane.now_ms + plane.config.drain_ms
-
-
-def _waits_to_register(plane: Plane, connection: int, report: Waiting) -> None:
-    """Record a connected member whose sink does not answer: it registers when the sink does."""
-    if report.member and connection not in plane.waiting_to_register:
-        text = (
-            f"region {plane.region}: waiting for sink {report.sink} before {report.member} can register: {report.cause}"
-        )
-        plane.tell(LogLevel.WARNING, text)
-    if report.member:
-        plane.waiting_to_register[connection] = report
-
-
-def _look_for_lone(plane: Plane) -> None:
-    """Describe the groups of partitions that no member has held for long: a client outside the region may read them."""
-    held = {part for member in plane.members.values() for part in member.handed}
-    wanted = {(asked.member, part) for asked in plane.asked for part in asked.parts}
-    coming = {part for _, part in wanted}
-    plane.lone = {
-        part: plane.lone.get(part, 0) + 1 for part in plane.all_positions() if part not in held and part not in coming
-    }
-    long = sorted(part for part, count in plane.lone.items() if count >= plane.config.lone_sequences)
-    for group in sorted({part.group for part in long}):
-        plane.effects.append(LookAt(group, tuple(part for part in long if part.group == group)))
-
-
-def group_seen(plane: Plane, event: GroupSeen) -> None:
-    """Stop the region if a client outside it reads in its groups.
-
-    The region lacks the records that this client reads.
-    """
-    if not event.outsiders:
-        return
-    names = "; ".join(
-        f"{outsider.client_id} at {outsider.host} holds {', '.join(map(str, outsider.parts))}"
-        for outsider in event.outsiders
-    )
-    recovery.stop(
-        plane,
-        f"group {event.group!r} has members that are not of the region: {names}",
-        "",
-        f"end them, or give them a group of their own, then {recovery.how_to_resume(plane)}",
-    )
+TABLE: Final[Table] = {
+    AskCheckpoint: {
+        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.asked),
+        RUNNING: row("a checkpoint begins", Checkpoints.asked, DRAINING),
+        DRAINING: ignored(_UNDER_WAY),
+        CHECKPOINTING: ignored(_UNDER_WAY),
+        COMMITTING: ignored(_UNDER_WAY),
+        RESETTING: ignored("a member that resets counts anew"),
+        STOPPED: ignored(NO_MEMBERS),
+    },
+    Holding: {
+        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.asked),
+        RUNNING: row("a checkpoint begins, then the member releases the partitions", Checkpoints.asked, DRAINING),
+        DRAINING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.asked),
+        CHECKPOINTING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.asked),
+        COMMITTING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.asked),
+        RESETTING: ignored("a member that resets releases partitions at once"),
+        STOPPED: ignored(NO_MEMBERS),
+    },
+    Drained: {
+        FORMING: ignored("the checkpoint that it was drained for is over"),
+        RUNNING: ignored(_EARLIER_CUT),
+        DRAINING: row("after the last one all members save their state", Checkpoints.drained, CHECKPOINTING),
+        CHECKPOINTING: ignored("all are drained"),
+        COMMITTING: ignored("all are drained"),
+        RESETTING: ignored(RESETS_ANYWAY),
+        STOPPED: ignored(NO_MEMBERS),
+    },
+    DrainFailed: {
+        FORMING: ignored("the checkpoint that failed is over"),
+        RUNNING: ignored(_EARLIER_CUT),
+        DRAINING: row("the region resets", Checkpoints.drain_failed, *RESETS_OR_STOPS),
+        CHECKPOINTING: row("the region resets", Checkpoints.drain_failed, *RESETS_OR_STOPS),
+        COMMITTING: ignored("it has contributed"),
+        RESETTING: ignored(RESETS_ANYWAY),
+        STOPPED: ignored(NO_MEMBERS),
+    },
+    Contributed: {
+        FORMING: ignored("the checkpoint that it contributes to is over"),
+        RUNNING: ignored(_EARLIER_CUT),
+        DRAINING: ignored("the checkpoint has restarted"),
+        CHECKPOINTING: row("the commit follows the last one; after a wrong one the region resets",
+                            Checkpoints.contributed, COMMITTING, *RESETS_OR_STOPS),
+        COMMITTING: ignored("all have contributed"),
+        RESETTING: ignored(RESETS_ANYWAY),
+        STOPPED: ignored(NO_MEMBERS),
+    },
+    CommitEnded: {
+        FORMING: ignored(_NO_COMMIT),
+        RUNNING: ignored(_NO_COMMIT),
+        DRAINING: ignored(_NO_COMMIT),
+        CHECKPOINTING: ignored(_NO_COMMIT),
+        COMMITTING: row("complete; or refused: retried under the current generation, a new checkpoint, or a reset",
+                         Checkpoints.commit_ended, RUNNING, DRAINING, *RESETS_OR_STOPS),
+        RESETTING: ignored(_NO_COMMIT),
+        STOPPED: row("the region continues from what was committed, when an operator resumes it",
+                      Checkpoints.ended_when_stopped, FORMING),
+    },
+    Published: {
+        state: row("saved, so that the next control plane knows it", Checkpoints.published) for state in RegionState
+        if state is not STOPPED
+    } | {STOPPED: ignored(NO_MEMBERS)},
+    PublishFailed: {
+        state: row("logged; the next commit waits", Checkpoints.publish_failed) for state in RegionState
+        if state is not STOPPED
+    } | {STOPPED: ignored(NO_MEMBERS)},
+    Waiting: {
+        state: row("recorded: the sink is unavailable, and the checkpoint waits for it", Checkpoints.waiting)
+        for state in RegionState
+        if state is not STOPPED
+    } | {STOPPED: ignored(NO_MEMBERS)},
+    GroupSeen: {
+        state: row("the region stops if clients outside it read in a group", Checkpoints.group_seen, STOPPED)
+        for state in RegionState if state not in (STOPPED, COMMITTING)
+    } | {COMMITTING: ignored("the next sequence checks again"), STOPPED: ignored(NO_MEMBERS)},
+}  # fmt: skip
+"""The transitions of a region by the events of its checkpoints: an entry for each event in each state."""

@@ -1,9 +1,9 @@
-"""Events of a control plane, and the effects that it returns."""
+"""Events of a control plane, the requests of its machines to each other, and the effects that it returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from kohort.region.messages import Cut, Declined, Identity, Order, Report
 from kohort.region.parts import Part
@@ -91,6 +91,126 @@ class ClockTick:
 Event = (
     Heard | Disconnected | ProcessEnded | Saved | CommitEnded | GroupSeen | MemberStopRequested | Resumed | ClockTick
 )
+
+
+# -- What the machines of the control plane ask of each other: `machine.RegionMachine` says which of them answer
+
+
+class Why(Enum):
+    """The cause of a reset."""
+
+    ASKED = "a person, or what is behind a member"
+    PARTITIONS = "partitions that were read were revoked or lost"
+    DEAD = "a member died"
+    LATE = "a member took too long"
+    DRAIN = "a member could not be drained"
+    CONTRIBUTION = "a member contributed what can't be"
+    COMMIT = "the group's coordinator refused the offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRequest:
+    """A reset that a machine asks for. It may wait for the outcome of a commit, or until the region is formed.
+
+    Attributes:
+        member: the member that is the cause; empty: none.
+        forced: it does not count as one of several resets in a row.
+        initial: the region returns to its initial state.
+    """
+
+    why: Why
+    cause: str
+    member: str = ""
+    forced: bool = False
+    initial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredResetDue:
+    """A reset that had to wait may begin now."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint of which nothing was written: the region resets, whatever it was waiting for."""
+
+    why: Why
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """An error that no reset repairs: the region stops until an operator resumes it."""
+
+    cause: str
+    member: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSettled:
+    """The outcome of a commit is known that was pending when the region stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRuns:
+    """All members have registered or reset: the region runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWanted:
+    """A member wants to leave with a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMayBegin:
+    """A member is connected and reads: a wanted checkpoint may have waited only for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """A member is gone, or has its epoch: what waited for it continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantLost:
+    """A participant of the present checkpoint is gone."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsReleased:
+    """A member has released partitions, which it may have contributed to the present checkpoint."""
+
+    member: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReported:
+    """A member has said under which generation of its group it works."""
+
+    member: str
+
+
+Request = (
+    ResetRequest
+    | DeferredResetDue
+    | CheckpointFailed
+    | StopRequest
+    | CommitSettled
+    | RegionRuns
+    | CheckpointWanted
+    | CheckpointMayBegin
+    | MembersChanged
+    | ParticipantLost
+    | PartitionsReleased
+    | GenerationReported
+)
+
+
+# -- Effects
 
 
 class LogLevel(IntEnum):

@@ -5,119 +5,160 @@ Source: spec 5.4, 5.5, 5.8, 5.12.
 
 from __future__ import annotations
 
+from typing import Final
+
 from kohort.region.control_plane.events import Heard
 from kohort.region.control_plane.state import Asked, MemberPhase, Plane, RegisteredMember
+from kohort.region.control_plane.table import (
+    CHECKPOINTING,
+    COMMITTING,
+    DRAINING,
+    FORMING,
+    NO_MEMBERS,
+    RESETTING,
+    RUNNING,
+    STOPPED,
+    Table,
+    ignored,
+    row,
+)
 from kohort.region.messages import AskStarts, Looked, Starts
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Began, Fact, Initial
 from kohort.region.states import RegionState
 
 
-def ask(plane: Plane, event: Heard) -> None:
-    """Handle a member's request for the start offsets of assigned partitions."""
-    report, member = event.report, plane.member_on(event.connection)
-    assert isinstance(report, AskStarts)
-    if member is not None and report.parts:
-        forget(plane, member, report.parts)
-        plane.asked.append(Asked(member.name, report.number, report.parts))
-        serve(plane)
+class StartOffsets:
+    """The start offsets that members have asked for, and those that are handed out."""
 
+    def __init__(self, plane: Plane) -> None:
+        self.plane = plane
 
-def forget(plane: Plane, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
-    """Remove partitions from the member's requests."""
-    for asked in plane.asked:
-        if asked.member == member.name:
-            asked.parts = tuple(part for part in asked.parts if part not in parts)
-            asked.looking -= frozenset(parts)
-    plane.asked = [request for request in plane.asked if request.parts]
+    def ask(self, event: Heard) -> None:
+        """Handle a member's request for the start offsets of assigned partitions."""
+        report, member = event.report, self.plane.member_on(event.connection)
+        assert isinstance(report, AskStarts)
+        if member is not None and report.parts:
+            self.forget(member, report.parts)
+            self.plane.asked.append(Asked(member.name, report.number, report.parts))
+            self.serve()
 
+    def forget(self, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
+        """Remove partitions from the member's requests."""
+        for asked in self.plane.asked:
+            if asked.member == member.name:
+                asked.parts = tuple(part for part in asked.parts if part not in parts)
+                asked.looking -= frozenset(parts)
+        self.plane.asked = [request for request in self.plane.asked if request.parts]
 
-def serve(plane: Plane) -> None:
-    """Hand out the partitions that are free: no other member holds one, or looks up its start offset.
+    def serve(self) -> None:
+        """Hand out the partitions that are free: no other member holds one, or looks up its start offset.
 
-    This happens only while the region runs. A member contributes every partition that it was given, so no start may
-    come between its contribution and the sequence.
-    """
-    if plane.state is not RegionState.RUNNING:
-        return
-    for asked in plane.asked:
-        member = plane.members[asked.member]
-        if member.phase is MemberPhase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
-            continue
-        free = [part for part in asked.parts if part not in asked.looking and _is_free(plane, member, part)]
-        if free:
-            _hand_out(plane, asked, member, free)
-    plane.asked = [request for request in plane.asked if request.parts]
+        This happens only while the region runs. A member contributes every partition that it was given, so no start
+        may come between its contribution and the sequence.
+        """
+        plane = self.plane
+        if plane.state is not RegionState.RUNNING:
+            return
+        for asked in plane.asked:
+            member = plane.members[asked.member]
+            if member.phase is MemberPhase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
+                continue
+            free = [part for part in asked.parts if part not in asked.looking and self._is_free(member, part)]
+            if free:
+                self._hand_out(asked, member, free)
+        plane.asked = [request for request in plane.asked if request.parts]
 
+    def _is_free(self, member: RegisteredMember, part: Part) -> bool:
+        if any(part in other.looking for other in self.plane.asked if other.member != member.name):
+            return False
+        return self.plane.holder_of(part) in (None, member)
 
-def _is_free(plane: Plane, member: RegisteredMember, part: Part) -> bool:
-    if any(part in other.looking for other in plane.asked if other.member != member.name):
-        return False
-    return plane.holder_of(part) in (None, member)
+    def _hand_out(self, asked: Asked, member: RegisteredMember, free: list[Part]) -> None:
+        plane = self.plane
+        known = [position for part in free if (position := plane.start_of(part)) is not None]
+        unknown = [part for part in free if plane.start_of(part) is None]
+        added = tuple(part for part in unknown if self._came_later(part))
+        first = tuple(part for part in unknown if part not in added)
+        asked.looking |= frozenset(unknown)
+        asked.parts = tuple(part for part in asked.parts if part not in {part_of(start) for start in known})
+        for position in known:
+            member.handed[part_of(position)] = position.offset
+        plane.say(member, Starts(plane.term, asked.number, tuple(known), first, added))
 
+    def _came_later(self, part: Part) -> bool:
+        """Return whether a partition was added after its group had begun, to its topic or with a (recreated) topic."""
+        if any((before.group, before.topic) == (part.group, part.topic) for before in self.plane.initial):
+            return True
+        return part.group in self.plane.began and part.topic not in self.plane.began[part.group]
 
-def _hand_out(plane: Plane, asked: Asked, member: RegisteredMember, free: list[Part]) -> None:
-    known = [position for part in free if (position := plane.start_of(part)) is not None]
-    unknown = [part for part in free if plane.start_of(part) is None]
-    added = tuple(part for part in unknown if _came_later(plane, part))
-    first = tuple(part for part in unknown if part not in added)
-    asked.looking |= frozenset(unknown)
-    asked.parts = tuple(part for part in asked.parts if part not in {part_of(start) for start in known})
-    for position in known:
-        member.handed[part_of(position)] = position.offset
-    plane.say(member, Starts(plane.term, asked.number, tuple(known), first, added))
+    def looked(self, event: Heard) -> None:
+        """Save the start offsets that a member has looked up.
 
-
-def _came_later(plane: Plane, part: Part) -> bool:
-    """Return whether a partition was added after its group had begun: with its topic, perhaps recreated, or to it."""
-    if any((before.group, before.topic) == (part.group, part.topic) for before in plane.initial):
-        return True
-    return part.group in plane.began and part.topic not in plane.began[part.group]
-
-
-def looked(plane: Plane, event: Heard) -> None:
-    """Save the start offsets that a member has looked up.
-
-    They are in the topic before a record of them is handed out.
-    """
-    report, member = event.report, plane.member_on(event.connection)
-    assert isinstance(report, Looked)
-    asked = next(
-        (
-            request
-            for request in plane.asked
-            if member is not None and (request.member, request.number) == (member.name, report.number)
-        ),
-        None,
-    )
-    if member is None or asked is None:
-        return
-    found = [
-        position
-        for position in report.found
-        if part_of(position) in asked.looking and part_of(position) not in plane.begun
-    ]
-    plane.begun.update(map(part_of, found))
-    facts: list[Fact] = [
-        Initial(
-            plane.region,
-            position.group,
-            position.topic,
-            position.topic_id,
-            position.partition,
-            position.offset,
-            position.leader_epoch,
+        They are in the topic before a record of them is handed out.
+        """
+        plane = self.plane
+        report, member = event.report, plane.member_on(event.connection)
+        assert isinstance(report, Looked)
+        asked = next(
+            (
+                request
+                for request in plane.asked
+                if member is not None and (request.member, request.number) == (member.name, report.number)
+            ),
+            None,
         )
-        for position in found
-    ]
-    if report.topics and member.group not in plane.began:
-        plane.began[member.group] = report.topics
-        facts.append(Began(plane.region, member.group, report.topics))
+        if member is None or asked is None:
+            return
+        found = [
+            position
+            for position in report.found
+            if part_of(position) in asked.looking and part_of(position) not in plane.begun
+        ]
+        plane.begun.update(map(part_of, found))
+        facts: list[Fact] = [
+            Initial(
+                plane.region,
+                position.group,
+                position.topic,
+                position.topic_id,
+                position.partition,
+                position.offset,
+                position.leader_epoch,
+            )
+            for position in found
+        ]
+        if report.topics and member.group not in plane.began:
+            plane.began[member.group] = report.topics
+            facts.append(Began(plane.region, member.group, report.topics))
 
-    def saved() -> None:
-        for position in found:
-            plane.initial[part_of(position)] = position
-        asked.looking -= {part_of(position) for position in report.found}
-        serve(plane)
+        def saved() -> None:
+            for position in found:
+                plane.initial[part_of(position)] = position
+            asked.looking -= {part_of(position) for position in report.found}
+            self.serve()
 
-    plane.save(facts, saved)
+        plane.save(facts, saved)
+
+
+TABLE: Final[Table] = {
+    AskStarts: {
+        FORMING: row("answered when the region runs", StartOffsets.ask),
+        RUNNING: row("answered for partitions that no other member holds", StartOffsets.ask),
+        DRAINING: row("answered after the checkpoint", StartOffsets.ask),
+        CHECKPOINTING: row("answered after the checkpoint", StartOffsets.ask),
+        COMMITTING: row("answered when the outcome is known", StartOffsets.ask),
+        RESETTING: row("answered when all members have reset", StartOffsets.ask),
+        STOPPED: ignored(NO_MEMBERS),
+    },
+    Looked: {
+        FORMING: row("saved before it is handed out", StartOffsets.looked),
+        RUNNING: row("saved before it is handed out", StartOffsets.looked),
+        DRAINING: row("saved; handed out after the checkpoint", StartOffsets.looked),
+        CHECKPOINTING: row("saved; handed out after the checkpoint", StartOffsets.looked),
+        COMMITTING: row("saved; handed out when the outcome is known", StartOffsets.looked),
+        RESETTING: ignored("it asks anew when all members have reset"),
+        STOPPED: ignored(NO_MEMBERS),
+    },
+}  # fmt: skip
+"""The transitions of a region by the events of its start offsets: an entry for each event in each state."""

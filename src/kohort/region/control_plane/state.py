@@ -9,8 +9,32 @@ from enum import Enum
 from uuid import UUID
 
 from kohort.region.agreement import Last, SequenceBounds, bounds_of
-from kohort.region.control_plane.events import Close, Effect, LogLevel, Save, SendMessage, Told
-from kohort.region.messages import Cut, Declined, Identity, Members, MemberSeen, Order, RegionSeen, SinkSeen, Waiting
+from kohort.region.control_plane.events import (
+    Close,
+    Effect,
+    LogLevel,
+    Request,
+    ResetRequest,
+    Save,
+    SendMessage,
+    Told,
+    Why,
+)
+from kohort.region.messages import (
+    Cut,
+    Declined,
+    Identity,
+    Members,
+    MemberSeen,
+    Order,
+    Publish,
+    RegionSeen,
+    Reset,
+    SinkSeen,
+    Stop,
+    Waiting,
+    Welcome,
+)
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved, Shown
 from kohort.region.staged import StagedKey
@@ -48,6 +72,10 @@ SOMEWHERE = ""
 """Sink name for keys of an earlier release, when a region had one sink and did not name it."""
 
 
+WAITS = "waits for its sink before it registers"
+"""Phase of a member, in a description, that waits for its sink before it registers."""
+
+
 class MemberPhase(Enum):
     """A member's progress in checkpoints and resets, as its control plane knows it."""
 
@@ -55,18 +83,6 @@ class MemberPhase(Enum):
     DRAINED = "drained for the present cut"
     CONTRIBUTED = "it has contributed to the present cut"
     GOING_BACK = "told to go back, and has not said that it did"
-
-
-class Why(Enum):
-    """The cause of a reset."""
-
-    ASKED = "a person, or what is behind a member"
-    PARTITIONS = "partitions that were read were revoked or lost"
-    DEAD = "a member died"
-    LATE = "a member took too long"
-    DRAIN = "a member could not be drained"
-    CONTRIBUTION = "a member contributed what can't be"
-    COMMIT = "the group's coordinator refused the offsets"
 
 
 class ControlPlaneMetrics:
@@ -173,17 +189,6 @@ class Cutting:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """A reset that waits for the outcome of a commit, or until the region is formed."""
-
-    why: Why
-    cause: str
-    member: str = ""
-    forced: bool = False
-    initial: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Known:
     """The durable facts with which a control plane begins.
 
@@ -247,10 +252,15 @@ class Known:
         return bounds_of(place, self.last(), owed, self.shown)
 
 
+def _nobody_answers(request: Request) -> None:
+    raise AssertionError(f"no machine answers {request}")
+
+
 class Plane:
-    """The state of a control plane, with the operations that its handlers share.
+    """The state of a control plane and its present step, with the operations that its machines share.
 
     Attributes:
+        request: asks the other machines for something, at once; `RegionMachine` sets it.
         now_ms: the time of the current event.
         positions: the positions of the last complete sequence, for each partition that the region has read.
         initial: the initial offsets of partitions, for a reset to the initial state.
@@ -286,6 +296,7 @@ class Plane:
 
     def __init__(self, known: Known, config: RegionConfig, now_ms: int) -> None:
         self.config = config
+        self.request: Callable[[Request], None] = _nobody_answers
         self.region, self.region_id, self.term = known.region, known.region_id, known.term
         self.epoch, self.floor, self.sequence = known.epoch, known.floor, known.sequence
         self.saved_floor, self.consecutive = known.floor, known.consecutive
@@ -311,7 +322,7 @@ class Plane:
         self.cutting: Cutting | None = None
         self.attempts = 0
         self.wanted = False
-        self.pending: Pending | None = None
+        self.pending: ResetRequest | None = None
         self.stopping = self.resumes = False
         self.empties, self.made_as = known.empties, known.made_as
         self.emptying: list[Manifest] = []
@@ -366,7 +377,37 @@ class Plane:
             self.saved_floor = max(self.saved_floor, floor)
             then()
 
+    def welcome(self, member: RegisteredMember, *, fresh: bool = False) -> Welcome:
+        """Return the welcome message of a registered member."""
+        state = self.states.get(member.name) if fresh else None
+        cutting = self.cutting
+        cut = cutting.cut if cutting is not None and member.name in cutting.names else None
+        counts = self.counts(member.name, member.epoch)
+        return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts)
+
+    def going_back(self, member: RegisteredMember) -> Reset:
+        """Return the reset order of a member."""
+        return Reset(self.term, member.epoch, self.sequence, self.states.get(member.name))
+
+    def offer_publish(self) -> None:
+        """Order the publication of the last sequence, for each sink by a connected member that writes to it."""
+        ends = tuple(position for _, position in sorted(self.positions.items()))
+        for place, keys in self.owed.items():
+            publisher = self.publisher(place)
+            if publisher is not None:
+                number = self.number_in(place)
+                self.say(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place, ends))
+
     # -- queries
+
+    def is_commit_pending(self) -> bool:
+        """Return whether a commit is pending; a refused one that waits for a generation is not."""
+        cutting = self.cutting
+        return cutting is not None and cutting.manifest is not None and not cutting.unidentified
+
+    def how_to_resume(self) -> str:
+        """Return the command that resumes a stopped region."""
+        return f"`kohort region resume {self.region} --execute`, and start its members"
 
     def member_on(self, connection: int) -> RegisteredMember | None:
         """Return the member on a connection."""
@@ -457,6 +498,14 @@ class Plane:
         if not self.owed:
             self.published = self.sequence
 
+    def let_leave(self, member: RegisteredMember) -> None:
+        """Unregister a member that leaves in order."""
+        stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
+        self.say(member, Stop(self.term, *stopped))
+        self.tell(LogLevel.INFO, f"region {self.region}: {member.name} has left")
+        self.drop(member)
+        self.offer_publish()
+
     def drop(self, member: RegisteredMember) -> None:
         """Unregister a member."""
         del self.members[member.name]
@@ -466,63 +515,58 @@ class Plane:
         self.miss_siblings(member)
         self.say_all(Members(self.term, self.names()))
 
+    # -- description for operators
 
-# -- Description for operators
-
-WAITS = "waits for its sink before it registers"
-
-
-def seen(plane: Plane) -> RegionSeen:
-    """Return the description of the region."""
-    waits = {report.member: report for report in plane.waiting_to_register.values()}
-    members = [
-        MemberSeen(
-            member.name,
-            member.group,
-            "has just started" if member.epoch < 0 and member.phase is MemberPhase.READING else member.phase.value,
-            member.epoch,
-            tuple(sorted(member.handed)),
-            member.lost_ms is None,
-            member.sink,
-            waits[member.name].cause if member.name in waits else member.waits_for,
-            letters=member.letters,
-            dead_letters=member.dead_letters,
+    def seen(self) -> RegionSeen:
+        """Return the description of the region."""
+        waits = {report.member: report for report in self.waiting_to_register.values()}
+        members = [
+            MemberSeen(
+                member.name,
+                member.group,
+                "has just started" if member.epoch < 0 and member.phase is MemberPhase.READING else member.phase.value,
+                member.epoch,
+                tuple(sorted(member.handed)),
+                member.lost_ms is None,
+                member.sink,
+                waits[member.name].cause if member.name in waits else member.waits_for,
+                letters=member.letters,
+                dead_letters=member.dead_letters,
+            )
+            for _, member in sorted(self.members.items())
+        ]
+        members += [
+            MemberSeen(name, report.group, WAITS, -1, (), True, report.sink, report.cause, registered=False)
+            for name, report in sorted(waits.items())
+            if name not in self.members
+        ]
+        return RegionSeen(
+            self.region,
+            self.state.name,
+            self.term,
+            self.epoch,
+            self.sequence,
+            self.published,
+            tuple(members),
+            tuple(position for _, position in sorted(self.all_positions().items())),
+            {why.name.lower(): count for why, count in self.figures.resets.items()},
+            self.figures.sequence_ms,
+            self.figures.longest_ms,
+            self.stopped,
+            self._sinks(),
+            self.region_id,
         )
-        for _, member in sorted(plane.members.items())
-    ]
-    members += [
-        MemberSeen(name, report.group, WAITS, -1, (), True, report.sink, report.cause, registered=False)
-        for name, report in sorted(waits.items())
-        if name not in plane.members
-    ]
-    return RegionSeen(
-        plane.region,
-        plane.state.name,
-        plane.term,
-        plane.epoch,
-        plane.sequence,
-        plane.published,
-        tuple(members),
-        tuple(position for _, position in sorted(plane.all_positions().items())),
-        {why.name.lower(): count for why, count in plane.figures.resets.items()},
-        plane.figures.sequence_ms,
-        plane.figures.longest_ms,
-        plane.stopped,
-        _sinks(plane),
-        plane.region_id,
-    )
 
-
-def _sinks(plane: Plane) -> tuple[SinkSeen, ...]:
-    written = {place for member in plane.members.values() for place in member.places}
-    written |= {report.sink for report in plane.waiting_to_register.values()}
-    places = plane.places | set(plane.owed) | (written - {""})
-    return tuple(
-        SinkSeen(
-            place,
-            plane.published if place in plane.owed else plane.sequence,
-            "" if (publisher := plane.publisher(place)) is None else publisher.name,
-            plane.unshown.get(place, "") if place in plane.owed else "",
+    def _sinks(self) -> tuple[SinkSeen, ...]:
+        written = {place for member in self.members.values() for place in member.places}
+        written |= {report.sink for report in self.waiting_to_register.values()}
+        places = self.places | set(self.owed) | (written - {""})
+        return tuple(
+            SinkSeen(
+                place,
+                self.published if place in self.owed else self.sequence,
+                "" if (publisher := self.publisher(place)) is None else publisher.name,
+                self.unshown.get(place, "") if place in self.owed else "",
+            )
+            for place in sorted(places)
         )
-        for place in sorted(places)
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kohort.region.messages import Cut, Identity, Order, Report
 from kohort.region.parts import Part
@@ -310,6 +310,7 @@ class PublishKeys:
         floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, never count.
         empties: empty the sink instead.
         place: the sink or the dead-letter sink of the member; empty: its sink.
+        positions: where the sequence ends, for sinks that record it.
     """
 
     sequence: int
@@ -317,6 +318,7 @@ class PublishKeys:
     floor: int = 0
     empties: bool = False
     place: str = ""
+    positions: tuple[Position, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,341 +24,328 @@ from kohort.region.parts import Part, part_of
 from kohort.region.records import Contribution, Span
 from kohort.region.states import RegionMemberState, Row
 
-# Handlers of the events; the table says in which state each applies.
 
-# -- the control plane
+class UnexpectedEventError(Exception):
+    """The error of a handler that led to a state which the table does not name: a bug."""
 
 
-def connected(member: Member, event: events.Connected) -> None:
-    member.say(
-        messages.Register(
-            member.name,
-            member.incarnation,
-            member.group,
-            member.identity,
-            member.epoch,
-            member.holds(),
-            member.contributed,
-            tuple(member.ends.values()),
-            member.sink,
-            member.how.shares,
-            member.how.of,
-            member.how.sources,
-            member.how.pinned,
-            event.process,
-            event.shows,
-            member.letters,
-            event.letters_show,
+class MemberMachine(Member):
+    """The state machine of one member. `TABLE` says in which state each method named `on_...` applies."""
+
+    def step(self, event: Event) -> list[Effect]:
+        """Handle an event and return its effects, in order."""
+        before = self.state
+        if isinstance(event, Ordered):
+            if event.order.term < self.term:
+                return []  # from a control plane that was replaced
+            self.term = event.order.term
+        what: Any = event.order if isinstance(event, Ordered) else event
+        row = TABLE[type(what)][before]
+        if row.do is not None:
+            row.do(self, what)
+        if self.state is not before and self.state not in row.to:
+            raise UnexpectedEventError(f"{type(what).__name__} led from {before.name} to {self.state.name}")
+        effects, self.effects = self.effects, []
+        return effects
+
+    # -- the control plane
+
+    def on_connected(self, event: events.Connected) -> None:
+        self.say(
+            messages.Register(
+                self.name,
+                self.incarnation,
+                self.group,
+                self.identity,
+                self.epoch,
+                self.holds(),
+                self.contributed,
+                tuple(self.ends.values()),
+                self.sink,
+                self.how.shares,
+                self.how.of,
+                self.how.sources,
+                self.how.pinned,
+                event.process,
+                event.shows,
+                self.letters,
+                event.letters_show,
+            )
         )
-    )
 
-
-def welcome(member: Member, order: messages.Welcome) -> None:
-    member.names = order.names
-    if member.epoch < 0:
-        member.epoch, member.sequence = order.epoch, order.sequence
-        member.do(events.Begin(order.epoch, order.sequence, order.state), events.Poll())
-    else:
-        complete(member, order.sequence, 0, counts=order.counts)
-        if member.cut is not None and member.cut != order.cut:
-            member.contributed, member.ends = 0, {}
-            member.go_on()
-    say_again(member)
-
-
-def say_again(member: Member) -> None:
-    """Send again what the control plane may not have received."""
-    if member.state is PENDING and not member.going_back:
-        member.say(messages.AskReset("partitions were released", forced=True))
-    if member.failure is not None:
-        member.say(member.failure)
-    if member.wants_back is not None:
-        member.say(member.wants_back)
-    if member.closing:
-        member.say(messages.Leave())
-    if member.held:
-        member.say(messages.Holding())
-    member.say(messages.Moved(member.identity))
-    member.ask_starts()
-
-
-def members(member: Member, order: messages.Members) -> None:
-    member.names = order.names
-
-
-def end(member: Member, order: messages.Refused | messages.Stop) -> None:
-    if isinstance(order, messages.Refused):
-        member.do(events.StopPolling(clear=True), events.End(order.why, order.remedy))
-    else:
-        member.do(events.StopPolling(clear=True), events.End(order.cause, order.remedy))
-
-
-# -- the group
-
-
-def assigned(member: Member, event: events.Assigned) -> None:
-    member.identity = event.identity
-    gone = tuple(part for part in member.assigned if part not in event.parts)
-    member.drop(gone)
-    member.assigned = dict.fromkeys(event.parts)
-    member.say(messages.Moved(member.identity, gone))
-    member.ask_starts()
-
-
-def revoked_unread(member: Member, event: events.Revoked) -> None:
-    member.let_go(event.parts)
-
-
-def revoked(member: Member, event: events.Revoked) -> None:
-    if not any(part in member.begins for part in event.parts):
-        member.let_go(event.parts)
-    elif member.how.holds_back:
-        member.held |= dict.fromkeys(event.parts)
-        member.say(messages.Holding())
-    else:
-        pend(member, "partitions were revoked", event.parts)
-
-
-def lost(member: Member, event: events.Lost) -> None:
-    if any(part in member.begins for part in event.parts):
-        pend(member, "partitions were lost", event.parts)
-    else:
-        member.let_go(event.parts)
-
-
-def pend(member: Member, cause: str, parts: tuple[Part, ...]) -> None:
-    """Request a reset: records of these partitions are among what was staged."""
-    member.do(events.StopPolling(clear=True))
-    member.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
-    member.cut, member.contributed, member.ends = None, 0, {}
-    member.be(PENDING)
-    member.let_go([*parts, *member.held])
-
-
-def fetched(member: Member, event: events.RecordsFetched) -> None:
-    del event
-    if member.state is RESET_COMPLETE:
-        member.do(events.Poll())
-    member.be(RECORDS_FETCHED)
-
-
-def fetched_in_cut(member: Member, event: events.RecordsFetched) -> None:
-    del event
-    member.resting = RECORDS_FETCHED
-
-
-def starts(member: Member, order: messages.Starts) -> None:
-    found = [
-        start for start in order.found if part_of(start) in member.assigned and part_of(start) not in member.begins
-    ]
-    for position in found:
-        member.begins[part_of(position)] = position.offset
-    if found:
-        member.do(events.Seek(tuple(found), commit=member.went_back))
-    first = tuple(part for part in order.first if part in member.assigned)
-    added = tuple(part for part in order.added if part in member.assigned)
-    if first or added:
-        member.do(events.LookUp(order.number, first, added))
-
-
-def looked_up(member: Member, event: events.LookedUp) -> None:
-    member.say(messages.Looked(event.number, event.found, event.topics))
-
-
-# -- checkpoints
-
-
-def drain(member: Member, order: messages.Drain) -> None:
-    if member.epoch < 0 or member.going_back or member.wants_back is not None:
-        return
-    member.cut = order.cut
-    member.do(events.Quiesce(order.cut))
-
-
-def drain_again(member: Member, order: messages.Drain) -> None:
-    if member.state is CHECKPOINTED:
-        member.contributed, member.ends = 0, {}
-    member.cut = order.cut
-    member.state = DRAINED
-    member.say(messages.Drained(order.cut))
-
-
-def quiet(member: Member, event: events.Quiet) -> None:
-    if event.cut == member.cut:
-        member.state = DRAINED
-        member.say(messages.Drained(event.cut))
-
-
-def not_quiet(member: Member, event: events.NotQuiet) -> None:
-    if event.cut == member.cut:
-        member.say(messages.DrainFailed(event.cut, event.cause))
-
-
-def checkpoint(member: Member, order: messages.Checkpoint) -> None:
-    if order.cut == member.cut:
-        member.do(events.SaveState(order.cut, order.names))
-
-
-def state_saved(member: Member, event: events.StateSaved) -> None:
-    if event.cut != member.cut:
-        return
-    ends = {part_of(position): position for position in event.ends if part_of(position) in member.begins}
-    spans = tuple(
-        Span(part.group, part.topic, part.topic_id, part.partition, begin, ends[part].offset, ends[part].leader_epoch)
-        for part, begin in sorted(member.begins.items())
-    )
-    who = member.identity
-    given = Contribution(
-        member.region,
-        event.cut.sequence,
-        member.term,
-        member.epoch,
-        member.name,
-        member.names,
-        member.group,
-        who.member_id,
-        who.generation,
-        who.instance_id,
-        spans,
-        event.keys,
-        event.state,
-        member.sink,
-        member.how.keeps,
-        letters=member.letters,
-        letter_keys=event.letter_keys,
-        dead_letters=event.dead_letters,
-    )
-    member.contributed, member.ends, member.covered = event.cut.sequence, ends, dict(member.held)
-    member.state, member.given = CHECKPOINTED, given
-    member.say(messages.Contributed(event.cut, given))
-
-
-def contribute_again(member: Member, order: messages.Checkpoint) -> None:
-    if order.cut == member.cut and member.given is not None:
-        member.say(messages.Contributed(order.cut, member.given))
-
-
-def identify(member: Member, order: messages.Identify) -> None:
-    del order
-    member.say(messages.Moved(member.identity))
-
-
-def completed(member: Member, order: messages.Completed) -> None:
-    if complete(member, order.sequence, order.retired, counts=order.counts) and member.cut is not None:
-        member.go_on()
-
-
-def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bool:
-    """Handle a complete sequence, which may have the member's contribution; return whether the sequence is new."""
-    if sequence <= member.sequence:
-        return False
-    counts = counts and member.contributed == sequence
-    member.sequence, member.went_back = sequence, False
-    member.do(events.Retire(sequence, retired, counts=counts))
-    if counts:
-        for part, end in member.ends.items():
-            if part in member.begins:
-                member.begins[part] = end.offset
-        if freed := tuple(part for part in member.held if part in member.covered or not member.how.reads_on):
-            member.let_go(freed)
-    member.contributed, member.ends = 0, {}
-    return True
-
-
-# -- resets
-
-
-def reset(member: Member, order: messages.Reset) -> None:
-    if order.epoch == member.epoch:
-        if not member.going_back:  # a repeated order, after a reconnect
-            member.say(messages.WasReset(order.epoch))
-            say_again(member)
-        return
-    member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
-    member.epoch, member.sequence, member.wants_back = order.epoch, order.sequence, None
-    member.went_back = member.going_back = True
-    member.begins.clear()
-    member.do(events.StopPolling(clear=True))
-    if member.held:
-        member.let_go(tuple(member.held))
-    member.be(PENDING)
-    member.do(events.GoBack(order.epoch, order.sequence, order.state))
-
-
-def went_back(member: Member, event: events.WentBack) -> None:
-    if event.epoch != member.epoch or not member.going_back:
-        return
-    member.going_back = False
-    member.be(RESET_COMPLETE)
-    member.say(messages.WasReset(event.epoch))
-    if member.closing:
-        member.say(messages.Leave())
-        if not _is_told_to_end(member):
-            member.do(events.End())
-        return
-    member.do(events.GoOn(), events.Poll(slowly=True))
-    member.ask_starts()
-
-
-# -- the application
-
-
-def publish(member: Member, order: messages.Publish) -> None:
-    member.do(events.PublishKeys(order.sequence, order.keys, order.floor, order.empties, order.place))
-
-
-def publish_ended(member: Member, event: events.PublishEnded) -> None:
-    failed = messages.PublishFailed(event.sequence, event.cause, event.place)
-    member.say(failed if event.cause else messages.Published(event.sequence, event.place))
-
-
-def sink_waits(member: Member, event: events.SinkWaits) -> None:
-    member.say(messages.Waiting(event.cause))
-
-
-def checkpoint_wanted(member: Member, event: events.CheckpointWanted) -> None:
-    del event
-    member.say(messages.AskCheckpoint())
-
-
-def reset_wanted(member: Member, event: events.ResetWanted) -> None:
-    member.wants_back = messages.AskReset(event.cause)
-    member.say(member.wants_back)
-
-
-def failed(member: Member, event: events.Failed) -> None:
-    member.failure = messages.CantGoOn(event.cause, event.remedy)
-    member.say(member.failure)
-
-
-def closing(member: Member, event: events.Closing) -> None:
-    del event
-    member.closing = True
-    if member.epoch < 0:
-        member.do(events.StopPolling(clear=True), events.End())
-        return
-    if member.begins:
-        member.say(messages.Leave())
-        return
-    if gone := tuple(member.assigned):  # start offsets may be on their way
-        member.drop(gone)
-        member.say(messages.Moved(member.identity, gone))
-    member.say(messages.Leave())
-    if not _is_told_to_end(member):
-        member.do(events.StopPolling(clear=True), events.End())
-
-
-def _is_told_to_end(member: Member) -> bool:
-    """Return whether the member waits for `Stop`.
-
-    It may be the only one that can publish to its sinks, or empty them.
-
-    The reason may be on its way to the topic, unknown to this member. Siblings end together.
-    """
-    return bool(member.sink or member.how.of or member.contributed)
-
-
-MemberRow = Row[Member, RegionMemberState]
+    def on_welcome(self, order: messages.Welcome) -> None:
+        self.names = order.names
+        if self.epoch < 0:
+            self.epoch, self.sequence = order.epoch, order.sequence
+            self.do(events.Begin(order.epoch, order.sequence, order.state), events.Poll())
+        else:
+            self.complete(order.sequence, 0, counts=order.counts)
+            if self.cut is not None and self.cut != order.cut:
+                self.contributed, self.ends = 0, {}
+                self.go_on()
+        self.say_again()
+
+    def say_again(self) -> None:
+        """Send again what the control plane may not have received."""
+        if self.state is PENDING and not self.going_back:
+            self.say(messages.AskReset("partitions were released", forced=True))
+        if self.failure is not None:
+            self.say(self.failure)
+        if self.wants_back is not None:
+            self.say(self.wants_back)
+        if self.closing:
+            self.say(messages.Leave())
+        if self.held:
+            self.say(messages.Holding())
+        self.say(messages.Moved(self.identity))
+        self.ask_starts()
+
+    def on_members(self, order: messages.Members) -> None:
+        self.names = order.names
+
+    def on_end(self, order: messages.Refused | messages.Stop) -> None:
+        if isinstance(order, messages.Refused):
+            self.do(events.StopPolling(clear=True), events.End(order.why, order.remedy))
+        else:
+            self.do(events.StopPolling(clear=True), events.End(order.cause, order.remedy))
+
+    # -- the group
+
+    def on_assigned(self, event: events.Assigned) -> None:
+        self.identity = event.identity
+        gone = tuple(part for part in self.assigned if part not in event.parts)
+        self.drop(gone)
+        self.assigned = dict.fromkeys(event.parts)
+        self.say(messages.Moved(self.identity, gone))
+        self.ask_starts()
+
+    def on_revoked_unread(self, event: events.Revoked) -> None:
+        self.let_go(event.parts)
+
+    def on_revoked(self, event: events.Revoked) -> None:
+        if not any(part in self.begins for part in event.parts):
+            self.let_go(event.parts)
+        elif self.how.holds_back:
+            self.held |= dict.fromkeys(event.parts)
+            self.say(messages.Holding())
+        else:
+            self.pend("partitions were revoked", event.parts)
+
+    def on_lost(self, event: events.Lost) -> None:
+        if any(part in self.begins for part in event.parts):
+            self.pend("partitions were lost", event.parts)
+        else:
+            self.let_go(event.parts)
+
+    def pend(self, cause: str, parts: tuple[Part, ...]) -> None:
+        """Request a reset: records of these partitions are among what was staged."""
+        self.do(events.StopPolling(clear=True))
+        self.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
+        self.cut, self.contributed, self.ends = None, 0, {}
+        self.be(PENDING)
+        self.let_go([*parts, *self.held])
+
+    def on_fetched(self, event: events.RecordsFetched) -> None:
+        del event
+        if self.state is RESET_COMPLETE:
+            self.do(events.Poll())
+        self.be(RECORDS_FETCHED)
+
+    def on_fetched_in_cut(self, event: events.RecordsFetched) -> None:
+        del event
+        self.resting = RECORDS_FETCHED
+
+    def on_starts(self, order: messages.Starts) -> None:
+        found = [
+            start for start in order.found if part_of(start) in self.assigned and part_of(start) not in self.begins
+        ]
+        for position in found:
+            self.begins[part_of(position)] = position.offset
+        if found:
+            self.do(events.Seek(tuple(found), commit=self.went_back))
+        first = tuple(part for part in order.first if part in self.assigned)
+        added = tuple(part for part in order.added if part in self.assigned)
+        if first or added:
+            self.do(events.LookUp(order.number, first, added))
+
+    def on_looked_up(self, event: events.LookedUp) -> None:
+        self.say(messages.Looked(event.number, event.found, event.topics))
+
+    # -- checkpoints
+
+    def on_drain(self, order: messages.Drain) -> None:
+        if self.epoch < 0 or self.going_back or self.wants_back is not None:
+            return
+        self.cut = order.cut
+        self.do(events.Quiesce(order.cut))
+
+    def on_drain_again(self, order: messages.Drain) -> None:
+        if self.state is CHECKPOINTED:
+            self.contributed, self.ends = 0, {}
+        self.cut = order.cut
+        self.state = DRAINED
+        self.say(messages.Drained(order.cut))
+
+    def on_quiet(self, event: events.Quiet) -> None:
+        if event.cut == self.cut:
+            self.state = DRAINED
+            self.say(messages.Drained(event.cut))
+
+    def on_not_quiet(self, event: events.NotQuiet) -> None:
+        if event.cut == self.cut:
+            self.say(messages.DrainFailed(event.cut, event.cause))
+
+    def on_checkpoint(self, order: messages.Checkpoint) -> None:
+        if order.cut == self.cut:
+            self.do(events.SaveState(order.cut, order.names))
+
+    def on_state_saved(self, event: events.StateSaved) -> None:
+        if event.cut != self.cut:
+            return
+        ends = {part_of(position): position for position in event.ends if part_of(position) in self.begins}
+        spans = tuple(
+            Span(
+                part.group, part.topic, part.topic_id, part.partition, begin, ends[part].offset, ends[part].leader_epoch
+            )
+            for part, begin in sorted(self.begins.items())
+        )
+        who = self.identity
+        given = Contribution(
+            self.region,
+            event.cut.sequence,
+            self.term,
+            self.epoch,
+            self.name,
+            self.names,
+            self.group,
+            who.member_id,
+            who.generation,
+            who.instance_id,
+            spans,
+            event.keys,
+            event.state,
+            self.sink,
+            self.how.keeps,
+            letters=self.letters,
+            letter_keys=event.letter_keys,
+            dead_letters=event.dead_letters,
+        )
+        self.contributed, self.ends, self.covered = event.cut.sequence, ends, dict(self.held)
+        self.state, self.given = CHECKPOINTED, given
+        self.say(messages.Contributed(event.cut, given))
+
+    def on_contribute_again(self, order: messages.Checkpoint) -> None:
+        if order.cut == self.cut and self.given is not None:
+            self.say(messages.Contributed(order.cut, self.given))
+
+    def on_identify(self, order: messages.Identify) -> None:
+        del order
+        self.say(messages.Moved(self.identity))
+
+    def on_completed(self, order: messages.Completed) -> None:
+        if self.complete(order.sequence, order.retired, counts=order.counts) and self.cut is not None:
+            self.go_on()
+
+    def complete(self, sequence: int, retired: int, *, counts: bool) -> bool:
+        """Handle a complete sequence, which may have the member's contribution; return whether the sequence is new."""
+        if sequence <= self.sequence:
+            return False
+        counts = counts and self.contributed == sequence
+        self.sequence, self.went_back = sequence, False
+        self.do(events.Retire(sequence, retired, counts=counts))
+        if counts:
+            for part, end in self.ends.items():
+                if part in self.begins:
+                    self.begins[part] = end.offset
+            if freed := tuple(part for part in self.held if part in self.covered or not self.how.reads_on):
+                self.let_go(freed)
+        self.contributed, self.ends = 0, {}
+        return True
+
+    # -- resets
+
+    def on_reset(self, order: messages.Reset) -> None:
+        if order.epoch == self.epoch:
+            if not self.going_back:  # a repeated order, after a reconnect
+                self.say(messages.WasReset(order.epoch))
+                self.say_again()
+            return
+        self.cut, self.contributed, self.ends, self.failure = None, 0, {}, None
+        self.epoch, self.sequence, self.wants_back = order.epoch, order.sequence, None
+        self.went_back = self.going_back = True
+        self.begins.clear()
+        self.do(events.StopPolling(clear=True))
+        if self.held:
+            self.let_go(tuple(self.held))
+        self.be(PENDING)
+        self.do(events.GoBack(order.epoch, order.sequence, order.state))
+
+    def on_went_back(self, event: events.WentBack) -> None:
+        if event.epoch != self.epoch or not self.going_back:
+            return
+        self.going_back = False
+        self.be(RESET_COMPLETE)
+        self.say(messages.WasReset(event.epoch))
+        if self.closing:
+            self.say(messages.Leave())
+            if not self._is_told_to_end():
+                self.do(events.End())
+            return
+        self.do(events.GoOn(), events.Poll(slowly=True))
+        self.ask_starts()
+
+    # -- the application
+
+    def on_publish(self, order: messages.Publish) -> None:
+        place, positions = order.place, order.positions
+        self.do(events.PublishKeys(order.sequence, order.keys, order.floor, order.empties, place, positions))
+
+    def on_publish_ended(self, event: events.PublishEnded) -> None:
+        failed = messages.PublishFailed(event.sequence, event.cause, event.place)
+        self.say(failed if event.cause else messages.Published(event.sequence, event.place))
+
+    def on_sink_waits(self, event: events.SinkWaits) -> None:
+        self.say(messages.Waiting(event.cause))
+
+    def on_checkpoint_wanted(self, event: events.CheckpointWanted) -> None:
+        del event
+        self.say(messages.AskCheckpoint())
+
+    def on_reset_wanted(self, event: events.ResetWanted) -> None:
+        self.wants_back = messages.AskReset(event.cause)
+        self.say(self.wants_back)
+
+    def on_failed(self, event: events.Failed) -> None:
+        self.failure = messages.CantGoOn(event.cause, event.remedy)
+        self.say(self.failure)
+
+    def on_closing(self, event: events.Closing) -> None:
+        del event
+        self.closing = True
+        if self.epoch < 0:
+            self.do(events.StopPolling(clear=True), events.End())
+            return
+        if self.begins:
+            self.say(messages.Leave())
+            return
+        if gone := tuple(self.assigned):  # start offsets may be on their way
+            self.drop(gone)
+            self.say(messages.Moved(self.identity, gone))
+        self.say(messages.Leave())
+        if not self._is_told_to_end():
+            self.do(events.StopPolling(clear=True), events.End())
+
+    def _is_told_to_end(self) -> bool:
+        """Return whether the member waits for `Stop`.
+
+        It may be the only one that can publish to its sinks, or empty them.
+
+        The reason may be on its way to the topic, unknown to this member. Siblings end together.
+        """
+        return bool(self.sink or self.how.of or self.contributed)
+
+
+MemberRow = Row[MemberMachine, RegionMemberState]
 Rows = dict[RegionMemberState, MemberRow]
 _ALL = tuple(RegionMemberState)
 _READY = (SUBSCRIBED, RECORDS_FETCHED, RESET_COMPLETE)
@@ -381,129 +368,113 @@ _READS_ON = "a member that does not stop for a checkpoint reads: its state after
 _PENDING = "a reset follows"
 
 TABLE: dict[type, Rows] = {
-    events.Connected: _everywhere(_row("the member registers, with its partitions", connected)),
+    events.Connected: _everywhere(_row("the member registers, with its partitions", MemberMachine.on_connected)),
     messages.Welcome: _everywhere(
-        _row("the member begins, or continues", welcome),
-        DRAINED=_row("drained for an abandoned checkpoint, it continues; otherwise it stays drained", welcome, *_READY),
+        _row("the member begins, or continues", MemberMachine.on_welcome),
+        DRAINED=_row("drained for an abandoned checkpoint, it continues; otherwise it stays drained",
+                     MemberMachine.on_welcome, *_READY),
         CHECKPOINTED=_row("the sequence is complete, or its contribution was discarded: it continues",
-                          welcome, *_READY),
+                          MemberMachine.on_welcome, *_READY),
     ),
-    messages.Members: _everywhere(_row("recorded", members)),
-    messages.Refused: _everywhere(_row("the member ends", end)),
-    messages.Stop: _everywhere(_row("the member ends, with a remedy", end)),
+    messages.Members: _everywhere(_row("recorded", MemberMachine.on_members)),
+    messages.Refused: _everywhere(_row("the member ends", MemberMachine.on_end)),
+    messages.Stop: _everywhere(_row("the member ends, with a remedy", MemberMachine.on_end)),
     events.Assigned: _everywhere(
-        _row("the member requests start offsets of new partitions", assigned),
-        CR_RESET_PENDING=_row("recorded; nothing is sought before the reset", assigned),
+        _row("the member requests start offsets of new partitions", MemberMachine.on_assigned),
+        CR_RESET_PENDING=_row("recorded; nothing is sought before the reset", MemberMachine.on_assigned),
     ),
     events.Revoked: {
-        SUBSCRIBED: _row("released: the member has just subscribed, and has fetched nothing", revoked_unread),
+        SUBSCRIBED: _row("released: the member has just subscribed, and has fetched nothing",
+                         MemberMachine.on_revoked_unread),
         RECORDS_FETCHED: _row("queue cleared, polling stopped, region reset; or held until a sequence is complete",
-                              revoked, PENDING),
-        DRAINED: _row("the region resets; or held until the sequence is complete", revoked, PENDING),
-        CHECKPOINTED: _row("the region resets; or held until the sequence is complete", revoked, PENDING),
-        PENDING: _row("released", revoked_unread),
-        RESET_COMPLETE: _row("released: the member has just reset, and has fetched nothing", revoked_unread),
+                              MemberMachine.on_revoked, PENDING),
+        DRAINED: _row("the region resets; or held until the sequence is complete", MemberMachine.on_revoked, PENDING),
+        CHECKPOINTED: _row("the region resets; or held until the sequence is complete",
+                           MemberMachine.on_revoked, PENDING),
+        PENDING: _row("released", MemberMachine.on_revoked_unread),
+        RESET_COMPLETE: _row("released: the member has just reset, and has fetched nothing",
+                             MemberMachine.on_revoked_unread),
     },
     events.Lost: {
-        SUBSCRIBED: _row("released: nothing was fetched", revoked_unread),
-        RECORDS_FETCHED: _row("the region resets", lost, PENDING),
-        DRAINED: _row("the region resets", lost, PENDING),
-        CHECKPOINTED: _row("the region resets", lost, PENDING),
-        PENDING: _row("released", revoked_unread),
-        RESET_COMPLETE: _row("released: nothing was fetched", revoked_unread),
+        SUBSCRIBED: _row("released: nothing was fetched", MemberMachine.on_revoked_unread),
+        RECORDS_FETCHED: _row("the region resets", MemberMachine.on_lost, PENDING),
+        DRAINED: _row("the region resets", MemberMachine.on_lost, PENDING),
+        CHECKPOINTED: _row("the region resets", MemberMachine.on_lost, PENDING),
+        PENDING: _row("released", MemberMachine.on_revoked_unread),
+        RESET_COMPLETE: _row("released: nothing was fetched", MemberMachine.on_revoked_unread),
     },
     events.RecordsFetched: {
-        SUBSCRIBED: _row("the member reads", fetched, RECORDS_FETCHED),
+        SUBSCRIBED: _row("the member reads", MemberMachine.on_fetched, RECORDS_FETCHED),
         RECORDS_FETCHED: _ignored("it reads already"),
-        DRAINED: _row(_READS_ON, fetched_in_cut),
-        CHECKPOINTED: _row(_READS_ON, fetched_in_cut),
+        DRAINED: _row(_READS_ON, MemberMachine.on_fetched_in_cut),
+        CHECKPOINTED: _row(_READS_ON, MemberMachine.on_fetched_in_cut),
         PENDING: _ignored("records fetched before the reset are discarded"),
-        RESET_COMPLETE: _row("the member reads at full speed", fetched, RECORDS_FETCHED),
+        RESET_COMPLETE: _row("the member reads at full speed", MemberMachine.on_fetched, RECORDS_FETCHED),
     },
     messages.Starts: _everywhere(
-        _row("the member reads the partitions from these offsets", starts),
+        _row("the member reads the partitions from these offsets", MemberMachine.on_starts),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it requests them again"),
     ),
     events.LookedUp: _everywhere(
-        _row("the member reports the offsets", looked_up),
+        _row("the member reports the offsets", MemberMachine.on_looked_up),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, and it requests them again"),
     ),
     messages.Drain: _everywhere(
-        _row("the member stops polling, finishes the current table and commits", drain),
-        DRAINED=_row("the member is drained", drain_again),
-        CHECKPOINTED=_row("its contribution is discarded; the member is drained", drain_again, DRAINED),
+        _row("the member stops polling, finishes the current table and commits", MemberMachine.on_drain),
+        DRAINED=_row("the member is drained", MemberMachine.on_drain_again),
+        CHECKPOINTED=_row("its contribution is discarded; the member is drained",
+                          MemberMachine.on_drain_again, DRAINED),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     events.Quiet: _everywhere(
-        _row("the member is drained", quiet, DRAINED),
+        _row("the member is drained", MemberMachine.on_quiet, DRAINED),
         DRAINED=_ignored("it is drained already"),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     events.NotQuiet: _everywhere(
-        _row("the checkpoint fails", not_quiet),
+        _row("the checkpoint fails", MemberMachine.on_not_quiet),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     messages.Checkpoint: _everywhere(
         _ignored(_NOT_ASKED),
-        DRAINED=_row("submitted rows are staged, the application saves its state", checkpoint),
-        CHECKPOINTED=_row("the member sends its contribution again", contribute_again),
+        DRAINED=_row("submitted rows are staged, the application saves its state", MemberMachine.on_checkpoint),
+        CHECKPOINTED=_row("the member sends its contribution again", MemberMachine.on_contribute_again),
     ),
     events.StateSaved: _everywhere(
-        _ignored(_NOT_ASKED), DRAINED=_row("the member contributes", state_saved, CHECKPOINTED)
+        _ignored(_NOT_ASKED), DRAINED=_row("the member contributes", MemberMachine.on_state_saved, CHECKPOINTED)
     ),
     messages.Identify: _everywhere(
-        _ignored(_NOT_ASKED), CHECKPOINTED=_row("the member reports its generation", identify)
+        _ignored(_NOT_ASKED), CHECKPOINTED=_row("the member reports its generation", MemberMachine.on_identify)
     ),
     messages.Completed: _everywhere(
-        _row("recorded", completed),
-        DRAINED=_row("the sequence is complete without this member", completed, *_READY),
+        _row("recorded", MemberMachine.on_completed),
+        DRAINED=_row("the sequence is complete without this member", MemberMachine.on_completed, *_READY),
         CHECKPOINTED=_row("the next contribution begins where this one ended; the member continues",
-                          completed, *_READY),
+                          MemberMachine.on_completed, *_READY),
     ),
-    messages.Publish: _everywhere(_row("the member publishes", publish)),
-    events.PublishEnded: _everywhere(_row("the member reports it", publish_ended)),
+    messages.Publish: _everywhere(_row("the member publishes", MemberMachine.on_publish)),
+    events.PublishEnded: _everywhere(_row("the member reports it", MemberMachine.on_publish_ended)),
     messages.Reset: _everywhere(
-        _row("everything is discarded, the application resets", reset, PENDING),
-        CR_RESET_PENDING=_row("everything is discarded, the application resets", reset),
+        _row("everything is discarded, the application resets", MemberMachine.on_reset, PENDING),
+        CR_RESET_PENDING=_row("everything is discarded, the application resets", MemberMachine.on_reset),
     ),
     events.WentBack: _everywhere(
         _ignored("the answer is to an earlier reset"),
-        CR_RESET_PENDING=_row("the member polls slowly, and requests start offsets", went_back, RESET_COMPLETE),
+        CR_RESET_PENDING=_row("the member polls slowly, and requests start offsets",
+                              MemberMachine.on_went_back, RESET_COMPLETE),
     ),
-    events.SinkWaits: _everywhere(_row("the member reports it: the checkpoint waits", sink_waits)),
+    events.SinkWaits: _everywhere(_row("the member reports it: the checkpoint waits", MemberMachine.on_sink_waits)),
     events.CheckpointWanted: _everywhere(
-        _row("the member requests a checkpoint", checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
+        _row("the member requests a checkpoint",
+             MemberMachine.on_checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
     ),
-    events.ResetWanted: _everywhere(_row("the member requests a reset", reset_wanted)),
-    events.Failed: _everywhere(_row("the region stops", failed)),
+    events.ResetWanted: _everywhere(_row("the member requests a reset", MemberMachine.on_reset_wanted)),
+    events.Failed: _everywhere(_row("the region stops", MemberMachine.on_failed)),
     events.Closing: _everywhere(
-        _row("the member requests to leave; with the next sequence, or at once if it holds nothing", closing)
+        _row("the member requests to leave; with the next sequence, or at once if it holds nothing",
+             MemberMachine.on_closing)
     ),
 }  # fmt: skip
 """Transition table: event type, then state."""
-
-
-class UnexpectedEventError(Exception):
-    """The error of a handler that led to a state which the table does not name: a bug."""
-
-
-class MemberMachine(Member):
-    """The state machine of one member."""
-
-    def step(self, event: Event) -> list[Effect]:
-        """Handle an event and return its effects, in order."""
-        before = self.state
-        if isinstance(event, Ordered):
-            if event.order.term < self.term:
-                return []  # from a control plane that was replaced
-            self.term = event.order.term
-        what: Any = event.order if isinstance(event, Ordered) else event
-        row = TABLE[type(what)][before]
-        if row.do is not None:
-            row.do(self, what)
-        if self.state is not before and self.state not in row.to:
-            raise UnexpectedEventError(f"{type(what).__name__} led from {before.name} to {self.state.name}")
-        effects, self.effects = self.effects, []
-        return effects

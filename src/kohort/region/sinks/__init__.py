@@ -20,6 +20,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import InvalidInputError
+from kohort.region.records import Position
 from kohort.region.staged import StagedKey
 
 
@@ -142,6 +143,18 @@ def check_rows(sink: Sink, table: pa.Table) -> None:
     check = getattr(sink, "check_rows", None)
     if check is not None:
         check(table)
+
+
+def publish_rows(sink: Sink, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
+    """Publish a sequence. A sink that records where it ends has a method `publish_with(sequence, keys, positions)`.
+
+    That method keeps the promises of `publish`. `positions` has the next offset of each partition of the region.
+    """
+    publish: Callable[..., None] | None = getattr(sink, "publish_with", None)
+    if publish is None:
+        sink.publish(sequence, keys)
+    else:
+        publish(sequence, keys, positions)
 
 
 def known_there(sink: Sink) -> tuple[str, int] | None:

@@ -24,12 +24,16 @@ def sink_of(place: str) -> Sink:
 
         return DeltaTable(rest)
     url, _, table = rest.rpartition("#")
+    if kind == "iceberg" and url.startswith("/") and table:
+        from kohort.region.sinks.iceberg_table import IcebergTable  # an extra of the package
+
+        return IcebergTable(table, warehouse=url)
     if kind == "sql" and "://" in url and table:
         return SqlTable(_with_options(url), table)
     raise InvalidInputError(
         f"{place!r} names no sink that can be reached by its name: give parquet:/folder, delta:/folder, "
-        "sql:sqlite:////file.db#table or sql:postgresql://host:port/database#table (the user by PGUSER); for any other "
-        "call Region.adopt with the sink"
+        "iceberg:/warehouse#namespace.table, sql:sqlite:////file.db#table or "
+        "sql:postgresql://host:port/database#table (the user by PGUSER); for any other call Region.adopt with the sink"
     )
 
 

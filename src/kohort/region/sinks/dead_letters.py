@@ -6,10 +6,9 @@ once. Its sink is like any other: a folder, a table, or one of the user's own.
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec, which refuses integers of more than 64 bits
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, Final
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
+from kohort.io.log_throttle import IntervalThrottle
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, value_text
 
@@ -225,14 +225,12 @@ class LetterLog:
 
     def __init__(self, member: str, place: str) -> None:
         self._member, self._place = member, place
-        self._count, self._said_s = 0, -SAY_S
+        self._throttle = IntervalThrottle(SAY_S)
 
     def add(self, count: int, reason: str = "see the column reason there") -> None:
         """Count rows, and log the count unless that was done a moment ago."""
-        self._count += count
-        if time.monotonic() >= self._said_s + SAY_S:
+        if since := self._throttle.count_event(number=count):
             log.warning(
                 "%s: rows that its sink can't take go to %s with the next sequence: %s since the last such line, one "
-                "of them for: %s", self._member, self._place, self._count, reason,
+                "of them for: %s", self._member, self._place, since, reason,
             )  # fmt: skip
-            self._count, self._said_s = 0, time.monotonic()

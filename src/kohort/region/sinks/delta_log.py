@@ -9,7 +9,6 @@ sequence.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from urllib.parse import unquote
 from uuid import UUID
 
 import deltalake
+import msgspec
 import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -149,7 +149,7 @@ class DeltaLog:
         for version in range(newest, -1, -1):
             path = f"{self._folder}/{version:020}.json"
             try:
-                said = [json.loads(line) for line in read_file(files, path).splitlines()]
+                said = [msgspec.json.decode(line) for line in read_file(files, path).splitlines()]
             except FileNotFoundError:  # it was cleaned away, long after it was written
                 break
             sync_file(files, path)

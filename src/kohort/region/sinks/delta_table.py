@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import time
@@ -151,7 +150,7 @@ def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
     found += [f"needs the feature {name}" for name in unknown]
     if mode == "update" and settings.get("delta.appendOnly") == "true":
         found.append("takes new rows only (delta.appendOnly)")
-    for field in json.loads(table.schema().to_json())["fields"]:
+    for field in msgspec.json.decode(table.schema().to_json())["fields"]:
         rules = [key for key in field["metadata"] if key.startswith(("delta.identity", "delta.gen", "delta.inv"))]
         found += [f"has a rule for column {field['name']!r} ({key})" for key in rules]
     if found:
@@ -182,7 +181,8 @@ def statistics(table: pa.Table) -> str:
             continue
         if low is not None and high is not None:
             least[name], most[name] = low, high
-    return json.dumps({"numRecords": table.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})
+    found = {"numRecords": table.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return msgspec.json.encode(found).decode()
 
 
 def _said(value: object) -> int | str | None:

@@ -1,4 +1,9 @@
-"""The dialects of SQLite (`sqlite3`) and PostgreSQL (`psycopg`)."""
+"""The dialects of SQLite (`sqlite3`) and PostgreSQL (`psycopg`).
+
+SQLAlchemy would replace the names of types and a few statements, some 60 lines. The rest it lacks: row security,
+triggers, rules and partial indexes that may refuse rows later, and which errors to retry. Its import takes 450 ms of
+CPU, this module's 85 ms beside pyarrow's.
+"""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ keys) is refused before the first row.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -186,7 +186,8 @@ class SqlTable(Bound):
         at.run(at.dialect.staging(at.target, at.staging))
         at.run(f"CREATE INDEX {quoted(at.staging_names[-1] + '_key')} ON {{staging}} (kohort_key)")
         at.run("DELETE FROM {keys} WHERE target = ?", at.name)
-        said = (at.name, self._region, str(self._bound()), text_of(schema), json.dumps(self.keys), self.place)
+        keys = msgspec.json.encode(self.keys).decode()
+        said = (at.name, self._region, str(self._bound()), text_of(schema), keys, self.place)
         at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?, ?)", *said)
 
     def _fitting(self, found: Found, schema: pa.Schema, types: dict[str, str]) -> None:
@@ -221,7 +222,7 @@ class SqlTable(Bound):
             return None
         if row[5] != self.place:
             raise other_name(self._region, row[5], self.place)
-        if written and (keys := tuple(json.loads(row[4]))) != self.keys:
+        if written and (keys := tuple(msgspec.json.decode(row[4]))) != self.keys:
             raise InvalidInputError(
                 f"Region {self._region!r} writes table {self.table} with keys={list(keys)}, not {list(self.keys)}: all "
                 "members say the same"

@@ -10,7 +10,7 @@ unless the machine lost power. Spark removes files that are `spark.sql.streaming
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final

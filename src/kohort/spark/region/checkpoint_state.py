@@ -16,7 +16,7 @@ The next start would silently load the snapshots of an abandoned timeline.
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass

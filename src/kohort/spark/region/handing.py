@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
-from kohort.spark.region.sessions import Handed, HandedPart, Idle, LostRecords
+from kohort.spark.source_sessions import Handed, HandedPart, Idle, LostRecords
 
 
 class HandingSeat:

@@ -34,9 +34,9 @@ from kohort.spark.region.handing import RunSeat
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_state import SavedQuery, refuse_other
 from kohort.spark.region.query_thread import QueryThread
-from kohort.spark.region.sessions import SEATS
 from kohort.spark.region.staging import QueryOutput, StagedBatches, StagingTask, stage_batch
 from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source_sessions import SEATS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

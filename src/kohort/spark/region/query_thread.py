@@ -33,7 +33,7 @@ from kohort.region.parts import Part
 from kohort.region.records import Position
 from kohort.region.staged import Staged
 from kohort.spark.region.handing import HandingSeat
-from kohort.spark.region.sessions import LostRecords
+from kohort.spark.source_sessions import LostRecords
 
 log = logging.getLogger("kohort.spark")
 

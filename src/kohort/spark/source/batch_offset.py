@@ -7,7 +7,7 @@ batch. The commits to the group have both too, so that a query recognizes its ow
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: Spark has imported it already, and a task starts sooner
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

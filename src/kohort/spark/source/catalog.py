@@ -15,7 +15,7 @@ from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Stamp
 from kohort.spark.source.bounds import ReadBound
-from kohort.spark.source.topic_pattern import as_glob, topic_pattern
+from kohort.spark.topic_pattern import as_glob, topic_pattern
 
 # -- The choice of `failOnDataLoss`: an error or a warning
 

@@ -15,8 +15,8 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
-from kohort.spark.checkpoint_lines import LogFile
 from kohort.spark.driver_channel import Message
+from kohort.spark.source.checkpoint_lines import LogFile
 from kohort.spark.source.kafka_offsets import kafka_offset, positions_of, read_initial
 
 if TYPE_CHECKING:

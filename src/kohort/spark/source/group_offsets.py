@@ -17,7 +17,7 @@ from kohort.spark.source.membership import CommitSource, InGroup, OffsetKeeper, 
 from kohort.spark.source.offset_coordinator import AssignmentRetry, Held, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.topic_ids import TopicIds
-from kohort.spark.source.topic_pattern import INTERNAL_TOPICS, topic_pattern
+from kohort.spark.topic_pattern import INTERNAL_TOPICS, topic_pattern
 
 # -- Checkpoints of another group or of other topics: logged, and refused if records would be skipped
 #

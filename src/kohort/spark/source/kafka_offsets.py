@@ -14,7 +14,7 @@ The checkpoint belongs to this query, and the group may have had other members s
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: Spark has imported it already, and a task starts sooner
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -21,7 +21,7 @@ from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Committed, Stamp
 from kohort.spark.source.offset_coordinator import Held
 from kohort.spark.source.progress import MemberProgress, Rebalances
-from kohort.spark.source.topic_pattern import topic_pattern
+from kohort.spark.topic_pattern import topic_pattern
 
 if TYPE_CHECKING:
     from kohort.client.admin.values import GroupDescription, MemberDescription, Results

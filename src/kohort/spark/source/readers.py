@@ -6,7 +6,7 @@ Both are pickled to the workers, which only read. Modules for driving a query ar
 from __future__ import annotations
 
 import contextlib
-import json
+import json  # not msgspec: Spark has imported it already, and a task starts sooner
 import logging
 import os
 import signal
@@ -39,7 +39,7 @@ from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read,
 from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
-from kohort.spark.tasks.read import ReadTask, TaskRange, cut
+from kohort.spark.source.read_tasks import ReadTask, TaskRange, cut
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
@@ -310,6 +310,19 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
 # ruff: noqa: N802 (the methods' names are Spark's)
 
 
+def _tasks_of(batch: BatchOffset, options: SourceOptions) -> list[InputPartition]:
+    """Return the tasks for a batch's ranges, as many as the options ask for."""
+    return list(
+        cut(
+            sorted(batch.spans.items()),
+            batch.generation,
+            ids=batch.ids,
+            min_partitions=options.min_partitions,
+            max_records=options.max_records_per_partition,
+        )
+    )
+
+
 def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
     settings = client_settings(options)
     return Reading.of(options.bootstrap_servers, settings, columns, options.fail_on_data_loss, values)
@@ -401,7 +414,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
         """
-        from kohort.spark.read_twice import refuse_read_twice
+        from kohort.spark.source.read_twice import refuse_read_twice
         from kohort.spark.source.single_reader_lock import SoleReader
 
         group = self._options.group_id
@@ -494,15 +507,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         before, planned = self._planned(start, end)
         batch = self._driver(planned.query).replay(before, planned)
-        return list(
-            cut(
-                sorted(batch.spans.items()),
-                batch.generation,
-                ids=batch.ids,
-                min_partitions=self._options.min_partitions,
-                max_records=self._options.max_records_per_partition,
-            )
-        )
+        return _tasks_of(batch, self._options)
 
     @reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -548,15 +553,7 @@ class KohortReader(DataSourceReader):
             batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
         finally:
             catalog.close()
-        return list(
-            cut(
-                sorted(batch.spans.items()),
-                batch.generation,
-                ids=batch.ids,
-                min_partitions=self._options.min_partitions,
-                max_records=self._options.max_records_per_partition,
-            )
-        )
+        return _tasks_of(batch, self._options)
 
     @reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

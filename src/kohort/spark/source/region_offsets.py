@@ -11,7 +11,11 @@ from kohort.ids import NO_TOPIC_ID, TopicPartition
 from kohort.io.channel import GREETING_S
 from kohort.spark.driver_channel import Message
 from kohort.spark.options import SourceOptions
-from kohort.spark.region.sessions import (
+from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.catalog import Present, TopicCatalog, lose
+from kohort.spark.source.offset_coordinator import Held, Replay
+from kohort.spark.source.progress import MemberProgress
+from kohort.spark.source_sessions import (
     IDLE_MS,
     WAIT_MS_MAX,
     Handed,
@@ -21,11 +25,7 @@ from kohort.spark.region.sessions import (
     LostRecords,
     topic_ids,
 )
-from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.catalog import Present, TopicCatalog, lose
-from kohort.spark.source.offset_coordinator import Held, Replay
-from kohort.spark.source.progress import MemberProgress
-from kohort.spark.source.topic_pattern import INTERNAL_TOPICS
+from kohort.spark.topic_pattern import INTERNAL_TOPICS
 
 ANSWER_TIMEOUT_S = 4.0
 """Longest wait for the application's answer, including the wait that was requested. A query without its application

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
+import json  # not msgspec: Spark has imported it already, and a task starts sooner
 import logging
 import os
 import stat

@@ -1,1 +1,1 @@
-"""The Spark source's and sink's executor side: tasks that read and write partitions."""
+"""The executor side of the Spark sink: tasks that write partitions, and the Python that workers run."""

@@ -6,7 +6,7 @@ reads only the plain numbers and bytes beneath them. This is faster, and avoids 
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
 from dataclasses import dataclass
 from typing import Any

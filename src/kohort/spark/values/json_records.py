@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
+import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
 from collections.abc import Callable
 from datetime import tzinfo

@@ -1,0 +1,190 @@
+"""Expiration against a model, which is fed by records and clocks alone. Source: KIP-211, KIP-496, spec 1.5, 1.6."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.config import GroupConfig
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import Effects, GroupState
+from kohort.groups.events import Tick
+from kohort.groups.machine import GroupMachine
+from kohort.groups.records import (
+    GroupSaved,
+    Kind,
+    MemberSaved,
+    OffsetCommitted,
+    PushGroupSaved,
+    PushMemberSaved,
+    Record,
+    Tombstone,
+)
+from simulation.checkers.property import Checker, Holder, Waiting, is_one
+from simulation.harness.world import World
+
+LATE_MS = 2_000
+"""Beyond the interval between two looks: the coordinator's tick and its journal take time too."""
+
+
+@dataclass
+class Kept:
+    """A group as the model knows it.
+
+    Attributes:
+        members: of the consumer protocol, by id; of a classic group those of its last generation.
+        empty_ms: wall clock when the last member went, None while there are some, or never were.
+        at_ms: by partition, when its position was committed and the time it goes by itself, -1: by the retention.
+        due_since_ms: by partition, the monotonic clock at which the model first saw that it should go.
+    """
+
+    members: set[str] = field(default_factory=set)
+    empty_ms: int | None = None
+    at_ms: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    due_since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+class ExpiryChecker(Checker):
+    """A position expires when its time is over and nobody reads it: not before, and not much later.
+
+    Its time runs from its commit; in an empty group from the later moment when the group became empty.
+    """
+
+    SHARE = 0.1
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._groups: dict[str, Kept] = {}
+        self._machine: GroupMachine | None = None
+
+    def on_replayed(self, machine: GroupMachine) -> None:
+        self._machine, self._groups = machine, {}
+        for record in machine.snapshot():
+            self._take(record, None)
+        for group_id, group in machine.context.ledger.groups.items():
+            consumer = group.under(ConsumerGroup)  # since when it is empty no record tells
+            if consumer is not None and not consumer.members:
+                self._kept(group_id).empty_ms = consumer.assigned_ms
+
+    def _kept(self, group_id: str) -> Kept:
+        return self._groups.setdefault(group_id, Kept())
+
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
+        self.on_stepped(None, outcome, {})
+
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
+        for record in outcome.records:
+            self._take(record, event)
+
+    def _take(self, record: Record, event: Any) -> None:
+        if isinstance(record, OffsetCommitted):
+            if record.producer_id < 0:
+                self._committed(record)
+        elif isinstance(record, GroupSaved):
+            kept = self._kept(record.group_id)
+            kept.members = {member.member_id for member in record.members}
+            kept.empty_ms = record.state_ms if record.protocol_type and not record.members else None
+        elif isinstance(record, PushGroupSaved):
+            self._kept(record.group_id).empty_ms = None if record.state_ms < 0 else record.state_ms
+        elif isinstance(record, MemberSaved | PushMemberSaved):
+            kept = self._kept(record.group_id)
+            kept.members.add(record.member_id)
+            kept.empty_ms = None
+        elif isinstance(record, Tombstone):
+            self._gone(record, event)
+
+    def _committed(self, record: OffsetCommitted) -> None:
+        kept, partition = self._kept(record.group_id), (record.topic, record.partition)
+        kept.at_ms[partition] = record.commit_ms, record.expire_ms
+        kept.due_since_ms.pop(partition, None)
+
+    def _gone(self, record: Tombstone, event: Any) -> None:
+        kind, group_id = record.key[0], record.key[1]
+        kept = self._groups.get(group_id)
+        if kept is None:
+            return
+        if kind is Kind.OFFSET:
+            partition = record.key[2], record.key[3]
+            if type(event) is Tick:
+                self._expired(group_id, kept, partition)
+            kept.at_ms.pop(partition, None)
+            kept.due_since_ms.pop(partition, None)
+        elif kind in (Kind.MEMBER, Kind.PUSH_MEMBER):
+            kept.members.discard(record.key[2])
+            if not kept.members:
+                kept.empty_ms = self.world.wall_ms
+        elif kind in (Kind.GROUP, Kind.EPOCH, Kind.PUSH_GROUP):
+            if type(event) is Tick and kind is Kind.GROUP and kept.at_ms and not self._is_consumer(group_id):
+                self.fail(f"{group_id} is gone, and {len(kept.at_ms)} positions with it")
+            kept.members, kept.empty_ms = set(), None
+
+    def _is_consumer(self, group_id: str) -> bool:
+        group = None if self._machine is None else self._machine.context.find(group_id)
+        return group is not None and group.under(ConsumerGroup) is not None
+
+    def _expired(self, group_id: str, kept: Kept, partition: tuple[str, int]) -> None:
+        """A position went by itself."""
+        left_ms = self._left_ms(kept, partition)
+        name = f"{group_id} {partition[0]}-{partition[1]}"
+        if left_ms is not None and left_ms > 0:
+            self.fail(f"the position of {name} has gone {left_ms} ms too early")
+        if kept.members and self._is_read(group_id, partition[0]):
+            self.fail(f"the position of {name} has gone, which is read")
+
+    def _left_ms(self, kept: Kept, partition: tuple[str, int]) -> int | None:
+        """Until a position's time is over; None of one that the model does not know."""
+        if partition not in kept.at_ms:
+            return None
+        start_ms, expire_ms = kept.at_ms[partition]
+        if expire_ms >= 0:
+            return expire_ms - self.world.wall_ms
+        if not kept.members and kept.empty_ms is not None:
+            start_ms = max(start_ms, kept.empty_ms)
+        return start_ms + self.config.offsets_retention_ms - self.world.wall_ms
+
+    def _is_read(self, group_id: str, topic: str) -> bool:
+        """Whether a process that is in the group is subscribed to the topic, as it says itself.
+
+        Of two that are one member to the coordinator it is not known which is in it.
+        """
+        kept = self._groups[group_id]
+        inside = [
+            process for process in self.members if process.group_id == group_id and process.member_id in kept.members
+        ]
+        sure = [
+            holder for holder in inside if not any(other is not holder and is_one(holder, other) for other in inside)
+        ]
+        return any(topic in member.topics for member in sure)
+
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        if not self.chance.likely(self.SHARE):
+            return
+        now_ms = self.world.now_ms
+        for group_id, kept in self._groups.items():
+            group = machine.context.find(group_id)
+            if group is None:
+                continue
+            for partition in kept.at_ms:
+                left_ms = self._left_ms(kept, partition)
+                rests = not self._may_stay(group_id, kept, partition)
+                if left_ms is None or left_ms > 0 or not rests or group.has_pending(partition):
+                    kept.due_since_ms.pop(partition, None)
+                    continue
+                since_ms = kept.due_since_ms.setdefault(partition, now_ms)
+                if now_ms - since_ms > self.config.offsets_retention_check_ms + LATE_MS:
+                    self.fail(
+                        f"the position of {group_id} {partition[0]}-{partition[1]} is due for {now_ms - since_ms} ms"
+                    )
+
+    def _may_stay(self, group_id: str, kept: Kept, partition: tuple[str, int]) -> bool:
+        """Whether the group's state keeps a position whose time is over: it is read, or who reads is not settled."""
+        group = None if self._machine is None else self._machine.context.find(group_id)
+        if group is None:
+            return True
+        classic, is_read = group.under(ClassicGroup), group.membership.is_subscribed(partition[0])
+        if classic is None or group.state() is GroupState.EMPTY:
+            return bool(kept.members) and is_read
+        readable = classic.protocol_type == CONSUMER_PROTOCOL_TYPE and group.state() is GroupState.STABLE
+        return not readable or is_read

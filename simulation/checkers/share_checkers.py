@@ -1,0 +1,86 @@
+"""Whether shares are even in the end: of classic groups as the members have them, of others as their targets are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kohort.groups.config import GroupConfig
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import ComputeAssignment, Effects
+from kohort.groups.machine import GroupMachine
+from kohort.groups.records import PushMemberSaved
+from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.harness.world import World
+
+
+class ClassicEvennessChecker(Checker):
+    """In the end members of a classic group that read the same have equal shares: of everything, or of each topic.
+
+    So have those of a push group, where each has one stream of its topics.
+    """
+
+    def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
+        for group_id in sorted({member.group_id for member in self.members}):
+            group = self.journal.groups.get(group_id)
+            living = [member for member in self.members if member.group_id == group_id and not member.dead]
+            if group is None or group.consumer is not None or len({member.topics for member in living}) != 1:
+                continue
+            if group.push is not None and not all(
+                has_one_stream(push_member) for push_member in group.push.members.values()
+            ):
+                continue
+            if not is_even(living):
+                shares = {member.name: sorted(map(str, member.held)) for member in living}
+                self.fail(f"shares of {group_id} are {shares}")
+
+
+def has_one_stream(member: PushMemberSaved) -> bool:
+    """Whether a consumer counts once in what its topics are divided among."""
+    return all(streams == 1 for _, streams in member.topics) if member.regex is None else member.streams == 1
+
+
+def is_even(members: Sequence[Holder]) -> bool:
+    """Whether shares differ by one at most, of all partitions or, as `range` divides them, of those of each topic."""
+    shares = [list(member.held) for member in members]
+    topics = {partition.topic for share in shares for partition in share}
+    by_topic = [[Counter(partition.topic for partition in share)[topic] for share in shares] for topic in topics]
+    return spread(list(map(len, shares))) <= 1 or all(spread(counts) <= 1 for counts in by_topic)
+
+
+def spread(counts: list[int]) -> int:
+    """The difference between the most and the fewest."""
+    return max(counts) - min(counts)
+
+
+class EvennessChecker(Checker):
+    """In the end all members of a consumer group have equal shares, also those that were taken for silent."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._machine: GroupMachine | None = None
+        self._assignors: dict[str, str] = {}  # by which the targets were made; who replaces a static member votes later
+
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
+        for work in outcome.work:
+            if isinstance(work, ComputeAssignment):
+                self._assignors[work.group_id] = work.assignor
+
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
+        self._machine = machine
+
+    def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
+        if self._machine is None:
+            return
+        context = self._machine.context
+        for group_id, group in context.ledger.groups.items():
+            consumer = group.under(ConsumerGroup)
+            if consumer is None or consumer.preferred_assignor(context) != "uniform":
+                continue
+            if self._assignors.get(group_id) != "uniform":
+                continue
+            shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}
+            alike = len({consumer.topics_of(member) for member in consumer.members.values()}) == 1
+            if alike and max(shares.values()) - min(shares.values()) > 1:
+                self.fail(f"shares of {group_id} are {shares}")

@@ -1,0 +1,58 @@
+"""Many seeds in several processes. Not in `__main__`, whose functions another process can't find."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from simulation.clients.mutants import CLIENT_MUTANTS
+from simulation.clients.plan import client_plan
+from simulation.clients.run import ClientRun
+from simulation.harness.plan import Draft, Plan
+from simulation.harness.run import Result, Run
+from simulation.mutants.group_mutants import MUTANTS
+from simulation.remote.mutants import REMOTE_MUTANTS
+from simulation.remote.run import RemoteRun, remote_plan
+
+GROUPS, REMOTE, CLIENTS = "", "remote", "clients"
+"""One coordinator on a disk; several over Kafka; applications on our own clients."""
+Task = tuple[int, str, str]
+"""Seed, mutant by name, and what is simulated."""
+EVERY_MUTANT = (*MUTANTS, *REMOTE_MUTANTS, *CLIENT_MUTANTS)
+MUTANT_NAMES = [kind.__name__ for kind in EVERY_MUTANT]
+
+
+def mutant_named(name: str) -> Any:
+    """The mutant, None for the empty name."""
+    return {kind.__name__: kind for kind in EVERY_MUTANT}.get(name)
+
+
+def planned(seed: int, simulated: str) -> Plan:
+    """Return the plan of a seed."""
+    if simulated == CLIENTS:
+        return client_plan(seed)
+    return remote_plan(seed) if simulated == REMOTE else Draft(seed).plan()
+
+
+def run_of(plan: Plan, mutant: Any, simulated: str, *, tells: bool = False) -> Run | ClientRun:
+    """Return the run of a plan."""
+    if simulated == CLIENTS:
+        return ClientRun(plan, mutant, tells=tells)
+    return (RemoteRun if simulated == REMOTE else Run)(plan, mutant, tells=tells)
+
+
+def play(task: Task) -> Result:
+    """Play one seed, in a process of its own or in this one."""
+    seed, mutant, simulated = task
+    return run_of(planned(seed, simulated), mutant_named(mutant), simulated).play()
+
+
+def results(tasks: list[Task], jobs: int) -> Iterator[Result]:
+    """The results, in the order of the tasks."""
+    if jobs <= 1:
+        yield from map(play, tasks)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield from pool.imap(play, tasks, chunksize=16)

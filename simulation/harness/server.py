@@ -1,0 +1,335 @@
+"""The coordinator's process in the simulation.
+
+It is the shard that ships, behind connections, on a process that dies and comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from kohort.coordinator.shard import Phase, Shard
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.effects import BackgroundTask, Effects, Now, OffsetCommitReply, Push
+from kohort.groups.events import (
+    ConnectionLost,
+    GroupSettings,
+    OffsetCommit,
+    ReleaseLongPolls,
+    TopicImage,
+    TopicsChanged,
+    TopicsDeleted,
+    TransactionEnded,
+    TxnOffsetCommit,
+)
+from kohort.groups.machine import GroupMachine
+from kohort.ids import NO_TOPIC_ID
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.disk import Disk, DiskJournal
+from simulation.harness.driver import VirtualDriver
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import World
+
+Answer = Callable[[Any], None]
+AGAIN_MS = 200
+"""What was refused within the process is asked again so much later."""
+AWAY_MS = 2_000
+"""A coordinator that was deposed is appointed again within this time."""
+
+
+class Server:
+    """A coordinator of one shard that crashes and comes back.
+
+    Attributes:
+        shard: None while the process is down.
+        waiting: requests without an answer yet: token to (event, answer, since).
+        incarnation: how often it has started.
+        unseen: topics that were made while the shard did not serve, as the broker's catalog names them.
+    """
+
+    def __init__(
+        self, world: World, network: Network, disk: Disk, config: GroupConfig, checkers: Checkers, mutant: Any
+    ) -> None:
+        """`mutant` is a faulty machine, or a faulty shard."""
+        self.world = world
+        self.chance = world.stream("server")
+        self.network = network
+        self.disk = disk
+        self.config = config
+        self.checkers = checkers
+        is_shard = isinstance(mutant, type) and issubclass(mutant, Shard)
+        self.make_shard: type[Shard] = mutant if is_shard else Shard
+        self.make_machine: Callable[[GroupConfig], GroupMachine] = GroupMachine if is_shard or not mutant else mutant
+        self.shard: Shard | None = None
+        self.image = TopicImage()
+        self.unseen: set[str] = set()
+        self.push: Callable[[Push], None] = lambda push: None
+        self.on_shard_loaded: Callable[[], object] = lambda: None
+        self.waiting: dict[int, tuple[Any, Answer, int]] = {}
+        self.incarnation = 0
+        self._driver: VirtualDriver | None = None
+        self._journal: DiskJournal | None = None
+        self._machine: GroupMachine | None = None
+        self._deposed: Shard | None = None
+        self._stepped = False
+        self._fault: Exception | None = None
+        self._connections: dict[int, Connection] = {}
+        self._token = 0
+        self._holding: dict[int, int] = {}
+        self._producer_id = 0
+        self._transactions: set[int] = set()
+        self._ending: dict[int, bool] = {}
+        network.receive = self.receive
+        network.server_sees_close = self.on_closed
+
+    @property
+    def machine(self) -> GroupMachine | None:
+        """The machine that serves; None while it loads, and while the process is down."""
+        return self._machine if self.shard is not None and self.shard.loaded else None
+
+    def may_create(self, topic: str) -> bool:
+        """Whether a topic can be made now: the broker is up, and deletions before have been answered.
+
+        It is noted as made.
+        """
+        shard, driver = self.shard, self._driver
+        if shard is None or driver is None:
+            return False
+        pending: list[bool] = []
+        driver.turn(lambda: pending.append(shard.settle()))
+        if self.shard is None or pending[0]:
+            return False
+        if not self.shard.loaded:
+            self.unseen.add(topic)
+        return True
+
+    def start(self) -> None:
+        """Come up."""
+        self.incarnation += 1
+        self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
+        driver = self._driver = VirtualDriver(self.world, self.chance, self, self._turned)
+        try:
+            log = self.disk.start(self._die)
+        except OSError as error:
+            self.world.tell(f"coordinator: can't open its log, {error}")
+            self._die()
+            return
+        self._journal = DiskJournal(self.disk, log, driver.turn)
+        driver.turn(self._take_office)
+        for producer_id in list(self._ending):
+            driver.turn(partial(self._put_marker, producer_id))
+
+    def _take_office(self) -> None:
+        """Begin a term of the shard; also in a process whose last one has ended."""
+        assert self._driver is not None
+        assert self._journal is not None
+        self.shard = self.make_shard(
+            0, self._journal, self._journal.next_term, self.config, self._driver, self._watched
+        )
+        self.shard.load()
+
+    def _watched(self, config: GroupConfig) -> GroupMachine:
+        """A machine whose steps the checkers see."""
+        machine = self.make_machine(config)
+        step, on_loaded = machine.step, machine.on_loaded
+
+        def loaded(
+            now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({}), proof_ms: int = 0
+        ) -> Effects:
+            load = partial(on_loaded, now, image, settings, proof_ms)
+            return self._seen(None, lambda: self._on_loaded(machine, load))
+
+        def stepped(event: Any, now: Now) -> Effects:
+            return self._seen(event, lambda: step(event, now))
+
+        machine.on_loaded, machine.step = loaded, stepped  # type: ignore[method-assign]
+        return machine
+
+    def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Effects]) -> Effects:
+        self.checkers.on_replayed(machine)
+        self._machine = machine
+        outcome = on_loaded()
+        self.checkers.on_loaded(machine, outcome)
+        return outcome
+
+    def _seen(self, event: Any, do: Callable[[], Effects]) -> Effects:
+        """A fault in a step, or what a checker found, ends the run, whatever the shard makes of it."""
+        self._stepped = True
+        try:
+            outcome = do()
+            if event is not None:
+                self.checkers.on_stepped(event, outcome, self.waiting)
+        except Exception as fault:
+            self._fault = self._fault or fault
+            raise
+        return outcome
+
+    def _turned(self) -> None:
+        """The shard has had a turn."""
+        if self._fault is not None:
+            raise self._fault
+        shard = self.shard
+        if shard is None:
+            return
+        if shard.phase is Phase.FENCED and shard is not self._deposed:
+            self._deposed = shard
+            self._later(self.chance.upto(AWAY_MS), self._take_office)
+        if self._stepped and self.machine is not None and shard.settled:
+            self._stepped = False
+            self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
+
+    def worked(self, work: BackgroundTask, event: Any) -> None:
+        """Implement `Host.worked`."""
+        self.checkers.on_worked(work, event)
+
+    def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """A turn of this process, if it lives that long."""
+        assert self._driver is not None
+        self.world.after(delay_ms, partial(self._driver.turn, action))
+
+    def _die(self) -> None:
+        self.crash(self.chance.upto(500))
+
+    def crash(self, down_ms: int) -> None:
+        """Die with everything that is not on disk; be back in `down_ms`."""
+        if self._driver is None or not self._driver.alive:
+            return
+        self.world.tell(f"coordinator: crashed, down for {down_ms} ms")
+        self._driver.alive = False
+        if self._journal is not None:
+            self._journal.abandon()
+        self._journal = None
+        self.disk.stop()
+        self.shard = None
+        self.waiting.clear()
+        self._holding.clear()
+        for connection in list(self._connections.values()):
+            connection.break_()
+        self._connections.clear()
+        self.world.after(down_ms, self.start)
+
+    def reload(self, away_ms: int) -> None:
+        """Lose the shard and load it again in the same process, at once or later: all connections stay."""
+        shard, driver = self.shard, self._driver
+        if shard is None or driver is None or not shard.loaded:
+            return
+        self.world.tell(f"coordinator: the shard is lost, and loads again in {away_ms} ms")
+        if away_ms:
+            self._later(away_ms, self._take_office)
+        driver.turn(shard.close if away_ms else shard.load)
+
+    def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
+        """A request arrives."""
+        if self.shard is None:
+            connection.break_()
+            return
+        self._connections[connection.id] = connection
+        if isinstance(event, OffsetCommit | TxnOffsetCommit):
+            refused = self._refused(event)
+            if any(refused):
+                answer(OffsetCommitReply(refused))
+                return
+        self._token += 1
+        event = stamped(event, self._token, connection.id)
+        held = tuple([token for token, on in self._holding.items() if on == connection.id]) if self._holding else ()
+        if getattr(event, "hold_ms", 0):
+            self._holding[self._token] = connection.id
+        if held:
+            self.shard.tell(ReleaseLongPolls(held))
+        self._ask(event, answer)
+
+    def _ask(self, event: Any, answer: Answer) -> None:
+        """Have the shard answer an event that has its token."""
+        assert self.shard is not None
+        self.waiting[event.request] = (event, answer, self.world.now_ms)
+        self.shard.ask(event, partial(self._answered, event.request))
+
+    def _answered(self, token: int, value: Any) -> None:
+        """The shard answers, with a reply or with the code that refuses the request."""
+        known = self.waiting.pop(token, None)
+        self._holding.pop(token, None)
+        if known is None or self.shard is None:
+            return
+        event, answer, _ = known
+        try:
+            if isinstance(value, ErrorCode):
+                self.checkers.on_refused(event, value, self.shard.phase)
+            else:
+                self.checkers.on_released(event, value)
+        except Exception as fault:
+            self._fault = self._fault or fault
+            raise
+        answer(value)
+
+    def _refused(self, event: OffsetCommit | TxnOffsetCommit) -> tuple[ErrorCode, ...]:
+        """Return the errors of the shell itself: unknown topics, and a transaction that is not under way."""
+        if isinstance(event, TxnOffsetCommit) and event.producer_id not in self._transactions:
+            return (ErrorCode.INVALID_TXN_STATE,) * len(event.offsets)
+        topics = self.image.topics
+        errors = []
+        for offset in event.offsets:
+            topic = topics.get(offset.topic)
+            if topic is None:
+                errors.append(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            elif offset.topic_id not in (NO_TOPIC_ID, topic.id):
+                errors.append(ErrorCode.UNKNOWN_TOPIC_ID)
+        return tuple(errors[:1]) * len(event.offsets)
+
+    def on_closed(self, connection_id: int) -> None:
+        """The coordinator's end of a connection ends."""
+        connection = self._connections.pop(connection_id, None)
+        if connection is not None and self.shard is not None:
+            for token, (event, _, _) in list(self.waiting.items()):
+                if getattr(event, "connection", None) == connection_id:
+                    del self.waiting[token]
+                    self._holding.pop(token, None)
+            lease_ms = connection.lease_ms
+            noticed = lease_ms > 0 or self.config.notice_disconnects == "all"
+            ended = connection.process if noticed and connection.ended else ""
+            self.shard.tell(ConnectionLost(connection_id, noticed, lease_ms, ended))
+
+    def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
+        """Topics were made, grew, or one was deleted."""
+        self.image = image
+        if self.shard is not None:
+            self.shard.tell(TopicsChanged(image))
+            if deleted is not None:
+                self.shard.tell(TopicsDeleted((deleted,)))
+
+    def begin_transaction(self) -> int:
+        """A producer's transaction begins; its producer id. The transactions' own log is never lost here."""
+        self._producer_id += 1
+        self._transactions.add(self._producer_id)
+        return self._producer_id
+
+    def end_transaction(self, producer_id: int, commit: bool) -> None:
+        """Have the end marker written, however often that takes."""
+        if producer_id in self._transactions:
+            self._transactions.remove(producer_id)
+            self._ending[producer_id] = commit
+            if self.shard is not None:
+                self._put_marker(producer_id)
+
+    def _put_marker(self, producer_id: int) -> None:
+        self._token += 1
+        event = TransactionEnded(producer_id, 0, self._ending[producer_id], self._token)
+        self._ask(event, partial(self._ended, producer_id))
+
+    def _ended(self, producer_id: int, value: object) -> None:
+        if isinstance(value, ErrorCode):
+            self._later(AGAIN_MS, partial(self._put_marker, producer_id))
+        else:
+            del self._ending[producer_id]
+
+
+def stamped(event: Any, token: int, connection: int) -> Any:
+    """The request under its token; a client's own object, which no one else has, so that it may be written to."""
+    if isinstance(event, tuple):
+        return event._replace(request=token, connection=connection)  # type: ignore[attr-defined]
+    object.__setattr__(event, "request", token)
+    if hasattr(event, "connection"):
+        object.__setattr__(event, "connection", connection)
+    return event

@@ -1,0 +1,1 @@
+"""Clients of the simulated coordinator: members of each protocol, their processes, and clients outside the groups."""

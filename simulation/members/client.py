@@ -1,0 +1,131 @@
+"""A client's side of a connection: requests that get lost, time that passes while its process stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kohort.errors import ErrorCode
+from kohort.groups.events import JoinGroup
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import Happening, World
+
+PATIENCE_MS = 3_000
+REFUSED_MS = 200
+"""The maximum wait of a client whose coordinator loads or has moved."""
+MAIN, ASIDE = "main", "aside"
+FAREWELL_MS = 3_000
+"""The maximum time that a closed client stays, for its leave to get through; other connections stay open."""
+
+
+class Client:
+    """A client of the coordinator.
+
+    Attributes:
+        paused: its process is stopped; it does nothing until it wakes.
+        dead: it will never act again.
+        process: its process's name, "" when it runs on another machine than the coordinator.
+        join_patience_ms: how long it waits for the answer to a JoinGroup.
+    """
+
+    def __init__(self, name: str, world: World, network: Network) -> None:
+        self.name = name
+        self.world = world
+        self.network = network
+        self.chance = world.stream(name)
+        self.process = name if world.stream(f"machine of {name}").random() < 0.5 else ""
+        self.paused = False
+        self.dead = False
+        self.join_patience_ms = PATIENCE_MS
+        self._lanes: dict[str, Connection] = {}
+        self._asked: dict[int, tuple[Happening, Connection, Callable[[], None]]] = {}
+        self._asks = 0
+        self._asleep: list[Callable[[], None]] = []
+
+    def crash(self) -> None:
+        """Die without a word."""
+        self.world.tell(f"{self.name}: crashes")
+        self.dead = True
+        self._disconnect()
+
+    def _close(self) -> None:
+        """Stop all activity; the process ends soon."""
+        self.dead = True
+        self.world.after(self.chance.upto(FAREWELL_MS), self._disconnect)
+
+    def _disconnect(self) -> None:
+        """End the process, and its connections with it."""
+        for connection in self._lanes.values():
+            connection.ended = True
+            connection.break_()
+
+    def cut(self) -> None:
+        """Break the connection."""
+        if MAIN in self._lanes:
+            self._lanes[MAIN].break_()
+
+    def _later(self, delay_ms: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            if self.dead:
+                return
+            if self.paused:
+                self._asleep.append(act)
+                return
+            action()
+
+        self.world.after(delay_ms, act)
+
+    def _connect(self, lane: str) -> Connection:
+        """Return the connection for a kind of requests, a new one if the last is closed."""
+        connection = self._lanes.get(lane)
+        if connection is None or not connection.open:
+            connection = self._lanes[lane] = self.network.connect(self.name, self._on_closed, self.chance, self.process)
+        return connection
+
+    def _patience_ms(self, event: Any) -> float:
+        """Return how long the client waits for a response."""
+        return self.join_patience_ms if isinstance(event, JoinGroup) else PATIENCE_MS
+
+    def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], lane: str = MAIN) -> None:
+        """Send a request; exactly one of the two is called, unless it dies: one refused as a whole is lost, too."""
+        connection = self._connect(lane)
+        self._asks += 1
+        number = self._asks
+
+        def lost() -> None:
+            if self._asked.pop(number, None) is not None:
+                connection.break_()
+                on_lost()
+
+        def replied(value: Any) -> None:
+            asked = self._asked.pop(number, None)
+            if asked is not None and not self.dead:
+                asked[0].cancel()
+                if isinstance(value, ErrorCode):
+                    self._later(self.chance.upto(REFUSED_MS), on_lost)
+                else:
+                    self._awake(lambda: on_reply(value))
+
+        timer = self.world.after(self._patience_ms(event), lambda: self._awake(lost))
+        self._asked[number] = (timer, connection, lost)
+        self.network.ask(connection, event, replied)
+
+    def _awake(self, action: Callable[[], None]) -> None:
+        if self.paused:
+            self._asleep.append(lambda: self._awake(action))
+        elif not self.dead:
+            action()
+
+    def _on_closed(self) -> None:
+        """Each request on a closed connection is lost, when the client notices."""
+
+        def notice() -> None:
+            for _, connection, lost in list(self._asked.values()):
+                if not connection.open:
+                    lost()
+
+        self._awake(notice)
+
+    def _nothing(self, reply: object = None) -> None:
+        """Ignore the response: nothing depends on it."""
+        del reply

@@ -1,0 +1,267 @@
+"""A member's process: what it holds and commits, a life that may pause or end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kohort.client.group.lease import Lease
+from kohort.errors import ErrorCode
+from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
+from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from kohort.io.processes import CLOCK_MARGIN, long_poll_max_ms
+from simulation.checkers.group_checkers import Checkers
+from simulation.harness.network import Connection, Network
+from simulation.harness.world import World
+from simulation.members.assigning import EAGER
+from simulation.members.client import Client
+
+HEALTHY_MS = 2_000
+"""A healthy application lets go within this time."""
+FINDING_MS = 3_000
+"""Who finds itself where it reads a partition from has found it within this time."""
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How a client is configured.
+
+    Attributes:
+        assignor, rack: what it asks a coordinator that assigns for, and where it runs.
+        keeps_lease: it is one of our own, which keeps a lease where it is told one.
+        clock_rate: how fast its clock runs beside the coordinator's.
+        consumer_id: of a push member whose id another process has, too; None: an id of its own.
+        auto_commit: a push member's answers to Pings say its positions; else it commits by hand.
+        streams: of a push member, 2 and more: by an expression.
+        reading_ms: up to so long after it took a frame a push member looks at its clock.
+        never_stops: a push member answers no Stop.
+        finds_starts: a push member finds itself where it reads a partition from that its group has no offset of.
+    """
+
+    group_id: str
+    topics: tuple[str, ...]
+    strategies: tuple[str, ...] = (EAGER,)
+    instance_id: str | None = None
+    session_timeout_ms: int = 6_000
+    rebalance_timeout_ms: int = 25_000
+    heartbeat_ms: int = 1_500
+    commit_ms: int = 1_000
+    callback_ms: int = 50
+    requires_known_id: bool = True
+    commits_on_revocation: bool = True
+    require_stable: bool = False
+    hold_ms: int = 0
+    short_interval: bool = False
+    assignor: str | None = None
+    rack: str | None = None
+    keeps_lease: bool = False
+    clock_rate: float = 1.0
+    consumer_id: str | None = None
+    auto_commit: bool = True
+    streams: int = 0
+    reading_ms: int = 0
+    never_stops: bool = False
+    finds_starts: bool = False
+
+
+class Process(Client, ABC):
+    """The common part of members of all protocols.
+
+    Attributes:
+        held: the partitions it would process.
+        generation: or member epoch, that its commits name.
+        session_end_ms: when its session, or its lease before that, ends by its own clock.
+        lease: ends ownership before the session does, where one was sent.
+        told_lease_ms: the lease that the coordinator counts on, 0: none.
+        stable: it owns its last assignment, and knows of nothing new.
+        keeps_its_id: as `Holder.keeps_its_id`.
+    """
+
+    keeps_its_id = False
+
+    def __init__(self, name: str, habits: Habits, world: World, network: Network, checkers: Checkers) -> None:
+        super().__init__(name, world, network)
+        self.habits = habits
+        self.checkers = checkers
+        self.join_patience_ms = habits.rebalance_timeout_ms + 5_000
+        self.member_id = ""
+        self.generation = -1
+        self.held: frozenset[TopicPartition] = frozenset()
+        self.session_ms = habits.session_timeout_ms
+        self.session_end_ms = -1.0
+        self.lease = Lease()
+        self.told_lease_ms = 0
+        self.stable = False
+        self.started_ms = -1
+        self._round = 0
+        self._ids: dict[str, TopicId] = {}
+        self._taken: dict[TopicPartition, TopicId] = {}
+
+    def start(self) -> None:
+        """Come to life."""
+        kind = type(self).__name__
+        self.world.tell(f"{self.name}: starts as {kind} in {self.group_id}, instance {self.instance_id}")
+        self.started_ms = self.world.now_ms
+        self._later(0, self._begin)
+        self._later(self.habits.commit_ms, self._commit_now_and_then)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Join, and keep on."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Give everything up and go."""
+
+    @abstractmethod
+    def learn_topics(self, partitions: dict[str, int]) -> None:
+        """Fresh metadata."""
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        """Read these topics from now on."""
+
+        def change() -> None:
+            self.world.tell(f"{self.name}: reads {', '.join(topics)}")
+            self.habits = replace(self.habits, topics=topics)
+            self._subscribed()
+
+        self._awake(change)
+
+    @abstractmethod
+    def _subscribed(self) -> None:
+        """Act on a changed subscription."""
+
+    @abstractmethod
+    def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
+        """Handle the error of a commit."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that the member reads."""
+        return self.habits.topics
+
+    @property
+    def instance_id(self) -> str | None:
+        """The member's static id."""
+        return self.habits.instance_id
+
+    @property
+    def group_id(self) -> str:
+        """The member's group."""
+        return self.habits.group_id
+
+    def topic_of(self, partition: TopicPartition) -> TopicId:
+        """The id that the topic had when this partition was taken."""
+        return self._taken.get(partition, NO_TOPIC_ID)
+
+    def owns(self, partition: TopicPartition) -> bool:
+        """Whether it would process this partition now."""
+        exempt = self.dead or self.paused
+        return partition in self.held and not exempt and self.world.now_ms < self.session_end_ms
+
+    def pause(self, duration_ms: int) -> None:
+        """Stop the process; it wakes where it was."""
+        self.world.tell(f"{self.name}: paused for {duration_ms} ms")
+        self.paused = True
+        self.world.after(duration_ms, self.wake)
+
+    def wake(self) -> None:
+        """Go on: first what it was about to do, a commit included."""
+        if not self.paused or self.dead:
+            return
+        self.world.tell(f"{self.name}: wakes")
+        self.paused = False
+        self._commit(self.held)
+        self.checkers.on_hold(self)
+        waiting, self._asleep = self._asleep, []
+        for action in waiting:
+            action()
+
+    def heal(self) -> None:
+        """Let the application behave well from now on."""
+        self.habits = replace(self.habits, callback_ms=min(self.habits.callback_ms, HEALTHY_MS), never_stops=False)
+
+    def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
+        """The coordinator's shell tells it to keep a lease, and from then on counts on it."""
+        self.told_lease_ms = lease_ms
+        self.lease.told(lease_ms if keeps else None)
+
+    def _connect(self, lane: str) -> Connection:
+        connection = super()._connect(lane)
+        connection.lease_ms = self.told_lease_ms
+        return connection
+
+    def _patience_ms(self, event: Any) -> float:
+        patience = super()._patience_ms(event)
+        return self.lease.answer_ms(patience) if isinstance(event, Heartbeat | ConsumerGroupHeartbeat) else patience
+
+    def _hold_ms(self) -> int:
+        """How long the answer to a heartbeat is held back at most."""
+        return (
+            min(self.habits.hold_ms, long_poll_max_ms(self.told_lease_ms))
+            if self.told_lease_ms
+            else self.habits.hold_ms
+        )
+
+    def _alive(self, sent_ms: int) -> None:
+        """The coordinator took a request that was sent then: the session goes on from there."""
+        before, rate = self.session_end_ms, self.habits.clock_rate
+        self.lease.renew(sent_ms * rate)
+        session_ms = self.session_ms * (1 - CLOCK_MARGIN) if self.habits.keeps_lease else self.session_ms
+        self.session_end_ms = max(before, min(sent_ms + session_ms / rate, self.lease.end_ms / rate))
+        if before <= self.world.now_ms < self.session_end_ms:
+            self.checkers.on_hold(self)
+
+    def _hold(self, partitions: frozenset[TopicPartition]) -> None:
+        if partitions != self.held and self.world.tells:
+            self.world.tell(f"{self.name}: holds {sorted(map(str, partitions))} at generation {self.generation}")
+        for partition in partitions - self.held:
+            topic = partition.topic
+            self._taken[partition] = self._ids.get(topic) or self.world.topic_ids.get(topic, NO_TOPIC_ID)
+        self.held = partitions
+        self.checkers.on_hold(self)
+
+    def _fatal(self, error: ErrorCode) -> None:
+        self.world.tell(f"{self.name}: ends with {error.name}")
+        self._hold(frozenset())
+        self.dead = True
+
+    def _commit_now_and_then(self) -> None:
+        self._later(self.habits.commit_ms, self._commit_now_and_then)
+        if self.stable:
+            self._commit(self.held)
+
+    def _commit(self, partitions: frozenset[TopicPartition]) -> None:
+        """Commit a position of each partition, every one different from all before."""
+        if not partitions or self.generation < 0:
+            return
+        event = self._to_commit(partitions)
+        number, sent_ms = self._round, self.world.now_ms
+
+        def take(reply: Any) -> None:
+            if number == self._round and self.stable and reply.errors[0] is not ErrorCode.REBALANCE_IN_PROGRESS:
+                self._on_error(reply.errors[0], sent_ms)
+
+        self._ask(event, take, self._nothing)
+
+    def _to_commit(self, partitions: frozenset[TopicPartition]) -> OffsetCommit:
+        offsets = tuple(
+            OffsetToCommit(
+                tp.topic, tp.partition, self.checkers.fresh_offset(), topic_id=self._ids.get(tp.topic, NO_TOPIC_ID)
+            )
+            for tp in sorted(partitions)
+        )
+        habits = self.habits
+        return OffsetCommit(0, habits.group_id, self.member_id, self.generation, offsets, habits.instance_id)
+
+    def _fetch_positions(self, partitions: frozenset[TopicPartition]) -> None:
+        """Ask where to go on; the checker compares when the reply is released."""
+        if partitions:
+            named = self._named()
+            fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)), self.habits.require_stable, *named)
+            self._ask(fetch, self._nothing, self._nothing)
+
+    def _named(self) -> tuple[str | None, int]:
+        """The member id and epoch that its fetches name: clients of the classic protocol name none."""
+        return None, -1

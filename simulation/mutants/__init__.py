@@ -1,0 +1,1 @@
+"""Mutants: coordinators, journals and clients with one known fault each, and the checker that must see it."""

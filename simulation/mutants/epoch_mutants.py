@@ -1,0 +1,244 @@
+"""Coordinators with one known fault each, in the epochs, the work and the targets of consumer groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from kohort.coordinator.shard import Shard
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.consumer import group as consumer_group
+from kohort.groups.consumer.assignment import ConsumerAssignment
+from kohort.groups.consumer.classic_members import ConsumerClassicMembers
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.members import ConsumerReconciliation, CurrentAssignment
+from kohort.groups.effects import Effects, Meter, Now, Rebalanced
+from kohort.groups.events import (
+    AssignmentComputed,
+    ConsumerGroupHeartbeat,
+    OffsetFetch,
+    RegexesResolved,
+    SyncGroup,
+)
+from kohort.groups.machine import GroupMachine
+from kohort.groups.migration import conversion
+from kohort.groups.migration.conversion import Converted
+from kohort.groups.pairs import Pairs
+from kohort.groups.records import MemberSaved
+from kohort.groups.step import Step
+from simulation.checkers.epoch_checker import StaleEpochChecker
+from simulation.checkers.property import Checker
+from simulation.checkers.target_checkers import CountChecker, HandoverChecker, TargetChecker
+from simulation.mutants.swapped import Swapped
+
+
+class FetchesForAnyEpoch(Swapped):
+    """A coordinator that tells offsets to a member that says an older epoch."""
+
+    module, name = ConsumerGroup, "may_fetch"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A fetch that is refused to strangers and for newer epochs only."""
+
+        def may_fetch(group: ConsumerGroup, step: Step, event: OffsetFetch) -> ErrorCode:
+            known = event.member_id in group.members
+            older = known and event.member_epoch < group.current_assignment(event.member_id or "").member_epoch
+            error: ErrorCode = real(group, step, event)
+            return ErrorCode.NONE if older else error
+
+        return may_fetch
+
+
+class ForgivesAnyEpoch(Swapped):
+    """A coordinator that takes a heartbeat of any older epoch for one whose answer was lost."""
+
+    module, name = consumer_group, "check_epoch"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """The check with every older epoch for the one before."""
+
+        def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
+            older = 0 < event.member_epoch < current.member_epoch
+            return real(replace(current, previous_epoch=event.member_epoch) if older else current, event)
+
+        return check
+
+
+class ForgivesNoEpoch(Swapped):
+    """A coordinator that fences a member whose last answer was lost."""
+
+    module, name = consumer_group, "check_epoch"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """The check without an epoch before."""
+
+        def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
+            return real(replace(current, previous_epoch=-1), event)
+
+        return check
+
+
+class SyncsInAnOlderEpoch(Swapped):
+    """A coordinator that gives a classic member its old assignment when a newer epoch calls it back."""
+
+    module, name = ConsumerClassicMembers, "sync_error"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """The check without epochs."""
+
+        def check(group: ConsumerGroup, step: Step, event: SyncGroup) -> ErrorCode:
+            error: ErrorCode = real(group, step, event)
+            return ErrorCode.NONE if error is ErrorCode.REBALANCE_IN_PROGRESS else error
+
+        return check
+
+
+class TakesAnyTarget(Swapped):
+    """A coordinator that takes the result of work that was called off, or that an earlier coordinator asked for."""
+
+    module, name = ConsumerAssignment, "accept_target"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Any result counts."""
+
+        def accept_target(group: ConsumerGroup, step: Step, event: AssignmentComputed) -> Any:
+            group.computing = event.ticket
+            return real(group, step, event)
+
+        return accept_target
+
+
+class CountsNoConsumerRebalances(GroupMachine):
+    """A coordinator that does not count the rebalances of consumer groups."""
+
+    def step(self, event: Any, now: Now) -> Effects:
+        """Act as the real coordinator, without those notes."""
+        outcome = super().step(event, now)
+        mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
+        meters = [note for note in outcome.notes if getattr(note, "meter", None) is Meter.COMPLETED_REBALANCES]
+        dropped = [*mine, *meters[: len(mine)]]
+        outcome.notes = [note for note in outcome.notes if not any(note is dropped_note for dropped_note in dropped)]
+        return outcome
+
+
+class CountsTwice(Swapped):
+    """A coordinator that counts a rebalance again when a member is back in its place."""
+
+    module, name = ConsumerReconciliation, "report_if_settled"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing is kept of who has settled."""
+
+        def settled(group: ConsumerGroup, step: Step) -> None:
+            group.settling_epoch = -1
+            real(group, step)
+
+        return settled
+
+
+class IgnoresClaims(Swapped):
+    """A coordinator that converts a classic group by its members' assignments alone.
+
+    Cooperative members still work on partitions that they are no longer assigned, until they join again.
+    """
+
+    module, name = conversion, "share_out"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a conversion without claims."""
+
+        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
+            shares: list[tuple[MemberSaved, Pairs]] = real([member._replace(claimed=frozenset()) for member in members])
+            return shares
+
+        return share_out
+
+
+class BeginsTicketsAnew(GroupMachine):
+    """A coordinator that numbers its work from one, so it accepts results for an earlier coordinator."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        numbers = itertools.count(1)
+        self.context.ticket = numbers.__next__  # type: ignore[method-assign]
+
+
+class _TakesEarlier(GroupMachine):
+    """A coordinator that accepts results for an earlier coordinator of this process in place of its own."""
+
+    kind: ClassVar[type[AssignmentComputed | RegexesResolved]]
+    waits: ClassVar[str]
+    _began = 0
+
+    def on_loaded(self, *args: Any) -> Effects:
+        """Act as the real coordinator; work with a ticket from here on is its own."""
+        self._began = args[0].mono_ms << 10
+        return super().on_loaded(*args)
+
+    def step(self, event: Any, now: Now) -> Effects:
+        """Act as the real coordinator, but an older result counts."""
+        if isinstance(event, self.kind) and event.ticket < self._began:
+            group = self.context.find(event.group_id)
+            consumer = None if group is None else group.under(ConsumerGroup)
+            if consumer is not None:
+                setattr(consumer, self.waits, event.ticket)
+        return super().step(event, now)
+
+
+class TakesEarlierTargets(_TakesEarlier):
+    """A coordinator that takes a target that an earlier coordinator asked for."""
+
+    kind, waits = AssignmentComputed, "computing"
+
+
+class TakesEarlierTopics(_TakesEarlier):
+    """A coordinator that takes topics of regular expressions that an earlier coordinator asked for."""
+
+    kind, waits = RegexesResolved, "resolving"
+
+
+class ForgetsAssignments(Swapped):
+    """A coordinator that converts a classic group by its members' claims alone.
+
+    Eager members claim nothing and own partitions all the same.
+    """
+
+    module, name = conversion, "share_out"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a conversion without assignments."""
+
+        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
+            shares: list[tuple[MemberSaved, Pairs]] = real(
+                [member._replace(assigned=frozenset()) for member in members]
+            )
+            return shares
+
+        return share_out
+
+
+EPOCH_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
+    FetchesForAnyEpoch: StaleEpochChecker,
+    ForgivesAnyEpoch: StaleEpochChecker,
+    ForgivesNoEpoch: StaleEpochChecker,
+    SyncsInAnOlderEpoch: StaleEpochChecker,
+    TakesAnyTarget: TargetChecker,
+    CountsNoConsumerRebalances: CountChecker,
+    CountsTwice: CountChecker,
+    ForgetsAssignments: HandoverChecker,
+    IgnoresClaims: HandoverChecker,
+    BeginsTicketsAnew: TargetChecker,
+    TakesEarlierTargets: TargetChecker,
+    TakesEarlierTopics: TargetChecker,
+}

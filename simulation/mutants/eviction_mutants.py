@@ -1,0 +1,191 @@
+"""Coordinators with one known fault each: members evicted that behave, and what one that begins forgets to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kohort.coordinator.shard import Shard
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.classic.rebalance import ClassicRebalance
+from kohort.groups.consumer.assignment import ConsumerAssignment, ConsumerSuspicion
+from kohort.groups.consumer.classic_members import ConsumerClassicMembers
+from kohort.groups.consumer.group import ConsumerGroup, ConsumerHeartbeat
+from kohort.groups.consumer.members import ConsumerReconciliation, CurrentAssignment
+from kohort.groups.effects import Effects
+from kohort.groups.events import (
+    ConnectionLost,
+    JoinGroup,
+)
+from kohort.groups.machine import GroupMachine
+from kohort.groups.pairs import Pairs
+from kohort.groups.step import Step
+from simulation.checkers.eviction_checker import EvictionChecker
+from simulation.checkers.property import Checker
+from simulation.checkers.soft_state_checker import SoftStateChecker
+from simulation.mutants.swapped import Swapped
+
+
+class NeverStopsRevocations(Swapped):
+    """A coordinator that lets the time that a member has to give up run on when it has."""
+
+    module, name = ConsumerReconciliation, "reconcile_member"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A step that leaves the deadline as it was."""
+
+        def reconcile(group: ConsumerGroup, step: Step, member_id: str, owned: Pairs | None) -> CurrentAssignment:
+            due_ms = group.presence(member_id).revocation.due_ms
+            after: CurrentAssignment = real(group, step, member_id, owned)
+            timer = group.presence(member_id).revocation
+            if due_ms is not None and timer.due_ms is None:
+                step.deadlines.set(timer, due_ms)
+            return after
+
+        return reconcile
+
+
+class NeverStopsJoinPhases(Swapped):
+    """A coordinator that lets the time that a classic member of a consumer group has to join run on when it has."""
+
+    module, name = ConsumerClassicMembers, "await_target"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A join that leaves the deadline as it was."""
+
+        def wait(group: ConsumerGroup, step: Step, event: JoinGroup, member_id: str) -> None:
+            timer = group.presence(member_id).join_phase
+            due_ms = timer.due_ms
+            real(group, step, event, member_id)
+            if due_ms is not None:
+                step.deadlines.set(timer, due_ms)
+
+        return wait
+
+
+class PutsOutTheStatic(Swapped):
+    """A coordinator that lets a static member's session end early when its connection has ended."""
+
+    module, name = ConsumerHeartbeat, "on_connection_lost"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a check that treats a static member as a dynamic one."""
+
+        def lose(group: ConsumerGroup, step: Step, member_id: str, event: ConnectionLost) -> None:
+            member = group.members.get(member_id)
+            if member is not None:
+                group.members[member_id] = replace(member, instance_id=None)
+            real(group, step, member_id, event)
+            if member is not None and member_id in group.members:
+                group.members[member_id] = member
+
+        return lose
+
+
+class HurriesJoiners(Swapped):
+    """A coordinator that ends a join phase after a fifth of the time that members said they need."""
+
+    module, name = ClassicRebalance, "prepare_rebalance"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A round with a shorter join phase."""
+
+        def prepare_rebalance(group: ClassicGroup, step: Step, reason: str) -> None:
+            real(group, step, reason)
+            timer, now_ms = group.join_phase, step.now.mono_ms
+            if timer.due_ms is not None:
+                step.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
+
+        return prepare_rebalance
+
+
+class ForgetsThatItWaits(Swapped):
+    """A coordinator that takes a member for silent that waits for the answer to its join."""
+
+    module, name = ClassicRebalance, "on_session_end"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """The end of a session, whatever its member waits for."""
+
+        def ended(group: ClassicGroup, step: Step, member_id: str) -> None:
+            if member_id in group.members:
+                group.evict_member(step, member_id, "silent")
+
+        return ended
+
+
+class NeverEndsRevocationsAfterRestart(GroupMachine):
+    """A coordinator that does not watch after a restart how long members take to give up."""
+
+    def on_loaded(self, *args: Any) -> Effects:
+        """Act as the real coordinator, without those timers."""
+        outcome = super().on_loaded(*args)
+        for group in self.context.ledger.groups.values():
+            consumers = group.under(ConsumerGroup)
+            for presence in () if consumers is None else consumers.presences.values():
+                presence.revocation.cancel()
+        return outcome
+
+
+class AsksForNoTargetAfterRestart(GroupMachine):
+    """A coordinator that leaves a target that was not there at a restart to the next change."""
+
+    def on_loaded(self, *args: Any) -> Effects:
+        """Act as the real coordinator, without the work."""
+        outcome = super().on_loaded(*args)
+        for group in self.context.ledger.groups.values():
+            if (asked := group.under(ConsumerGroup)) is not None:
+                asked.computing = -1
+        outcome.work.clear()
+        return outcome
+
+
+class LooksAtNoTopicsAfterRestart(Swapped):
+    """A coordinator that does not notice at a restart that topics came or went."""
+
+    module, name = ConsumerAssignment, "check_topics"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing is compared before the first request."""
+
+        def look(group: ConsumerGroup, step: Step) -> None:
+            if any(presence.connection >= 0 for presence in group.presences.values()):
+                real(group, step)
+
+        return look
+
+
+class WatchesNoOneAfterRestart(Swapped):
+    """A coordinator that does not look after a restart whether those are silent that must move."""
+
+    module, name = ConsumerSuspicion, "watch_unmoved"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """No one is watched before the first request."""
+
+        def watch(group: ConsumerGroup, step: Step) -> None:
+            if any(presence.connection >= 0 for presence in group.presences.values()):
+                real(group, step)
+
+        return watch
+
+
+EVICTION_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
+    NeverStopsRevocations: EvictionChecker,
+    NeverStopsJoinPhases: EvictionChecker,
+    PutsOutTheStatic: EvictionChecker,
+    HurriesJoiners: EvictionChecker,
+    ForgetsThatItWaits: EvictionChecker,
+    NeverEndsRevocationsAfterRestart: SoftStateChecker,
+    AsksForNoTargetAfterRestart: SoftStateChecker,
+    LooksAtNoTopicsAfterRestart: SoftStateChecker,
+    WatchesNoOneAfterRestart: SoftStateChecker,
+}

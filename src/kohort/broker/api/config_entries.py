@@ -1,0 +1,219 @@
+"""Settings as DescribeConfigs shows them: of topics, this broker and groups, each with the source of its value.
+
+Kafka settings without a meaning here (controllers, replicas and so on) are not listed. Of TLS and logins only those are
+that a request has changed, and secrets without their value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable
+from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
+from kohort.broker.node import Node
+from kohort.broker.security.addresses import bracketed
+from kohort.broker.security.settings import SECRET, reloadable
+from kohort.groups.config import GroupConfig
+from kohort.log import FLUSH_NEVER_MS, LogConfig
+from kohort.settings.config import Setting, format_value, settings
+
+
+class Source(IntEnum):
+    """Sources of values, with the protocol's numbers."""
+
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_GROUP = 8
+
+
+class Type(IntEnum):
+    """Types of values, with the protocol's numbers."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    PASSWORD = 9
+
+
+LONGS = frozenset(
+    {
+        "connections.max.idle.ms", "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms",
+        "local.retention.bytes", "local.retention.ms", "log.cleaner.backoff.ms",
+        "log.cleaner.dedupe.buffer.size", "log.retention.check.interval.ms", "max.compaction.lag.ms",
+        "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "min.compaction.lag.ms",
+        "offsets.retention.check.interval.ms", "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
+    }
+)  # fmt: skip
+"""Settings of 64 bits in Kafka. Other integers have 32."""
+UNSET = {
+    "log.flush.interval.ms": ("log.flush.scheduler.interval.ms", str(FLUSH_NEVER_MS)),
+    "log.retention.ms": ("log.retention.hours", "168"),
+    "log.roll.jitter.ms": ("log.roll.jitter.hours", "0"),
+    "log.roll.ms": ("log.roll.hours", "168"),
+}
+"""Settings without a default value of their own, with the setting and value that Kafka derives it from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """One of the settings that a value may come from."""
+
+    name: str
+    value: str | None
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A described setting of a resource. The first of `synonyms` is in effect."""
+
+    name: str
+    value: str | None
+    source: Source
+    type: Type
+    why: str = ""
+    read_only: bool = True
+    synonyms: tuple[Synonym, ...] = ()
+    is_sensitive: bool = False
+
+
+def type_of(name: str, setting: Setting) -> Type:
+    """Return the type that Kafka documents for a setting."""
+    kinds = {bool: Type.BOOLEAN, float: Type.DOUBLE, int: Type.LONG if name in LONGS else Type.INT}
+    if "tuple" in str(setting.type):
+        return Type.LIST
+    return next((kind for python, kind in kinds.items() if setting.type in (python, python | None)), Type.STRING)
+
+
+def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[Entry]:
+    """Return a topic's settings in effect. `explicit` are those set on it; None: those of the existing topic."""
+    if explicit is None:
+        explicit = node.store.topics[name].configs
+    entries = []
+    _, _, given = node.live.given
+    for key, setting in settings(LogConfig).items():
+        layers = _layers(node, BROKER_NAMES.get(key, key), setting, given)
+        if key in explicit:
+            layers.insert(0, Synonym(key, explicit[key], Source.DYNAMIC_TOPIC))
+        first = layers[0] if layers else Synonym(key, format_value(setting.default), Source.DEFAULT)
+        kind = type_of(key, setting)
+        entries.append(Entry(key, first.value, first.source, kind, setting.knob.why, False, tuple(layers)))
+    return entries
+
+
+def broker_entries(node: Node) -> list[Entry]:
+    """Return this broker's settings: its own, the groups', and the topic defaults under the broker's names."""
+    entries = []
+    for cls, given in zip((BrokerConfig, GroupConfig, LogConfig), node.live.given, strict=True):
+        for key, setting in settings(cls).items():
+            if key in OF_TOPICS_ONLY:
+                continue
+            name = BROKER_NAMES.get(key, key)
+            layers = _layers(node, name, setting, given)
+            first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
+            why, fixed = setting.knob.why, name not in alterable()
+            entries.append(Entry(name, first.value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
+    return [*entries, *_facts(node), *_stores(node)]
+
+
+def _stores(node: Node) -> list[Entry]:
+    """Return the settings of key and trust stores that requests have changed, without secrets."""
+    entries = []
+    for name, text in node.live.altered(str(node.id)).items():
+        if of_listener := reloadable(name):
+            is_secret = of_listener[1] in SECRET
+            value = None if is_secret else text
+            why, synonyms = "of one listener", (Synonym(name, value, Source.DYNAMIC_BROKER),)
+            kind = Type.PASSWORD if is_secret else Type.STRING
+            entries.append(Entry(name, value, Source.DYNAMIC_BROKER, kind, why, False, synonyms, is_secret))
+    return entries
+
+
+def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:
+    """Return the values of a broker setting with their sources, the one in effect first."""
+    layers = []
+    for altered, source in ((str(node.id), Source.DYNAMIC_BROKER), (ALL, Source.DYNAMIC_DEFAULT_BROKER)):
+        values = node.live.altered(altered)
+        if name in values:
+            layers.append(Synonym(name, values[name], source))
+    chosen = getattr(given, setting.field)
+    if chosen != setting.default:
+        layers.append(Synonym(name, format_value(chosen), Source.STATIC_BROKER))
+    if name in UNSET:
+        layers += [Synonym(*UNSET[name], Source.DEFAULT)] if layers else []
+    elif setting.default is not None and name not in OF_TOPICS_ONLY:
+        layers.append(Synonym(name, format_value(setting.default), Source.DEFAULT))
+    return layers
+
+
+def _facts(node: Node) -> list[Entry]:
+    """Return fixed properties of this broker under the names of Kafka's settings for them."""
+    listeners, advertised, protocols = listener_facts(node)
+    facts = (
+        ("listeners", listeners, Type.LIST),
+        ("advertised.listeners", advertised, Type.LIST),
+        ("listener.security.protocol.map", protocols, Type.STRING),
+        ("log.dirs", str(node.data_dir), Type.LIST),
+        ("broker.id", str(node.id), Type.INT),
+        ("log.cleaner.enable", "true", Type.BOOLEAN),
+        ("log.retention.hours", "168", Type.INT),
+        ("log.roll.hours", "168", Type.INT),
+        ("offsets.topic.replication.factor", "1", Type.SHORT),
+        ("transaction.state.log.replication.factor", "1", Type.SHORT),
+        ("transaction.state.log.min.isr", "1", Type.INT),
+    )
+    return [
+        Entry(name, value, Source.STATIC_BROKER, kind, synonyms=(Synonym(name, value, Source.STATIC_BROKER),))
+        for name, value, kind in facts
+    ]
+
+
+def listener_facts(node: Node) -> tuple[str, str, str]:
+    """Return the listeners, their advertised addresses and their protocols, in the form of Kafka's properties."""
+    config = node.config
+    listeners, advertised, protocols = [], [], []
+    for listener in node.listeners:
+        host = listener.advertised_host or config.advertised_host or listener.host
+        port = listener.advertised_port or config.advertised_port or listener.port
+        listeners.append(f"{listener.name}://{bracketed(listener.host)}:{listener.port}")
+        advertised.append(f"{listener.name}://{bracketed(host)}:{port}")
+        protocols.append(f"{listener.name}:{listener.protocol}")
+    return ",".join(listeners), ",".join(advertised), ",".join(protocols)
+
+
+def cluster_entries(node: Node) -> list[Entry]:
+    """Return the settings that were altered for all brokers."""
+    source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
+    for name, value in sorted(node.live.altered(ALL).items()):
+        setting, synonyms = alterable()[name], (Synonym(name, value, source),)
+        kind = type_of(setting.knob.name, setting)
+        entries.append(Entry(name, value, source, kind, setting.knob.why, False, synonyms))
+    return entries
+
+
+def group_entries(node: Node, group: str) -> list[Entry]:
+    """Return a group's settings, with the broker's as defaults."""
+    explicit = node.group_settings.explicit(group)
+    entries = []
+    for key, setting in node.group_settings.known().items():
+        chosen = getattr(node.group_config, setting.field)
+        synonyms = []
+        if key in explicit:
+            synonyms.append(Synonym(key, explicit[key], Source.DYNAMIC_GROUP))
+        if chosen != setting.default:
+            synonyms.append(Synonym("group." + key, format_value(chosen), Source.STATIC_BROKER))
+        synonyms.append(Synonym("group." + key, format_value(setting.default), Source.DEFAULT))
+        first = synonyms[0]
+        entries.append(
+            Entry(key, first.value, first.source, type_of(key, setting), setting.knob.why, False, tuple(synonyms))
+        )
+    return entries

@@ -1,0 +1,102 @@
+"""`kohort exporter`: the lag of clusters for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kohort.cli.app import DONE, UsageError
+from kohort.cli.common import Common
+from kohort.errors import InvalidInputError
+
+if TYPE_CHECKING:  # the client is imported by the commands that need it
+    from kohort.lag import LagReader
+
+LISTEN_DEFAULT = "127.0.0.1:9308"
+"""The port that Prometheus' list of ports gives to Kafka exporters."""
+
+
+def exporter(
+    *,
+    servers: tuple[str, ...] = (),
+    config: tuple[Path, ...] = (),
+    listen: str = LISTEN_DEFAULT,
+    interval: int = 10_000,
+    window: int = 60_000,
+) -> int:
+    """Lag of all groups of one or several clusters, for Prometheus. Ends with SIGTERM or Ctrl-C.
+
+    Prints the line `ready HOST:PORT`, and answers at http://HOST:PORT/metrics. The page answers while a cluster is
+    away, and says so: see kohort_exporter_up. It has no login: listen on a loopback address, or behind a proxy.
+
+    Args:
+        servers: HOST:PORT of a cluster, several with commas between, or NAME=HOST:PORT; may be given again for other
+            clusters. The name is the label cluster_name. Else as for every command.
+        config: a file of Kafka client properties, for security and the like: one for all clusters, or one for each in
+            the order of --servers.
+        listen: HOST:PORT; port 0 picks a free one.
+        interval: milliseconds between two reads of a cluster.
+        window: milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
+    """
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"--listen {listen}: write HOST:PORT")
+    for option, value in (("--interval", interval), ("--window", window)):
+        if value < 1:
+            raise UsageError(f"{option} {value}: give a number of milliseconds from 1 on")
+    from kohort.io.metrics_http import MetricsServer
+    from kohort.lag.exporter import ClusterWatch, LagExporter
+
+    ended = threading.Event()
+    readers = _readers(servers, config)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with ExitStack() as stack:
+        watches = []
+        for name, reader in readers:
+            reader.window_ms = window
+            watch = ClusterWatch(name, reader, interval / 1000)
+            stack.callback(watch.close)
+            watches.append(watch)
+        server = MetricsServer(host.strip("[]") or "127.0.0.1", int(port), LagExporter(watches))
+        stack.callback(server.close)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        print(f"ready {server.address}", flush=True)
+        ended.wait()
+    return DONE
+
+
+def _readers(servers: tuple[str, ...], config: tuple[Path, ...]) -> list[tuple[str, LagReader]]:
+    """Return a reader for each cluster, with the cluster's name; none connects yet.
+
+    Raises:
+        UsageError: names repeat, files do not fit the clusters, or a property is unknown or invalid.
+    """
+    from kohort.client.settings import ConnectionConfig
+    from kohort.lag import LagReader
+
+    if len(config) > 1 and len(config) != len(servers):
+        raise UsageError(
+            f"--config is given {len(config)} times for {len(servers)} clusters: give one, or one for each"
+        )
+    files = config if len(config) > 1 else config * max(1, len(servers))
+    named: dict[str, LagReader] = {}
+    for index, text in enumerate(servers or (None,)):
+        name, equals, addresses = (text or "").partition("=")
+        common = Common(
+            bootstrap_server=(addresses if equals else text), command_config=files[index] if files else None
+        )
+        found, settings = common.client_settings(ConnectionConfig)
+        name = name if equals else found
+        if not name or name in named:
+            raise UsageError(f"--servers {text}: each cluster has a name of its own, as in NAME=HOST:PORT")
+        try:
+            named[name] = LagReader(found, **settings)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
+    return list(named.items())

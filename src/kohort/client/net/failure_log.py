@@ -1,0 +1,42 @@
+"""Log of failures that no caller receives.
+
+Heartbeats, refreshes and connections fail in the background, and only this log shows it. A lasting failure is logged
+sparingly, by `FailureThrottle`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kohort.client.net.runtime import Runtime, Steppable
+from kohort.errors import KafkaError
+from kohort.io.log_throttle import FailureThrottle
+
+log = logging.getLogger("kohort.client")
+
+
+class FailureLog:
+    """Log of tasks whose error no one awaits."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._throttle = FailureThrottle(lambda: runtime.now_ms)
+
+    def __call__(self, task: Steppable, error: Exception) -> None:
+        """Log a failed task."""
+        if not isinstance(error, KafkaError):
+            log.error("%s: unexpected error in the background", task.name, exc_info=error)
+        elif self._throttle.due((task.name, error.code)):
+            log.warning("%s failed: %s", task.name, error)
+
+
+def fault(what: str, error: Exception) -> KafkaError:
+    """Return the error for the caller of code that failed unexpectedly, kohort's or the application's.
+
+    The traceback is logged.
+    """
+    if isinstance(error, KafkaError):
+        return error
+    log.error("%s: unexpected error", what, exc_info=error)
+    wrapped = KafkaError(f"{what}: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,75 @@
+"""The TLS records of a listener's client, counted before OpenSSL decrypts them, and a bound of those without data.
+
+An event loop decrypts for all of its clients. A record of 22 bytes costs it as much as one of 1,000, and a key update
+50 microseconds, so the bytes alone do not bound the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+RECORD_HEADER_BYTES = 5
+SILENT_RECORDS_MAX = 100
+"""Records without data that a client may send, besides one for each MiB of data.
+
+A key update takes OpenSSL 50 microseconds on the event loop, and its answer stays in memory until the next response.
+Clients change their keys after gigabytes. OpenSSL itself has no bound.
+"""
+SILENT_RECORDS_EVERY_BYTES = 1 << 20
+
+
+class RecordCounter:
+    """The boundaries of TLS records in a client's bytes, which show how much work OpenSSL is given at once."""
+
+    __slots__ = ("_head", "_left", "_most")
+
+    def __init__(self, most: int = SILENT_RECORDS_MAX) -> None:
+        """Begin before the first record. `most` bounds the records of one piece."""
+        self._most = most
+        self._head = b""  # the received part of a header
+        self._left = 0  # bytes until the next header
+
+    def pieces(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Split bytes into pieces; yield each with the number of records that begin in it."""
+        start = count = 0
+        at, end = self._left, len(data)
+        while at < end:
+            head = self._head + data[at : at + RECORD_HEADER_BYTES - len(self._head)]
+            if len(head) < RECORD_HEADER_BYTES:
+                self._head, at = head, end
+                break
+            at += RECORD_HEADER_BYTES - len(self._head) + (head[3] << 8 | head[4])
+            self._head = b""
+            count += 1
+            if count == self._most and at < end:
+                yield data[start:at], count
+                start, count = at, 0
+        self._left = at - end
+        if start < end:
+            yield data[start:], count
+
+
+class SilentRecords:
+    """The number of a client's records that carried no data, less those that its data allows."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0.0
+
+    def begun(self, records: int) -> None:
+        """Count records that are given to OpenSSL."""
+        self._count += records
+
+    def carried(self, size: int) -> None:
+        """Take back one record, which carried so many bytes of data, and what these allow."""
+        self._count = max(0.0, self._count - 1 - size / SILENT_RECORDS_EVERY_BYTES)
+
+    def check_bound(self) -> None:
+        """Check the number, after everything that was given to OpenSSL is decrypted.
+
+        Raises:
+            ConnectionAbortedError: the client sends too many.
+        """
+        if self._count > SILENT_RECORDS_MAX:
+            raise ConnectionAbortedError("too many TLS records without data")

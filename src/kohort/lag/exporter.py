@@ -1,0 +1,320 @@
+"""Prometheus metrics of the lag of clusters: a reader for each cluster, and the collector that a scrape calls.
+
+A scrape asks no cluster: it formats the last read. So the page answers while a cluster is away, and says so.
+
+Names are those of kafka-lag-exporter where it has one, so that dashboards made for it go on working. Ours begin with
+`kohort_`. `METRICS` lists them all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kohort.errors import KafkaError
+from kohort.lag.evaluation import GroupLag, LagReport, PartitionLag
+from kohort.lag.reading import LagReader
+from kohort.lag.snapshot import REASONS, reason_of
+from kohort.lag.timeline import changes
+
+log = logging.getLogger("kohort.exporter")
+
+READ_TIMEOUT_MS = 10_000
+"""The limit of a read. A cluster that answers more slowly is reported as timed out, and read again."""
+STALE_INTERVALS = 3
+"""A read counts for this many intervals. Then its lag is left out: a number that stands still looks like a fact."""
+STALE_MIN_S = 60.0
+"""It counts at least this long: two reads that time out are no outage."""
+PARTITIONS_MAX = 100_000
+"""The most partitions of groups on a page, for all clusters. Groups beyond have their sums and maxima alone."""
+LOGGED_FAILURES_MAX = 10
+"""The most failures of a read that are logged."""
+
+_OF_PARTITION = ("cluster_name", "group", "topic", "partition", "member_host", "consumer_id", "client_id")
+_OF_GROUP = ("cluster_name", "group")
+_OF_LOG = ("cluster_name", "topic", "partition")
+_OF_CLUSTER = ("cluster_name",)
+
+METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "kafka_consumergroup_group_offset": ("Committed offset", _OF_PARTITION),
+    "kafka_consumergroup_group_lag": ("Offsets still to be read", _OF_PARTITION),
+    "kafka_consumergroup_group_lag_seconds": ("Age of the oldest unread record, 0 if there is none", _OF_PARTITION),
+    "kafka_consumergroup_group_max_lag": ("Largest lag of a partition, in offsets", _OF_GROUP),
+    "kafka_consumergroup_group_max_lag_seconds": ("Largest lag of a partition, in time", _OF_GROUP),
+    "kafka_consumergroup_group_sum_lag": ("Lag of all partitions, in offsets", _OF_GROUP),
+    "kafka_consumergroup_group_topic_sum_lag": ("Lag of a topic's partitions, in offsets", (*_OF_GROUP, "topic")),
+    "kafka_consumergroup_poll_time_ms": ("Duration of the last read", _OF_CLUSTER),
+    "kafka_partition_earliest_offset": ("First offset that the partition holds", _OF_LOG),
+    "kafka_partition_latest_offset": ("Offset of the next record", _OF_LOG),
+    "kohort_consumergroup_info": (
+        "1; type, state and activity (active, idle, stopped, empty, unknown) are labels",
+        (*_OF_GROUP, "type", "protocol", "state", "activity"),
+    ),
+    "kohort_consumergroup_status": ("0 OK, 1 WARN, 2 STALL, 3 STOP, 4 ERR: the worst of the group", _OF_GROUP),
+    "kohort_consumergroup_members": ("Members", _OF_GROUP),
+    "kohort_consumergroup_consumed_per_second": ("Offsets committed per second", _OF_GROUP),
+    "kohort_consumergroup_written_per_second": ("Offsets written per second to what the group reads", _OF_GROUP),
+    "kohort_consumergroup_catch_up_seconds": ("Time until nothing is unread; absent: never, or unknown", _OF_GROUP),
+    "kohort_consumergroup_changes": ("Changes that were seen, by kind", (*_OF_GROUP, "kind")),
+    "kohort_consumergroup_partition_status": (
+        "Status of a partition that has a cause; OK is 0",
+        (*_OF_GROUP, "topic", "partition", "cause"),
+    ),
+    "kohort_consumergroup_lost_offsets": (
+        "Offsets that retention deleted before the group read them",
+        (*_OF_GROUP, "topic", "partition"),
+    ),
+    "kohort_exporter_up": ("1 if the last read of the cluster succeeded, also if parts are missing", _OF_CLUSTER),
+    "kohort_exporter_last_read_timestamp_seconds": ("When the last read succeeded", _OF_CLUSTER),
+    "kohort_exporter_failures": ("What could not be read in the last read, by reason", (*_OF_CLUSTER, "reason")),
+    "kohort_exporter_reads": ("Reads", (*_OF_CLUSTER, "outcome")),
+    "kohort_exporter_partitions_left_out": ("Partitions of groups beyond the page's limit", _OF_CLUSTER),
+}
+"""Every metric: its meaning and labels. Counters get the ending `_total` on the page."""
+COUNTERS = frozenset({"kohort_consumergroup_changes", "kohort_exporter_reads"})
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterState:
+    """The last knowledge of a cluster.
+
+    Attributes:
+        is_up: Whether the last read succeeded.
+        report: The last read that succeeded.
+        read_s: When it did, on the monotonic clock.
+        failures: How many parts of the last read failed, by reason.
+        read_ms: How long the last read took.
+        reads: The number of reads, by outcome.
+        changes: The number of changes, by group and kind.
+    """
+
+    is_up: bool = False
+    report: LagReport | None = None
+    read_s: float = 0.0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    read_ms: float = 0.0
+    reads: Mapping[str, int] = field(default_factory=dict)
+    changes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+class ClusterWatch:
+    """A thread that reads a cluster again and again, until it is closed.
+
+    A cluster that is away is read again at the next interval, for as long as the thread lives.
+
+    Attributes:
+        name: The label `cluster_name`.
+        state: The last state; replaced, never changed.
+    """
+
+    def __init__(self, name: str, reader: LagReader, interval_s: float) -> None:
+        self.name, self.state = name, ExporterState()
+        self._reader, self._interval_s = reader, interval_s
+        self._ended = threading.Event()
+        self._said: frozenset[str] = frozenset()
+        self._thread = threading.Thread(target=self._run, name=f"kohort-exporter {name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and the reader."""
+        self._ended.set()
+        self._reader.close()
+        self._thread.join()
+
+    @property
+    def current(self) -> LagReport | None:
+        """The last report, unless it is too old to be shown."""
+        report = self.state.report
+        if report is None:
+            return None
+        age_s = time.monotonic() - self.state.read_s
+        return report if age_s <= max(STALE_MIN_S, STALE_INTERVALS * self._interval_s) else None
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            started = time.monotonic()
+            self._read_cluster()
+            self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
+
+    def _read_cluster(self) -> None:
+        before, started = self.state, time.monotonic()
+        try:
+            report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
+        except KafkaError as error:
+            if self._ended.is_set():
+                return
+            self._log({f"cluster: {error}"})
+            self.state = replace(
+                before,
+                is_up=False,
+                failures={reason_of(error): 1},
+                read_ms=(time.monotonic() - started) * 1000,
+                reads=_added(before.reads, ["failed"]),
+            )
+            return
+        reasons = [failure.reason for failure in report.failures] + [reason_of(e) for e in report.errors.values()]
+        self._log(
+            {f"{failure.part}: {failure.text}" for failure in report.failures}
+            | {f"group {name}: {error}" for name, error in report.errors.items()}
+        )
+        self.state = ExporterState(
+            True,
+            report,
+            time.monotonic(),
+            Counter(reasons),
+            (time.monotonic() - started) * 1000,
+            _added(before.reads, ["partial" if reasons else "whole"]),
+            _counted(before, report),
+        )
+
+    def _log(self, failures: set[str]) -> None:
+        """Log failures that the last read did not have, and the end of the last one."""
+        new = sorted(failures - self._said)
+        for failure in new[:LOGGED_FAILURES_MAX]:
+            log.warning("[cluster %s] not read: %s; it is read again", self.name, failure)
+        if len(new) > LOGGED_FAILURES_MAX:
+            log.warning("[cluster %s] not read: %d more", self.name, len(new) - LOGGED_FAILURES_MAX)
+        if self._said and not failures:
+            log.info("[cluster %s] everything is read again", self.name)
+        self._said = frozenset(failures)
+
+
+def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(counts) + Counter(names))
+
+
+def _counted(before: ExporterState, report: LagReport) -> dict[tuple[str, str], int]:
+    """Return the changes counted so far, of the groups that are there."""
+    counts = Counter({key: count for key, count in before.changes.items() if key[0] in report.groups})
+    if before.report is not None:
+        for name, group in report.groups.items():
+            if name in before.report.groups:
+                counts.update((name, change.kind) for change in changes(before.report.groups[name], group))
+    return dict(counts)
+
+
+class LagExporter(Collector):
+    """The Prometheus collector of some clusters, called at each scrape."""
+
+    def __init__(self, clusters: Sequence[ClusterWatch]) -> None:
+        self._clusters = clusters
+        self._formatting = threading.Lock()
+
+    def describe(self) -> Iterator[Metric]:
+        """Return nothing: which groups there are is known after the first read."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics of the last reads. One scrape at a time: a page of many groups takes memory."""
+        with self._formatting:
+            return iter(self._page())
+
+    def _page(self) -> list[Metric]:
+        families = _Families()
+        left = PARTITIONS_MAX
+        for cluster in self._clusters:
+            _add_cluster(families, cluster)
+            report = cluster.current
+            if report is None:
+                continue
+            out = 0
+            for group in report.groups.values():
+                is_shown = len(group.partitions) <= left
+                left -= len(group.partitions) if is_shown else 0
+                out += 0 if is_shown else len(group.partitions)
+                _add_group(families, cluster.name, group)
+                for part in group.partitions if is_shown else ():
+                    _add_partition(families, (cluster.name, group.description.group_id), part)
+            for tp, bounds in list(report.bounds.items())[:PARTITIONS_MAX]:
+                place = (cluster.name, tp.topic, str(tp.partition))
+                families.add_sample("kafka_partition_earliest_offset", place, bounds.log_start)
+                families.add_sample("kafka_partition_latest_offset", place, bounds.log_end)
+            families.add_sample("kohort_exporter_partitions_left_out", (cluster.name,), out)
+        return list(families.by_name.values())
+
+
+class _Families:
+    """The metric families of a page."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
+            name: (CounterMetricFamily if name in COUNTERS else GaugeMetricFamily)(name, text, labels=labels)
+            for name, (text, labels) in METRICS.items()
+        }
+
+    def add_sample(self, name: str, labels: Sequence[str], value: float | None) -> None:
+        """Add a sample; an unknown value is left out."""
+        if value is not None:
+            self.by_name[name].add_metric(labels, value)
+
+
+def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
+    state, name = cluster.state, cluster.name
+    families.add_sample("kohort_exporter_up", (name,), float(state.is_up))
+    if state.report is not None:
+        families.add_sample("kohort_exporter_last_read_timestamp_seconds", (name,), state.report.taken_ms / 1000)
+    if state.reads:
+        families.add_sample("kafka_consumergroup_poll_time_ms", (name,), state.read_ms)
+    for reason in REASONS:
+        families.add_sample("kohort_exporter_failures", (name, reason), state.failures.get(reason, 0))
+    for outcome in ("whole", "partial", "failed"):
+        families.add_sample("kohort_exporter_reads", (name, outcome), state.reads.get(outcome, 0))
+    if cluster.current is not None:
+        for (group, kind), count in state.changes.items():
+            families.add_sample("kohort_consumergroup_changes", (name, group, kind), count)
+
+
+def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
+    of, place = group.description, (cluster, group.description.group_id)
+    families.add_sample("kohort_consumergroup_info", (*place, of.type, of.protocol_type, of.state, group.activity), 1)
+    families.add_sample("kohort_consumergroup_status", place, group.status)
+    if group.members_known:
+        families.add_sample("kohort_consumergroup_members", place, len(of.members))
+    read = group.read
+    if not read:
+        return
+    families.add_sample("kafka_consumergroup_group_max_lag", place, group.max_lag)
+    families.add_sample("kafka_consumergroup_group_sum_lag", place, group.sum_lag)
+    families.add_sample("kafka_consumergroup_group_max_lag_seconds", place, _seconds(group.max_time_lag_ms))
+    topics: Counter[str] = Counter()
+    for part in read:
+        topics[part.partition.topic] += part.lag or 0
+    for topic, lag in topics.items():
+        families.add_sample("kafka_consumergroup_group_topic_sum_lag", (*place, topic), lag)
+    consumed, written = [part.consumed_per_s for part in read], [part.produced_per_s for part in read]
+    families.add_sample("kohort_consumergroup_consumed_per_second", place, _sum(consumed))
+    families.add_sample("kohort_consumergroup_written_per_second", place, _sum(written))
+    times = [part.catch_up_s for part in read]
+    known = [time_s for time_s in times if time_s is not None]
+    families.add_sample(
+        "kohort_consumergroup_catch_up_seconds", place, max(known) if len(known) == len(times) else None
+    )
+
+
+def _add_partition(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
+    owner, tp = part.owner, part.partition
+    place = (*group, tp.topic, str(tp.partition))
+    member = ("", "", "") if owner is None else (owner.host, owner.member_id, owner.client_id)
+    families.add_sample("kafka_consumergroup_group_offset", (*place, *member), part.committed)
+    families.add_sample("kafka_consumergroup_group_lag", (*place, *member), part.lag)
+    families.add_sample("kafka_consumergroup_group_lag_seconds", (*place, *member), _seconds(part.time_lag_ms))
+    if part.cause is not None:
+        families.add_sample("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
+    if part.lost:
+        families.add_sample("kohort_consumergroup_lost_offsets", place, part.lost)
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

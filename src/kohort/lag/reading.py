@@ -1,0 +1,540 @@
+"""Reading of a cluster's groups and offsets, in few requests.
+
+| what | requests of a read |
+|---|---|
+| brokers | one Metadata |
+| groups | one ListGroups to each broker |
+| members | DescribeGroups and ConsumerGroupDescribe to each coordinator, `GROUPS_PER_REQUEST` groups in each |
+| committed offsets | OffsetFetch to each coordinator, `GROUPS_PER_REQUEST` groups in each |
+| starts, ends, last stable offsets | three ListOffsets to each leader, `PARTITIONS_PER_REQUEST` partitions in each |
+| leaders | one Metadata for topics that are new or whose leaders moved |
+| timestamps | the fetches of `record_times`, at most a fixed number |
+
+A request that fails makes only what it was for unavailable: a dead broker hides neither the groups nor the partitions
+of the others. All brokers are asked at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, Self, TypeAlias, TypeVar, Unpack
+
+from kohort.client.admin.groups import describe_groups_at
+from kohort.client.admin.values import GroupDescription, GroupListing
+from kohort.client.net.cluster import Between, BrokerById, Cluster, ConnectionFailed, Coordinator
+from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.offsets import EARLIEST, HIGHEST_BY_NAME, LATEST, OffsetAndMetadata, offset_fetch
+from kohort.client.setting_types import ConnectionSettings
+from kohort.client.settings import ConnectionConfig, Servers, client_config
+from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.ids import TopicPartition, by_topic
+from kohort.lag.evaluation import WINDOW_MS, LagReport, abandoned_topics, evaluate
+from kohort.lag.record_times import OFFSETS_MAX, RecordTimes
+from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds, ReadFailure
+from kohort.settings.arguments import checked, checked_call
+from kohort.settings.config import documented
+from kohort.wire.data import ListOffsetsRequest
+from kohort.wire.groups import ListGroupsRequest
+from kohort.wire.message import Message, RequestMessage
+from kohort.wire.offsets import OffsetFetchRequest, OffsetFetchResponse
+
+GROUPS_PER_REQUEST = 100
+"""Bounds the size of an answer, and the time that a broker takes for it."""
+PARTITIONS_PER_REQUEST = 10_000
+ATTEMPTS_MAX = 3
+"""How often a read asks for a group or partition whose coordinator or leader moves. The next read asks again."""
+PHASES = 4
+"""A request has this part of a read's time: groups, members, committed offsets and ends follow one another."""
+LOOKUPS_MAX = 50
+"""The most coordinators that a read looks up one by one, of groups that its list does not show or that moved."""
+SEVERAL_GROUPS_SINCE = 8
+"""The first version of OffsetFetch with several groups."""
+REFUSALS_KEPT_MS = 300_000
+"""How long topics whose records may not be read are not asked for again."""
+SHARE, STREAMS = "share", "streams"
+"""Group types whose members this client can't describe. Share groups have no committed offsets either."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+R = TypeVar("R", bound=Message)
+_FetchedTopic: TypeAlias = (
+    OffsetFetchResponse.OffsetFetchResponseTopic
+    | OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
+)
+
+
+Offsets: TypeAlias = tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, KafkaError]]
+"""The committed offsets of a group, and why some are unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task(Generic[K, V]):
+    """Requests for keys, each of which has a node.
+
+    Attributes:
+        node_of: Return the node of a key. Raises the key's error; only a `RetriableError` is asked for again.
+        renew: Look up the nodes of keys again.
+        ask: Send the requests for some keys to a node; return a value or an error for each.
+        per_request: The most keys for `ask`.
+    """
+
+    node_of: Callable[[K], int]
+    renew: Callable[[list[K]], Awaitable[None]]
+    ask: Callable[[int, list[K]], Awaitable[Mapping[K, V]]]
+    per_request: int
+
+
+@dataclass(slots=True)
+class LagReading:
+    """One read of a cluster.
+
+    Attributes:
+        cluster: The cluster.
+        timeout_ms: The limit of the whole read.
+        record_times: The timestamps that earlier reads found.
+        offsets_max: The most unread offsets whose timestamps are fetched.
+    """
+
+    cluster: Cluster
+    timeout_ms: float
+    record_times: RecordTimes
+    offsets_max: int = OFFSETS_MAX
+    _deadline_ms: float = 0.0
+    _listing: dict[str, GroupListing] = field(default_factory=dict)
+    _failures: list[ReadFailure] = field(default_factory=list)
+    _silent: dict[int, KafkaError] = field(default_factory=dict)
+    _nodes: dict[str, int] = field(default_factory=dict)
+    _unfound: dict[str, KafkaError] = field(default_factory=dict)
+    _lookups: int = 0
+
+    async def read_groups(self, names: Sequence[str] | None, also: Collection[TopicPartition] = ()) -> ClusterSnapshot:
+        """Read the named groups, or all; and the bounds of the partitions in `also`.
+
+        Raises:
+            KafkaError: No broker could be asked for the groups.
+        """
+        self._deadline_ms = self.cluster.runtime.now_ms + self.timeout_ms
+        if names is None:
+            await self._list_groups()
+        wanted = sorted(self._listing) if names is None else list(dict.fromkeys(names))
+        described = await self._described(wanted)
+        if names is not None and any(isinstance(found, KafkaError) for found in described.values()):
+            await self._list_groups()  # a share group, or a misspelt name
+            described |= await self._described([name for name in wanted if name in self._listing])
+        offsets = await self._committed([name for name, found in described.items() if self._has_offsets(found)])
+        groups: dict[str, GroupReading] = {}
+        errors: dict[str, KafkaError] = {}
+        for name, found in described.items():
+            committed = offsets.get(name, ({}, {}))
+            if isinstance(found, KafkaError):
+                errors[name] = found
+            elif isinstance(committed, KafkaError):
+                errors[name] = committed
+            else:
+                groups[name] = GroupReading(found, self._has_members(found), *committed)
+        bounds, taken_ms = await self._bounds(groups.values(), also)
+        times = await self._times(groups.values(), bounds)
+        self._failures += [ReadFailure.of(f"broker {node}", error) for node, error in sorted(self._silent.items())]
+        return ClusterSnapshot(
+            taken_ms,
+            groups,
+            errors,
+            bounds,
+            times,
+            self._listing if names is None or self._listing else None,
+            tuple(self._failures),
+        )
+
+    def _left_ms(self) -> float:
+        """Return the limit of a request: a part of the read's time, so that a silent broker leaves others theirs."""
+        left = self._deadline_ms - self.cluster.runtime.now_ms
+        return max(1.0, min(left, self.timeout_ms / PHASES, self.cluster.config.request_timeout_ms))
+
+    async def _send_request(self, message: RequestMessage[R] | Between[R], node: int) -> R:
+        """Send a request to a node that has not been silent in this read.
+
+        Raises:
+            KafkaError: The node can't be reached, or gave no answer in time; now, or before in this read.
+        """
+        if node in self._silent:
+            raise self._silent[node]
+        try:
+            return await self.cluster.send(message, BrokerById(node), timeout_ms=self._left_ms())
+        except (TimedOutError, ConnectionFailed) as error:
+            self._silent[node] = error
+            raise
+
+    # Groups and members.
+
+    async def _list_groups(self) -> None:
+        nodes = await self.cluster.group_nodes(self._left_ms())
+        tasks = [self.cluster.runtime.spawn(self._listed_at(node)) for node in nodes]
+        errors = {node: await task for node, task in zip(nodes, tasks, strict=True)}
+        failed = {node: error for node, error in errors.items() if error is not None}
+        if failed and len(failed) == len(nodes):
+            raise next(iter(failed.values()))
+        self._failures += [
+            ReadFailure.of(f"broker {node}", error) for node, error in failed.items() if node not in self._silent
+        ]
+
+    async def _listed_at(self, node: int) -> KafkaError | None:
+        """List the groups of one broker; again while it loads them."""
+        failure: KafkaError | None = None
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt and not await self._paused(attempt):
+                break
+            try:
+                answer = await self._send_request(ListGroupsRequest(), node)
+                if answer.error_code:
+                    raise error_for(answer.error_code, f"broker {node} did not list its groups")
+            except KafkaError as error:
+                failure = error
+                if node in self._silent or not error.code.retriable:
+                    break
+                continue
+            for group in answer.groups:
+                self._listing[group.group_id] = GroupListing(
+                    group.group_id, group.protocol_type, group.group_state, group.group_type, node
+                )
+            return None
+        return failure
+
+    async def _described(self, names: Sequence[str]) -> dict[str, GroupDescription | KafkaError]:
+        kinds = {name: listed.type.lower() for name, listed in self._listing.items()}
+        known: dict[str, GroupDescription | KafkaError] = {
+            name: _undescribed(self._listing[name]) for name in names if kinds.get(name) in (SHARE, STREAMS)
+        }
+        classic = {name for name, kind in kinds.items() if kind == "classic"}
+
+        async def ask(node: int, chunk: list[str]) -> dict[str, GroupDescription | KafkaError]:
+            return await describe_groups_at(self._send_request, node, chunk, classic)
+
+        others = [name for name in names if name not in known]
+        await self._find_coordinators([name for name in others if name not in self._listing])
+        task = _Task(self._coordinator, self._find_coordinators, ask, GROUPS_PER_REQUEST)
+        return {**known, **await self._asked(others, task)}
+
+    def _coordinator(self, name: str) -> int:
+        """Return a group's coordinator.
+
+        Raises:
+            KafkaError: It is not known now.
+        """
+        node = self._nodes.get(name)
+        if node is not None:
+            return node
+        if name in self._listing:
+            return self._listing[name].coordinator
+        raise self._unfound.get(name) or error_for(
+            ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {name!r}: its coordinator was not looked up in this read"
+        )
+
+    async def _find_coordinators(self, names: list[str]) -> None:
+        """Look up the coordinators of groups that are not listed or have moved, `LOOKUPS_MAX` in a read."""
+        for name in names:
+            if self._lookups >= LOOKUPS_MAX:
+                return
+            self._lookups += 1
+            target = Coordinator(name)
+            self.cluster.forget_coordinator(target)
+            try:
+                self._nodes[name] = await self.cluster.coordinator(target, self._left_ms())
+            except KafkaError as error:
+                self._unfound[name] = error
+
+    @staticmethod
+    def _has_members(found: GroupDescription) -> bool:
+        return found.type.lower() not in (SHARE, STREAMS)
+
+    @staticmethod
+    def _has_offsets(found: GroupDescription | KafkaError) -> bool:
+        return isinstance(found, GroupDescription) and found.type.lower() != SHARE
+
+    # Committed offsets.
+
+    async def _committed(self, names: Sequence[str]) -> dict[str, Offsets | KafkaError]:
+        async def ask(node: int, chunk: list[str]) -> dict[str, Offsets | KafkaError]:
+            try:
+                return await self._offsets_at(node, chunk)
+            except KafkaError as error:
+                if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+                    raise
+            outcomes = {}
+            for name in chunk:  # Kafka before 3.0
+                outcomes.update(await self._offsets_at(node, [name]))
+            return outcomes
+
+        task = _Task(self._coordinator, self._find_coordinators, ask, GROUPS_PER_REQUEST)
+        return await self._asked(names, task)
+
+    async def _offsets_at(self, node: int, names: list[str]) -> dict[str, Offsets | KafkaError]:
+        request = offset_fetch(names[0], None)
+        group_type = OffsetFetchRequest.OffsetFetchRequestGroup
+        request.groups = [group_type(group_id=name, topics=None) for name in names]
+        lowest = SEVERAL_GROUPS_SINCE if len(names) > 1 else 0
+        answer = await self._send_request(Between(request, lowest=lowest, highest=HIGHEST_BY_NAME), node)
+        responses = {group.group_id: group for group in answer.groups} if answer.groups else {names[0]: answer}
+        outcomes: dict[str, Offsets | KafkaError] = {}
+        for name in names:
+            response = responses.get(name)
+            if response is None:
+                outcomes[name] = error_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"group {name!r}: no offsets in the answer")
+            elif response.error_code:
+                outcomes[name] = error_for(response.error_code, f"offsets of group {name!r}")
+            else:
+                outcomes[name] = _offsets(name, response.topics)
+        return outcomes
+
+    # Starts and ends.
+
+    async def _bounds(
+        self, groups: Iterable[GroupReading], also: Collection[TopicPartition]
+    ) -> tuple[dict[TopicPartition, PartitionBounds | KafkaError], int]:
+        wanted = set(also)
+        for group in groups:
+            wanted.update(group.committed)
+            wanted.update(tp for member in group.description.members for tp in member.assignment or ())
+        unknown = [tp for tp in wanted if self.cluster.metadata.leader(tp) < 0]
+        if unknown:
+            await self._find_leaders(unknown)
+        task = _Task(self._leader, self._find_leaders, self._bounds_at, PARTITIONS_PER_REQUEST)
+        return await self._asked(sorted(wanted), task), time.time_ns() // 1_000_000
+
+    async def _find_leaders(self, partitions: list[TopicPartition]) -> None:
+        try:
+            await self.cluster.describe_topics({tp.topic for tp in partitions}, self._left_ms())
+        except KafkaError as error:
+            self._failures.append(ReadFailure.of("metadata", error))
+
+    def _leader(self, tp: TopicPartition) -> int:
+        """Return a partition's leader.
+
+        Raises:
+            KafkaError: There is none now, or no such partition (UNKNOWN_TOPIC_OR_PARTITION).
+        """
+        topic = self.cluster.metadata.topics.get(tp.topic)
+        if topic is None:
+            raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader of {tp} is known")
+        if topic.error:
+            raise error_for(topic.error, f"topic {tp.topic!r}: {topic.error.topic_text}")
+        if tp.partition not in topic.partitions:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            raise error_for(code, f"{tp}: the topic has {len(topic.partitions)} partitions")
+        node = self.cluster.metadata.leader(tp)
+        if node < 0:
+            raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{tp} has no leader now")
+        return node
+
+    async def _bounds_at(
+        self, node: int, partitions: list[TopicPartition]
+    ) -> dict[TopicPartition, PartitionBounds | KafkaError]:
+        """Ask a leader for starts, ends and last stable offsets, in this order."""
+        found: list[dict[TopicPartition, int]] = []
+        errors: dict[TopicPartition, KafkaError] = {}
+        for when, is_committed in ((EARLIEST, False), (LATEST, False), (LATEST, True)):
+            left = [tp for tp in partitions if tp not in errors]
+            offsets: dict[TopicPartition, int] = {}
+            if left:
+                answer = await self._send_request(_list_offsets(left, when, is_committed), node)
+                for topic in answer.topics:
+                    for part in topic.partitions:
+                        tp = TopicPartition(topic.name, part.partition_index)
+                        if part.error_code:
+                            errors[tp] = error_for(part.error_code, f"offsets of {tp}")
+                        else:
+                            offsets[tp] = part.offset
+            found.append(offsets)
+        outcomes: dict[TopicPartition, PartitionBounds | KafkaError] = {}
+        for tp in partitions:
+            values = [offsets[tp] for offsets in found if tp in offsets]
+            if tp in errors or len(values) < len(found):
+                outcomes[tp] = errors.get(tp) or error_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"no offsets of {tp}")
+            else:
+                outcomes[tp] = PartitionBounds(*values)
+        return outcomes
+
+    def _leads(self, tp: TopicPartition) -> bool:
+        """Return whether the partition's leader is known and answers."""
+        node = self.cluster.metadata.leader(tp)
+        return node >= 0 and node not in self._silent
+
+    # Timestamps.
+
+    async def _times(
+        self, groups: Iterable[GroupReading], bounds: Mapping[TopicPartition, PartitionBounds | KafkaError]
+    ) -> dict[tuple[TopicPartition, int], int]:
+        wanted: dict[tuple[TopicPartition, int], PartitionBounds] = {}
+        abandoned: dict[tuple[TopicPartition, int], PartitionBounds] = {}
+        for group in groups:
+            left = abandoned_topics(group, {tp.topic for tp in group.committed})
+            for tp, committed in group.committed.items():
+                found = bounds.get(tp)
+                if isinstance(found, PartitionBounds):
+                    at = max(committed.offset, found.log_start)
+                    if at < found.log_end:
+                        (abandoned if tp.topic in left else wanted)[tp, at] = found
+        if len(wanted) + len(abandoned) <= self.offsets_max:
+            wanted = {**abandoned, **wanted}
+        asked = {offset: found for offset, found in wanted.items() if self._leads(offset[0])}
+        times, failures = await self.record_times.look_up(self.cluster, asked, self.offsets_max, self._left_ms())
+        self._failures += failures
+        return times
+
+    # Requests to several nodes at once.
+
+    async def _asked(self, keys: Sequence[K], task: _Task[K, V]) -> dict[K, V | KafkaError]:
+        """Ask the node of each key, again where it moved; return an outcome for each key."""
+        done: dict[K, V | KafkaError] = {}
+        left = list(keys)
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                if not left or not await self._paused(attempt):
+                    break
+                await task.renew(left)
+            by_node: dict[int, list[K]] = {}
+            again: list[K] = []
+            for key in left:
+                try:
+                    by_node.setdefault(task.node_of(key), []).append(key)
+                except KafkaError as error:
+                    done[key] = error
+                    again += [key] if isinstance(error, RetriableError) else []
+            size = task.per_request
+            spawned = [
+                self.cluster.runtime.spawn(_outcomes(task, node, theirs[start : start + size]))
+                for node, theirs in sorted(by_node.items())
+                for start in range(0, len(theirs), size)
+            ]
+            for asking in spawned:
+                outcomes = await asking
+                done.update(outcomes)
+                again += [key for key, outcome in outcomes.items() if _is_temporary(outcome)]
+            left = again
+        return done
+
+    async def _paused(self, attempt: int) -> bool:
+        """Wait before another attempt; return False when there is no time for one."""
+        wait = self.cluster.backoff_ms(attempt)
+        if self.cluster.runtime.now_ms + wait >= self._deadline_ms:
+            return False
+        await self.cluster.runtime.sleep(wait)
+        return True
+
+
+def _is_temporary(outcome: object) -> bool:
+    return isinstance(outcome, KafkaError) and (isinstance(outcome, RetriableError) or outcome.code.retriable)
+
+
+def _offsets(group: str, topics: Iterable[_FetchedTopic]) -> Offsets:
+    committed, errors = {}, {}
+    for topic in topics:
+        for part in topic.partitions:
+            key = TopicPartition(topic.name, part.partition_index)
+            if part.error_code:
+                errors[key] = error_for(part.error_code, f"offset of group {group!r} in {key}")
+            elif part.committed_offset >= 0:
+                committed[key] = OffsetAndMetadata(
+                    part.committed_offset, part.metadata or "", part.committed_leader_epoch
+                )
+    return committed, errors
+
+
+async def _outcomes(task: _Task[K, V], node: int, chunk: list[K]) -> dict[K, V | KafkaError]:
+    try:
+        return {**await task.ask(node, chunk)}
+    except KafkaError as error:
+        return dict.fromkeys(chunk, error)
+
+
+def _list_offsets(partitions: Iterable[TopicPartition], when: int, is_committed: bool) -> ListOffsetsRequest:
+    part = ListOffsetsRequest.ListOffsetsPartition
+    topics = [
+        ListOffsetsRequest.ListOffsetsTopic(
+            name=topic, partitions=[part(partition_index=number, timestamp=when) for number in numbers]
+        )
+        for topic, numbers in by_topic(partitions).items()
+    ]
+    return ListOffsetsRequest(replica_id=-1, isolation_level=int(is_committed), topics=topics)
+
+
+def _undescribed(listed: GroupListing) -> GroupDescription:
+    return GroupDescription(
+        listed.group_id, listed.type.capitalize(), listed.state, listed.protocol_type, "", (), listed.coordinator
+    )
+
+
+@checked
+@documented(ConnectionConfig)
+class LagReader:
+    """The one reader of lag: groups, members, offsets and timestamps of a cluster, and what follows from them.
+
+        with LagReader("127.0.0.1:9092") as reader:
+            for group in reader.read().groups.values():
+                print(group.description.group_id, group.status.name, group.sum_lag)
+
+    Rates, `STALL` and `WARN` come from several reads. One thread may read at a time.
+
+    Args:
+        bootstrap_servers: HOST:PORT, several with commas between, or a list of them.
+        settings: Kafka's client properties as keywords, with _ for the dots. `default_api_timeout_ms` bounds a read.
+
+    Attributes:
+        window_ms: How long there may be no progress before that is a finding.
+        offsets_max: The most unread offsets whose timestamps a read fetches.
+
+    Raises:
+        InvalidInputError: An unknown setting, or an invalid value.
+    """
+
+    @checked_call
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConnectionSettings]) -> None:
+        self.window_ms = WINDOW_MS
+        self.offsets_max = OFFSETS_MAX
+        self._client = ThreadClient(client_config(ConnectionConfig, bootstrap_servers, settings))
+        self._times = RecordTimes()
+        self._asked_again_ms = 0.0
+        self.report: LagReport | None = None
+        self.listing: Mapping[str, GroupListing] | None = None
+
+    def read(
+        self,
+        groups: Iterable[str] | None = None,
+        *,
+        also: Collection[TopicPartition] = (),
+        timeout_ms: float | None = None,
+    ) -> LagReport:
+        """Read the named groups, or all; a group that can't be read is in the report's errors.
+
+        Args:
+            groups: Their names; None: every group of the cluster.
+            also: Partitions whose bounds are in the report whether or not a group has an offset there.
+            timeout_ms: The limit of the read; None: `default_api_timeout_ms`.
+
+        Raises:
+            KafkaError: The cluster can't be reached.
+        """
+        cluster = self._client.cluster
+        limit = cluster.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        if time.monotonic() * 1000 - self._asked_again_ms > REFUSALS_KEPT_MS:
+            self._asked_again_ms = time.monotonic() * 1000
+            self._times.forget_refusals()
+        reading = LagReading(cluster, limit, self._times, self.offsets_max)
+        snapshot = self._client.call(reading.read_groups(None if groups is None else list(groups), also))
+        self.listing = snapshot.listing
+        self.report = evaluate(snapshot, self.report, self.window_ms)
+        return self.report
+
+    def close(self) -> None:
+        """Close the connections; may be called again."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,88 @@
+"""Changes of a group between two reads, as far as they show from outside: members, state and assignment. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kohort.client.admin.values import MemberDescription
+from kohort.ids import TopicPartition
+from kohort.lag.evaluation import GroupLag
+
+NAMED_MAX = 5
+"""The most partitions that a change names; a rebalance may move thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """A change of a group.
+
+    Attributes:
+        kind: `created`, `ended`, `joined`, `left`, `state`, `assignment` or `status`.
+        text: The change in words.
+    """
+
+    kind: str
+    text: str
+
+
+def changes(before: GroupLag | None, now: GroupLag | None) -> list[GroupChange]:
+    """Return the changes, from cause to consequence: members, then state, then partitions, then status.
+
+    A member that leaves and one that joins in the same interval are two changes, also if they are one process.
+    """
+    if before is None or now is None:
+        if before is now:
+            return []
+        return [GroupChange("created", "the group is there") if before is None else GroupChange("ended", "it is gone")]
+    found = [*_members(before, now), *_state(before, now), *_assignment(before, now)]
+    if before.status is not now.status:
+        causes = {part.cause for part in now.partitions if part.status is now.status and part.cause}
+        why = f": {', '.join(sorted(causes))}" if causes else ""
+        found.append(GroupChange("status", f"{before.status.name} to {now.status.name}{why}"))
+    return found
+
+
+def _members(before: GroupLag, now: GroupLag) -> list[GroupChange]:
+    then = {member.member_id: member for member in before.description.members}
+    there = {member.member_id: member for member in now.description.members}
+    return [
+        *(GroupChange("left", _name(member)) for name, member in then.items() if name not in there),
+        *(GroupChange("joined", _name(member)) for name, member in there.items() if name not in then),
+    ]
+
+
+def _name(member: MemberDescription) -> str:
+    instance = f" ({member.group_instance_id})" if member.group_instance_id else ""
+    return f"{member.client_id or member.member_id}{instance} at {member.host}"
+
+
+def _state(before: GroupLag, now: GroupLag) -> list[GroupChange]:
+    found = []
+    if before.description.state != now.description.state:
+        found.append(GroupChange("state", f"{before.description.state} to {now.description.state}"))
+    if before.description.type != now.description.type:
+        found.append(GroupChange("state", f"{before.description.type} group to {now.description.type} group"))
+    return found
+
+
+def _assignment(before: GroupLag, now: GroupLag) -> list[GroupChange]:
+    then, there = _owners(before), _owners(now)
+    moved = sorted(tp for tp, owner in there.items() if tp in then and then[tp].member_id != owner.member_id)
+    return [
+        GroupChange("assignment", f"{what}: {_named_partitions(partitions)}")
+        for what, partitions in (
+            ("moved", moved),
+            ("assigned", sorted(there.keys() - then.keys())),
+            ("unassigned", sorted(then.keys() - there.keys())),
+        )
+        if partitions
+    ]
+
+
+def _owners(group: GroupLag) -> dict[TopicPartition, MemberDescription]:
+    return {tp: member for member in group.description.members for tp in member.assignment or ()}
+
+
+def _named_partitions(partitions: list[TopicPartition]) -> str:
+    named = " ".join(map(str, partitions[:NAMED_MAX]))
+    return named if len(partitions) <= NAMED_MAX else f"{named} and {len(partitions) - NAMED_MAX} more"

@@ -1,0 +1,381 @@
+"""Files of an Iceberg table as a region writes them: data files, small objects beside them, and their durability.
+
+Everything goes through the table's own FileIO, so that it has the table's credentials. pyiceberg does not sync local
+files. `DurableFileIO` therefore replaces its FileIO for local warehouses: a file survives a power loss before the
+catalog, or a manifest, names it.
+
+Data files carry the table's field ids. A file with foreign ids would be accepted and read as nulls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import uuid
+from collections.abc import Sequence
+from typing import IO, Any, Protocol, cast
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
+from pyiceberg.io.pyarrow import (
+    PyArrowFile,
+    PyArrowFileIO,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+from pyiceberg.table import Table
+from pyiceberg.typedef import Record
+
+from kohort.errors import InvalidInputError
+from kohort.region.confined_files import confined
+from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
+from kohort.region.sinks import staged_files
+from kohort.region.sinks.staged_files import MARKS_KEPT, Codec
+
+_MARK = "published-"
+
+
+class DurableFileIO(PyArrowFileIO):
+    """pyiceberg's FileIO, with local files that survive a power loss once they are closed.
+
+    Below the catalog's warehouse it follows no symbolic link when it writes or removes.
+    """
+
+    @property
+    def files(self) -> FileCalls:
+        """The file operations of this process, confined to the warehouse."""
+        return confined(SYSTEM, self.path_of(self.properties.get("warehouse", "")) or "/")
+
+    def path_of(self, location: str) -> str | None:
+        """Return the path of a local file; None: it is in a store."""
+        if location.startswith("file:"):
+            location = location.removeprefix("file:")
+            return location.removeprefix("//") if location.startswith("///") else location
+        return location if location.startswith("/") else None
+
+    def new_input(self, location: str) -> PyArrowFile:
+        """Return a file to read."""
+        path = self.path_of(location)
+        if path is None:
+            return super().new_input(location)
+        return PyArrowFile(location, path, pafs.LocalFileSystem())
+
+    def new_output(self, location: str) -> Any:  # pyiceberg's own classes return their own kinds
+        """Return a file to write."""
+        path = self.path_of(location)
+        return super().new_output(location) if path is None else _DurableOutput(location, path, self)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Remove a file."""
+        text = location if isinstance(location, str) else location.location
+        path = self.path_of(text)
+        if path is None:
+            super().delete(location)
+        else:
+            self.files.unlink(path)
+
+
+class _DurableOutput(OutputFile):
+    """A local file that pyiceberg writes."""
+
+    def __init__(self, location: str, path: str, owner: DurableFileIO) -> None:
+        super().__init__(location)
+        self._path, self._owner = path, owner
+
+    def __len__(self) -> int:
+        return os.stat(self._path).st_size
+
+    def exists(self) -> bool:
+        """Return whether the file exists."""
+        return os.path.exists(self._path)
+
+    def to_input_file(self) -> InputFile:
+        """Return the same file, to read."""
+        return self._owner.new_input(self.location)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        """Return a stream whose bytes become the file when it is closed."""
+        if not overwrite and self.exists():
+            raise FileExistsError(f"{self.location} is there already")
+        return cast("OutputStream", _Whole(self._owner.files, self._path))
+
+
+class _Whole(io.BytesIO):
+    """Bytes that become a durable file at the end."""
+
+    def __init__(self, files: FileCalls, path: str) -> None:
+        super().__init__()
+        self._files, self._path = files, path
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is not None:
+            super().close()
+        self.close()
+
+    def close(self) -> None:
+        """Write the file."""
+        if not self.closed:
+            data = self.getvalue()
+            super().close()
+            write_durably(self._files, self._path, data)
+
+    def __del__(self) -> None:
+        """Drop the bytes of a stream that nobody has closed: its file was not written to the end."""
+        super().close()
+
+
+def write_durably(files: FileCalls, path: str, data: bytes) -> None:
+    """Write a new file that survives a power loss, and the folders that it is in."""
+    folder = os.path.dirname(path)
+    try:
+        output = Output(files, path)
+    except FileNotFoundError:
+        make_folder(files, folder)
+        output = Output(files, path)
+    with contextlib.closing(output):
+        output.write(data)
+        output.sync()
+    sync_folder(files, folder)
+
+
+class TableStore(Protocol):
+    """Small objects in folders of a table's location. What was written is whole, and durable when the call returns."""
+
+    def put(self, folder: str, name: str, data: bytes) -> None:
+        """Write an object, over an older one."""
+
+    def read(self, location: str) -> bytes:
+        """Return an object; raise FileNotFoundError if there is none."""
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, none if it is missing."""
+
+    def remove(self, location: str) -> None:
+        """Remove an object, if it is there."""
+
+    def mark(self, folder: str, sequence: int) -> None:
+        """Mark a sequence as done. A late call can't undo a newer mark."""
+
+    def marked(self, folder: str) -> int:
+        """Return the last sequence that is marked as done; 0: none."""
+
+
+def store_of(given: FileIO, place: str) -> TableStore:
+    """Return the objects beside a table that has this FileIO.
+
+    Raises:
+        InvalidInputError: the FileIO can't list a folder.
+    """
+    if isinstance(given, DurableFileIO):
+        return _LocalStore(given)
+    if isinstance(given, PyArrowFileIO):
+        return _RemoteStore(given)
+    raise InvalidInputError(
+        f"{place} is read and written by {type(given).__name__}, which can't list what is staged: give the catalog the "
+        "property 'py-io-impl': 'pyiceberg.io.pyarrow.PyArrowFileIO'"
+    )
+
+
+class _LocalStore:
+    """Files of this machine."""
+
+    def __init__(self, given: DurableFileIO) -> None:
+        self._io, self._files = given, given.files
+
+    def _path(self, location: str) -> str:
+        path = self._io.path_of(location)
+        if path is None:
+            raise InvalidInputError(f"{location} is not on this machine, and its warehouse is: move the table there")
+        return path
+
+    def put(self, folder: str, name: str, data: bytes) -> None:
+        path = self._path(folder)
+        try:
+            staged_files.put(self._files, path, name, lambda output: output.write(data))
+        except FileNotFoundError:
+            make_folder(self._files, path)
+            staged_files.put(self._files, path, name, lambda output: output.write(data))
+
+    def read(self, location: str) -> bytes:
+        return read_file(self._files, self._path(location))
+
+    def names(self, folder: str) -> list[str]:
+        return names_in(self._files, self._path(folder))
+
+    def remove(self, location: str) -> None:
+        remove(self._files, self._path(location))
+
+    def mark(self, folder: str, sequence: int) -> None:
+        path = self._path(folder)
+        try:
+            staged_files.mark(self._files, path, sequence)
+        except FileNotFoundError:
+            make_folder(self._files, path)
+            staged_files.mark(self._files, path, sequence)
+
+    def marked(self, folder: str) -> int:
+        return staged_files.last_marked(self._files, self._path(folder))
+
+
+class _RemoteStore:
+    """Objects of a store that Arrow reaches."""
+
+    def __init__(self, given: PyArrowFileIO) -> None:
+        self._io = given
+
+    def put(self, folder: str, name: str, data: bytes) -> None:
+        with self._io.new_output(f"{folder}/{name}").create(overwrite=True) as output:
+            output.write(data)
+
+    def read(self, location: str) -> bytes:
+        with self._io.new_input(location).open() as opened:
+            return bytes(opened.read())
+
+    def names(self, folder: str) -> list[str]:
+        scheme, host, path = PyArrowFileIO.parse_location(folder)
+        selector = pafs.FileSelector(path, allow_not_found=True)
+        return [found.base_name for found in self._io.fs_by_scheme(scheme, host).get_file_info(selector)]
+
+    def remove(self, location: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._io.delete(location)
+
+    def mark(self, folder: str, sequence: int) -> None:
+        there = self._marks(folder)
+        if max(there, default=0) < sequence:
+            self.put(folder, f"{_MARK}{sequence}", b"done")
+        for old in sorted(there)[:-MARKS_KEPT]:
+            self.remove(f"{folder}/{_MARK}{old}")
+
+    def marked(self, folder: str) -> int:
+        return max(self._marks(folder), default=0)
+
+    def _marks(self, folder: str) -> list[int]:
+        ends = [name.removeprefix(_MARK) for name in self.names(folder) if name.startswith(_MARK)]
+        return [int(end) for end in ends if end.isdecimal()]
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """A data file that is not in the table yet, as its manifest will describe it.
+
+    Attributes:
+        path: its location.
+        size: its bytes.
+        partition: its values of the table's partition fields.
+        split_offsets: where its row groups begin.
+    """
+
+    path: str
+    size: int
+    partition: tuple[int | str | bool | None, ...]
+    record_count: int
+    column_sizes: dict[int, int]
+    value_counts: dict[int, int]
+    null_value_counts: dict[int, int]
+    nan_value_counts: dict[int, int]
+    lower_bounds: dict[int, bytes]
+    upper_bounds: dict[int, bytes]
+    split_offsets: list[int]
+
+    def entry(self, spec_id: int) -> DataFile:
+        """Return the description for a manifest."""
+        described = msgspec.structs.asdict(self)
+        partition, path, size = described.pop("partition"), described.pop("path"), described.pop("size")
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=Record(*partition),
+            file_size_in_bytes=size,
+            sort_order_id=None,
+            spec_id=spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **described,
+        )
+
+
+class PlannedFile(msgspec.Struct, frozen=True):
+    """A data file before it is written."""
+
+    path: str
+    partition: tuple[int | str | bool | None, ...]
+    rows: pa.Table
+
+
+def planned(table: Table, rows: pa.Table, stem: str) -> list[PlannedFile]:
+    """Return the files that these rows become: one for each partition, named by `stem`.
+
+    Their paths do not have the partition's values, which Iceberg does not need there: a text may be longer than a name.
+    """
+    if not rows.num_rows:
+        return []
+    locations = table.location_provider()
+    parts = _parted(table, rows) if table.spec().fields else [((), rows)]
+    return [
+        PlannedFile(locations.new_data_location(f"{stem}-{number}.parquet"), values, part)
+        for number, (values, part) in enumerate(parts)
+    ]
+
+
+def _parted(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool | None, ...], pa.Table]]:
+    schema, spec = table.schema(), table.spec()
+    columns: dict[str, Any] = {}
+    for number, field in enumerate(spec.fields):
+        source = schema.find_field(field.source_id)
+        column: Any = rows.column(source.name)  # the stubs know arrays alone
+        columns[str(number)] = field.transform.pyarrow_transform(source.field_type)(column)
+    names = list(columns)
+    columns["row"] = pa.array(range(rows.num_rows), pa.int64())
+    found = []
+    for group in pa.table(columns).group_by(names).aggregate([("row", "list")]).to_pylist():
+        values = [PartitionFieldValue(field, group[name]) for field, name in zip(spec.fields, names, strict=True)]
+        part = rows.take(pa.array(sorted(group["row_list"]), pa.int64()))
+        record = PartitionKey(values, spec, schema).partition
+        found.append((tuple(record[at] for at in range(len(values))), part))
+    return found
+
+
+def write_planned(table: Table, file: PlannedFile, compression: Codec, place: str) -> StagedFile:
+    """Write a data file durably.
+
+    Raises:
+        InvalidInputError: Parquet does not take the rows.
+        OSError: the store has failed; part of the file may be there.
+    """
+    schema = table.schema()
+    fields = schema_to_pyarrow(schema.select(*file.rows.column_names))
+    buffer = pa.BufferOutputStream()
+    try:
+        rows = file.rows.select(fields.names).cast(fields)
+        pq.write_table(rows, cast("IO[Any]", buffer), compression=compression, store_schema=False)
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
+    data = buffer.getvalue()
+    described = data_file_statistics_from_parquet_metadata(
+        parquet_metadata=pq.read_metadata(pa.BufferReader(data)),
+        stats_columns=compute_statistics_plan(schema, table.metadata.properties),
+        parquet_column_mapping=parquet_path_to_id_mapping(schema),
+    )
+    with table.io.new_output(file.path).create() as output:
+        output.write(data.to_pybytes())
+    return StagedFile(file.path, data.size, file.partition, **described.to_serialized_dict())
+
+
+def read_rows(store: TableStore, files: Sequence[StagedFile], schema: pa.Schema) -> pa.Table:
+    """Return the rows of staged files."""
+    parts = [pq.read_table(pa.BufferReader(store.read(file.path))).select(schema.names).cast(schema) for file in files]
+    return pa.concat_tables(parts)
+
+
+def file_stem(epoch: int, region: uuid.UUID) -> str:
+    """Return a new unique beginning of data files' names."""
+    return f"kohort-e{epoch}-{region.hex}-{uuid.uuid4().hex[:16]}"

@@ -1,0 +1,319 @@
+"""The snapshots of an Iceberg table as a region writes them: each sequence is in the table once.
+
+Each commit of a region adds a snapshot, also if it adds no file, and the catalog accepts it only if the branch `main`
+is where it was when the table was read. A successful writer has therefore read that the sequence was missing, and
+nobody wrote in between. A commit whose answer was lost, or that arrives late, is settled by the same rule: whoever
+tries again reads the table first.
+
+pyiceberg's own retry (`commit.retry.num-retries`) rebuilds the snapshot on the newest table without that look: two
+publishers of one sequence would both succeed. `IcebergLog.commit` therefore asks the catalog itself, once.
+
+The sequence is in the snapshot's summary, for people, and in a property of the table, which the same commit sets:
+snapshots expire, properties do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    BadRequestError,
+    CommitFailedException,
+    ForbiddenError,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    RESTError,
+    TableAlreadyExistsError,
+    UnauthorizedError,
+)
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
+from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate, AssertDefaultSpecId, AssertTableUUID
+from pyiceberg.transforms import Transform
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.region.records import Position
+from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.rows import plain
+
+OFFSETS_CHARS_MAX: Final = 16_384
+"""Limit on the offsets in a snapshot's summary: the table's metadata has the summaries of all snapshots, and each
+commit writes it anew. About 1,000 partitions fit."""
+_MERGE: Final = "commit.manifest-merge.enabled"
+_READ_ONLY: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
+
+
+class IcebergLog:
+    """The snapshots and properties of one table, for one region."""
+
+    def __init__(self, catalog: Catalog, identifier: str, place: str, region: tuple[str, UUID]) -> None:
+        self._catalog, self._identifier, self._place = catalog, identifier, place
+        self._region, self._id = region
+        self._prefix = f"kohort.{self._id.hex}."
+
+    def load(self) -> Table:
+        """Load the newest state of the table.
+
+        Raises:
+            InvalidInputError: the table does not exist.
+            RetriableError: the catalog does not answer now.
+        """
+        try:
+            with told(self._place):
+                return self._catalog.load_table(self._identifier)
+        except (NoSuchTableError, NoSuchNamespaceError) as error:
+            raise InvalidInputError(f"{self._place} is no Iceberg table: {error}") from error
+
+    def find(self) -> Table | None:
+        """Load the newest state of the table; None: it does not exist."""
+        try:
+            with told(self._place):
+                return self._catalog.load_table(self._identifier)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[tuple[str, str, Transform[object, object]]]) -> Table:
+        """Create the table, or load the one that another writer has created meanwhile.
+
+        Args:
+            schema: the columns.
+            partition_by: column, name and transform of each partition field.
+        """
+        fields = iceberg_schema_of(schema)
+        spec = PartitionSpec(*(
+            PartitionField(fields.find_field(column).field_id, 1000 + number, transform, name)
+            for number, (column, name, transform) in enumerate(partition_by)
+        ))  # fmt: skip
+        namespace = self._identifier.rpartition(".")[0]
+        with told(self._place):
+            with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
+                if not self._catalog.namespace_exists(namespace):
+                    self._catalog.create_namespace(namespace)
+            with contextlib.suppress(TableAlreadyExistsError):
+                return self._catalog.create_table(
+                    self._identifier, fields, partition_spec=spec, properties={_MERGE: "true"}
+                )
+        return self.load()
+
+    # -- what a state of the table says of the region
+
+    def claim(self, table: Table) -> OwnerMarker | None:
+        """Return what the region has written of itself; None: nothing yet.
+
+        Raises:
+            InvalidInputError: a newer kohort has written it.
+            CorruptDataError: it can't be read.
+        """
+        text = table.properties.get(f"{self._prefix}region")
+        if text is None:
+            return None
+        try:
+            claim = msgspec.json.decode(text, type=OwnerMarker)
+            claim.rows()
+        except (msgspec.DecodeError, CorruptDataError) as error:
+            raise CorruptDataError(
+                f"The property {self._prefix}region of {self._place} can't be read: {error}"
+            ) from error
+        if claim.format != 1:
+            raise InvalidInputError(f"{self._place} was written by a newer kohort, in format {claim.format}")
+        return claim
+
+    def write_claim(self, table: Table, claim: OwnerMarker) -> bool:
+        """Commit what the region says of itself; return as `commit`."""
+        return self._commit(table, {"region": msgspec.json.encode(claim).decode()}, {"region": claim.region}, (), ())
+
+    def last(self, table: Table) -> int:
+        """Return the last sequence with rows in this state of the table; 0: none."""
+        return self._number(table, "sequence")
+
+    def has(self, table: Table, sequence: int) -> bool:
+        """Return whether the sequence, or a later one, is in this state of the table."""
+        return self.last(table) >= sequence
+
+    def counted(self, table: Table) -> int:
+        """Return how many rows the region has added to this state of the table."""
+        return self._number(table, "rows")
+
+    def is_emptied(self, table: Table, sequence: int) -> bool:
+        """Return whether this state of the table was emptied as the sequence, or has a later one."""
+        return self.last(table) > sequence or self._number(table, "emptied") == sequence
+
+    def _number(self, table: Table, name: str) -> int:
+        return int(table.properties.get(self._prefix + name, "0"))
+
+    # -- commits
+
+    def commit(self, table: Table, sequence: int, added: Sequence[DataFile], offsets: str) -> bool:
+        """Commit the rows of a sequence on top of this state; return False if another writer has changed it.
+
+        Args:
+            table: the state.
+            sequence: the sequence.
+            added: its files.
+            offsets: where it ends, for the summary; empty: unknown.
+        """
+        rows = self.counted(table) + sum(file.record_count for file in added)
+        properties = {"sequence": str(sequence), "rows": str(rows)}
+        summary = {"sequence": str(sequence), **({"offsets": offsets} if offsets else {})}
+        return self._commit(table, properties, summary, added, ())
+
+    def commit_emptied(self, table: Table, sequence: int, removed: Sequence[DataFile]) -> bool:
+        """Commit that files go, as this sequence; return as `commit`."""
+        properties = {"sequence": str(sequence), "rows": "0", "emptied": str(sequence)}
+        return self._commit(table, properties, {"sequence": str(sequence), "emptied": "true"}, (), removed)
+
+    def _commit(
+        self,
+        table: Table,
+        properties: Mapping[str, str],
+        summary: Mapping[str, str],
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+    ) -> bool:
+        said = {"region": self._region, "region-id": str(self._id), **summary}
+        transaction = table.transaction()
+        with told(self._place):
+            snapshots = transaction.update_snapshot(snapshot_properties={f"kohort.{name}": said[name] for name in said})
+            producer: Any  # of a private class each
+            if removed:
+                producer = snapshots.overwrite()
+            elif table.properties.get(_MERGE) == "true":
+                producer = snapshots.merge_append()
+            else:
+                producer = snapshots.fast_append()
+            with producer:
+                for file in added:
+                    producer.append_data_file(file)
+                for file in removed:
+                    producer.delete_data_file(file)
+            transaction.set_properties({self._prefix + name: properties[name] for name in properties})
+            needs = (
+                *transaction._requirements,
+                AssertTableUUID(uuid=table.metadata.table_uuid),
+                AssertDefaultSpecId.model_validate({"default-spec-id": table.metadata.default_spec_id}),
+            )
+            try:
+                self._catalog.commit_table(table, needs, transaction._updates)
+            except CommitFailedException:
+                for update in transaction._updates:
+                    if isinstance(update, AddSnapshotUpdate):
+                        self._discard(table, update.snapshot)
+                return False
+        return True
+
+    def _discard(self, table: Table, refused: Snapshot) -> None:
+        """Remove the manifests of a snapshot that can't come into the table any more."""
+        now = self.load()
+        before, head = table.current_snapshot(), now.current_snapshot()
+        moved_on = head is not None and (before is None or before.snapshot_id != head.snapshot_id)
+        if not moved_on or now.metadata.snapshot_by_id(refused.snapshot_id) is not None:
+            return
+        if self.last(now) > self.last(table):
+            return  # it may be this one, and expired since
+        own = [one for one in refused.manifests(table.io) if one.added_snapshot_id == refused.snapshot_id]
+        for path in (*(manifest.manifest_path for manifest in own), refused.manifest_list):
+            with contextlib.suppress(OSError):
+                table.io.delete(path)
+
+
+def offsets_text(positions: Iterable[Position]) -> str:
+    """Return next offsets as JSON, by group, topic and partition; empty if there are none, or too many."""
+    groups: dict[str, dict[str, dict[str, int]]] = {}
+    for position in positions:
+        topics = groups.setdefault(position.group, {})
+        topics.setdefault(position.topic, {})[str(position.partition)] = position.offset
+    text = json.dumps(groups, separators=(",", ":")) if groups else ""
+    return text if len(text) <= OFFSETS_CHARS_MAX else ""
+
+
+def current_files(table: Table) -> list[DataFile]:
+    """Return the data files of the newest snapshot."""
+    snapshot = table.current_snapshot()
+    found = []
+    for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
+        if manifest.content == ManifestContent.DATA:
+            found += [entry.data_file for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)]
+    return found
+
+
+@contextlib.contextmanager
+def told(place: str) -> Iterator[None]:
+    """Translate the errors of catalogs; those of files are `OSError` already."""
+    try:
+        yield
+    except (UnauthorizedError, ForbiddenError) as error:
+        raise NotAuthorizedError(f"The catalog of {place} gives no right to it: {_line(error)}") from error
+    except BadRequestError as error:
+        raise InvalidInputError(f"The catalog of {place} refuses a request: {_line(error)}") from error
+    except (RESTError, AuthorizationExpiredError) as error:
+        raise RetriableError(f"The catalog of {place} does not answer: {_line(error)}") from error
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code in _READ_ONLY:
+            raise NotAuthorizedError(f"No right to write the catalog of {place}: {error.orig}") from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise CorruptDataError(f"The catalog of {place} is damaged, or no SQLite file: {error.orig}") from error
+        raise RetriableError(f"The catalog of {place} does not answer: {error.orig}") from error
+    except SQLAlchemyError as error:
+        raise RetriableError(f"The catalog of {place} does not answer: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# -- schemas
+
+
+def iceberg_schema_of(schema: pa.Schema) -> Schema:
+    """Return the columns as Iceberg's; raise any error of the library."""
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema))
+
+
+def arrow_of(schema: Schema) -> pa.Schema:
+    """Return a table's columns in Arrow's types."""
+    return plain(schema_to_pyarrow(schema, include_field_ids=False))
+
+
+def kept_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the types in which an Iceberg table stores these columns.
+
+    Raises:
+        InvalidInputError: an Iceberg table can't store a column unchanged; the message names the columns.
+    """
+    kept, refused = [], []
+    for given, field in zip(schema, plain(schema), strict=True):
+        try:
+            back = arrow_of(iceberg_schema_of(pa.schema([field]))).field(0)
+        except Exception as error:  # noqa: BLE001 - the library raises plain ones
+            refused.append(f"column {given.name!r} of type {given.type} ({_line(error)})")
+            continue
+        if not _holds(back.type, field.type):
+            refused.append(f"column {given.name!r} of type {given.type} (it would come back as {back.type})")
+        kept.append(pa.field(field.name, back.type, field.nullable))
+    if refused:
+        raise InvalidInputError(f"Iceberg does not take {'; '.join(refused)}: cast these columns")
+    return pa.schema(kept)
+
+
+def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kept) and pa.types.is_timestamp(given):
+        return bool(kept.tz == given.tz and given.unit in ("s", "ms", "us"))
+    return kept.equals(given) or (pa.types.is_int32(kept) and (pa.types.is_int8(given) or pa.types.is_int16(given)))

@@ -1,0 +1,113 @@
+"""Partition fields of an Iceberg table, as a user writes them and as the table has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    TruncateTransform,
+    YearTransform,
+)
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from kohort.errors import InvalidInputError
+
+_CALL: Final = re.compile(r"(\w+)\((?:\s*(\d+)\s*,)?\s*(.+?)\s*\)")
+_TIMES: Final[dict[str, Callable[[], Transform[Any, Any]]]] = {
+    "year": YearTransform, "month": MonthTransform, "day": DayTransform, "hour": HourTransform,
+}  # fmt: skip
+_SUFFIXES: Final = {"bucket": "bucket", "truncate": "trunc", **{name: name for name in _TIMES}}
+_VALUES: Final = (BooleanType, DateType, IntegerType, LongType, StringType, TimestampType, TimestamptzType)
+_KNOWN: Final = (
+    BucketTransform, DayTransform, HourTransform, IdentityTransform, MonthTransform, TruncateTransform, YearTransform,
+)  # fmt: skip
+
+
+class PartitionBy(NamedTuple):
+    """A partition field: the column, the field's name and its transform."""
+
+    column: str
+    name: str
+    transform: Transform[Any, Any]
+
+
+def parsed(given: Iterable[str]) -> tuple[PartitionBy, ...]:
+    """Return the partition fields that a user has written, such as `day(at)`, `bucket(16, id)` or `country`.
+
+    Raises:
+        InvalidInputError: one can't be read.
+    """
+    return tuple(_parsed(text) for text in given)
+
+
+def _parsed(text: str) -> PartitionBy:
+    call = _CALL.fullmatch(text)
+    if call is None:
+        return PartitionBy(text, text, IdentityTransform())
+    kind, number, column = call[1].lower().removesuffix("s"), call[2], call[3]
+    name = f"{column}_{_SUFFIXES.get(kind, kind)}"
+    if kind in _TIMES and number is None:
+        return PartitionBy(column, name, _TIMES[kind]())
+    if kind == "bucket" and number and int(number):
+        return PartitionBy(column, name, BucketTransform(int(number)))
+    if kind == "truncate" and number and int(number):
+        return PartitionBy(column, name, TruncateTransform(int(number)))
+    raise InvalidInputError(
+        f"partition_by has {text!r}: give a column, year(c), month(c), day(c), hour(c), bucket(16, c) or truncate(4, c)"
+    )
+
+
+def fields_of(table: Table) -> tuple[PartitionBy, ...]:
+    """Return the partition fields of a table."""
+    schema = table.schema()
+    return tuple(
+        PartitionBy(schema.find_column_name(field.source_id) or "", field.name, field.transform)
+        for field in table.spec().fields
+    )
+
+
+def check_fields(place: str, schema: Schema, fields: Sequence[PartitionBy]) -> None:
+    """Check that rows can be divided by these partition fields.
+
+    Raises:
+        InvalidInputError: they can't; the message names the field.
+    """
+    columns: dict[str, NestedField] = {field.name: field for field in schema.fields}
+    for field in fields:
+        column = columns.get(field.column)
+        if column is None:
+            raise InvalidInputError(f"{place} is partitioned by {field.column!r}, which is no column of its own")
+        if not isinstance(field.transform, _KNOWN):
+            raise InvalidInputError(f"{place} is partitioned by {field.transform} of {field.column!r}: not supported")
+        if not field.transform.can_transform(column.field_type) or not isinstance(
+            field.transform.result_type(column.field_type), _VALUES
+        ):
+            raise InvalidInputError(
+                f"partition_by names {field.column!r} of type {column.field_type}, which {field.transform} can't divide"
+            )
+    if len({field.column for field in fields}) < len(fields):
+        raise InvalidInputError(f"{place} is partitioned twice by one column: not supported")
+
+
+def described(fields: Iterable[PartitionBy]) -> list[tuple[str, str]]:
+    """Return column and transform of each field, to compare them."""
+    return [(field.column, str(field.transform)) for field in fields]

@@ -1,0 +1,507 @@
+"""An Iceberg table that is written to exactly once: a sequence is one snapshot, in one commit of the catalog.
+
+    table/data/…kohort-eEPOCH-REGION-ID-ATTEMPT-0.parquet   rows, where the table keeps them; before the commit too
+    table/_kohort/TABLE-ID/REGION-ID/staged/KEY.json        what a member staged: its files, as a manifest will say it
+    table/_kohort/TABLE-ID/REGION-ID/published-17           sequence 17 is done (a few of the newest are kept)
+
+No file is moved or copied when it is published: the commit names it. Until then no reader sees it. `KEY.json` names
+the files before they are written, so that a sweep finds those of a member that died, without a list of the table's
+files. The table's properties say which region writes there, under which name, and which sequence is the last one;
+`iceberg_log` has the details. Other regions and other writers may write into the same table.
+
+The order of durability: `KEY.json` before its files; both before `stage` returns. The commit before `published-N`, and
+before any `KEY.json` is removed. A sweep removes the files first and `KEY.json` last, and never a file that the table
+has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.region.files import SYSTEM, local_path, make_folder
+from kohort.region.records import Position
+from kohort.region.sinks import Keep, owner_marker, staged_files
+from kohort.region.sinks.bound import Bound
+from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.rows import check_fits, check_names, in_order, shaped
+from kohort.region.sinks.staged_files import Codec
+from kohort.region.staged import StagedKey
+
+try:
+    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+    from kohort.region.sinks import iceberg_partitions
+    from kohort.region.sinks.iceberg_files import (
+        StagedFile,
+        file_stem,
+        planned,
+        read_rows,
+        store_of,
+        write_planned,
+    )
+    from kohort.region.sinks.iceberg_log import (
+        IcebergLog,
+        arrow_of,
+        current_files,
+        iceberg_schema_of,
+        kept_schema,
+        offsets_text,
+        told,
+    )
+except ImportError as error:
+    raise InvalidInputError(
+        f"IcebergTable needs the package pyiceberg: pip install 'kohort[lake]' ({error})"
+    ) from error
+
+COMMITS_MAX: Final = 30
+"""Limit on attempts to commit; others may commit between reading and writing."""
+_CATALOGS_MAX: Final = 3
+"""Limit on attempts to open a catalog, whose tables another process may be making."""
+_PIECE: Final = ".json"
+_PROBE: Final = "_probe"
+_DATA: Final = re.compile(r"kohort-e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parquet")
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    """The content of `KEY.json`.
+
+    Attributes:
+        spec_id: the partition spec by which the rows are divided.
+        whole: the files are written. Otherwise `others` may be, in part.
+        others: locations of further files, which no publication needs.
+    """
+
+    files: tuple[StagedFile, ...]
+    spec_id: int
+    whole: bool
+    others: tuple[str, ...] = ()
+
+
+class IcebergTable(Bound):
+    """An Iceberg table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
+
+    Rows are appended. The table is created if missing, and its namespace. With `warehouse` the catalog is a SQLite
+    file in that folder, `catalog.db`, which all members see; any pyiceberg catalog of the name `default` with
+    `uri="sqlite:///FOLDER/catalog.db"` opens it. With `catalog`, it is whichever catalog these properties of pyiceberg
+    name, and the files are where that catalog puts them.
+
+    Attributes:
+        table: the namespace and the name of the table, with dots.
+        warehouse: the absolute path of the folder; empty: there is a catalog.
+        partition_by: the partition fields, if the table is created here: `day(at)`, `bucket(16, id)`, `country`.
+        compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
+    """
+
+    _kept: OwnerMarker | None
+    _open: tuple[int, Catalog] | None = None
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        warehouse: str | os.PathLike[str] | None = None,
+        catalog: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+        compression: Codec = "zstd",
+    ) -> None:
+        if isinstance(partition_by, str):
+            raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
+        if (warehouse is None) == (catalog is None):
+            raise InvalidInputError(
+                "An IcebergTable needs either warehouse=FOLDER or catalog={…}, pyiceberg's properties"
+            )
+        if len(parts := table.split(".")) < 2 or not all(parts):
+            raise InvalidInputError(f"The table {table!r} needs a namespace: give 'namespace.name'")
+        staged_files.check_pages(compression, None)
+        self.table, self.partition_by, self.compression = table, tuple(partition_by), compression
+        iceberg_partitions.parsed(self.partition_by)
+        self.warehouse = "" if warehouse is None else _local(os.fspath(warehouse))
+        if bad := sorted({*"#?%"}.intersection(self.warehouse)):
+            raise InvalidInputError(
+                f"The warehouse {self.warehouse} holds {bad[0]!r}, which readers take for a URL's part"
+            )
+        self._properties = self._embedded() if catalog is None else dict(catalog)
+        if self._properties.get("warehouse", "").startswith(("/", "file:")):
+            self._properties.setdefault("py-io-impl", "kohort.region.sinks.iceberg_files.DurableFileIO")
+
+    def _embedded(self) -> dict[str, str]:
+        uri = f"sqlite:///{self.warehouse}/catalog.db"
+        return {"type": "sql", "uri": uri, "warehouse": f"file://{self.warehouse}"}
+
+    def __repr__(self) -> str:
+        return f"IcebergTable({self._named()!r})"  # without the catalog's credentials
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state without this process's connection to the catalog."""
+        return {name: value for name, value in self.__dict__.items() if name != "_open"}
+
+    def _named(self) -> str:
+        """Return the catalog's address and the table's name, without credentials."""
+        if self.warehouse:
+            return f"iceberg:{os.path.realpath(self.warehouse)}#{self.table}"
+        address = urlsplit(self._properties.get("uri", ""))
+        host = address.netloc.rpartition("@")[2].lower()
+        within = self._properties.get("warehouse", "")
+        kind = self._properties.get("type", address.scheme)
+        return f"iceberg:{kind}:{address.scheme}://{host}{address.path.rstrip('/')}[{within}]#{self.table}"
+
+    # -- the catalog
+
+    def _catalog(self) -> Catalog:
+        if self._open is None or self._open[0] != os.getpid():
+            for again in reversed(range(_CATALOGS_MAX)):
+                try:
+                    with told(self.place):
+                        self._open = (os.getpid(), self._opened())
+                    break
+                except RetriableError:
+                    if not again:
+                        raise
+        assert self._open is not None
+        return self._open[1]
+
+    def _opened(self) -> Catalog:
+        try:
+            return load_catalog("default", **self._properties)
+        except (ValueError, ImportError) as error:
+            raise InvalidInputError(f"pyiceberg can't open the catalog of {self._named()}: {error}") from error
+
+    @property
+    def _log(self) -> IcebergLog:
+        return IcebergLog(self._catalog(), self.table, self.place, (self._region, self._bound()))
+
+    def _is_there(self) -> bool:
+        """Return whether there is a catalog; opening SQLite's would create it."""
+        return not self.warehouse or os.path.exists(f"{self.warehouse}/catalog.db")
+
+    def _find(self) -> Table | None:
+        """Return the table with this region's claim; None: there is none."""
+        self._bound()
+        if not self._is_there():
+            return None
+        table = self._log.find()
+        return table if table is not None and self._is_claimed(table) else None
+
+    def _load(self) -> Table:
+        """Return the table with this region's claim.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        self._bound()
+        if not self._is_there():
+            raise self._unknown()
+        table = self._log.load()
+        if not self._is_claimed(table):
+            raise self._unknown()
+        return table
+
+    def _unknown(self) -> InvalidInputError:
+        return InvalidInputError(f"{self.place} is not known to region {self._region!r}: call check(schema) first")
+
+    def _is_claimed(self, table: Table) -> bool:
+        claim = self._log.claim(table)
+        if claim is None:
+            return False
+        if claim.place != self.place:
+            raise owner_marker.other_name(self._region, claim.place, self.place)
+        self._kept = claim
+        return True
+
+    def _claim(self) -> OwnerMarker:
+        if self._kept is None:
+            self._load()
+        assert self._kept is not None
+        return self._kept
+
+    # -- before the first record
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check that tables of this schema can be staged and published; create the table if it is missing."""
+        self._bound()
+        fields = iceberg_partitions.parsed(self.partition_by)
+        check_names(schema, (field.column for field in fields), "partition_by")
+        schema = self._typed(schema)
+        given = kept_schema(schema)
+        iceberg_partitions.check_fields(self.place, iceberg_schema_of(given), fields)
+        try:
+            if self.warehouse:
+                make_folder(SYSTEM, self.warehouse)
+                SYSTEM.listdir(self.warehouse)
+            table = self._made(given)
+            store = store_of(table.io, self.place)
+            store.put(self._folder(table), _PROBE, b"")
+            store.remove(f"{self._folder(table)}/{_PROBE}")
+        except PermissionError as error:
+            raise NotAuthorizedError(f"No right to write the Iceberg table {self.place}: {error}") from error
+        except NotADirectoryError as error:
+            raise InvalidInputError(f"{self.warehouse} can't be a folder: {error.filename} is a file") from error
+        check_fits(self.place, self._claim().rows(), given)
+
+    def _typed(self, schema: pa.Schema) -> pa.Schema:
+        """Return the schema with a type for each column: the table's, where a column has no value."""
+        if any(untyped(field.type) for field in schema):
+            table = self._log.find() if self._is_there() else None
+            if table is not None:
+                schema = filled_schema(schema, arrow_of(table.schema()))
+            refuse_untyped(schema)
+        return schema
+
+    def _made(self, schema: pa.Schema) -> Table:
+        """Return the table with this region's claim; create what is missing."""
+        fields = iceberg_partitions.parsed(self.partition_by)
+        for _ in range(COMMITS_MAX):
+            table = self._log.find() or self._log.create(schema, fields)
+            there = iceberg_partitions.fields_of(table)
+            iceberg_partitions.check_fields(self.place, table.schema(), there)
+            if fields and iceberg_partitions.described(there) != iceberg_partitions.described(fields):
+                by = [f"{transform} of {column}" for column, transform in iceberg_partitions.described(there)]
+                raise InvalidInputError(f"{self.place} is partitioned by {by}, not by {list(self.partition_by)}")
+            if self._is_claimed(table):
+                return table
+            check_fits(self.place, arrow_of(table.schema()), schema)
+            columns = tuple(field.column for field in there)
+            claim = OwnerMarker(
+                1, self._region, self._bound(), owner_marker.text_of(schema), (), columns, place=self.place
+            )
+            if self._log.write_claim(table, claim):
+                self._kept = claim
+                return table
+        raise self._too_late()
+
+    def _too_late(self) -> RetriableError:
+        return RetriableError(f"{self.place} is written by others all the time: {COMMITS_MAX} commits were too late")
+
+    def _folder(self, table: Table) -> str:
+        """Return where the region keeps what is its own; a table that is made anew has a new place."""
+        return f"{table.location().rstrip('/')}/_kohort/{table.metadata.table_uuid.hex}/{self._bound().hex}"
+
+    def _staging(self, table: Table) -> str:
+        return f"{self._folder(table)}/staged"
+
+    # -- staging
+
+    def check_rows(self, table: pa.Table) -> pa.Table:
+        """Refuse the first row that can't be written; return the rows as they are staged."""
+        kept = self._claim().rows()
+        if not table.schema.equals(kept):  # which takes milliseconds
+            check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
+        return shaped(table, kept, ())
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
+        self._refuse_others(key)
+        lake = self._load()
+        rows = self.check_rows(table)
+        written = self._write(lake, key, rows, self._piece(lake, key.text()))
+        self._remove_unused(written.others)
+
+    def _write(self, lake: Table, key: StagedKey, rows: pa.Table, before: _Piece | None) -> _Piece:
+        """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
+        store, folder, name = store_of(lake.io, self.place), self._staging(lake), key.text() + _PIECE
+        plan = planned(lake, rows, file_stem(key.epoch, key.region_id))
+        spec_id = lake.metadata.default_spec_id
+        files, others = ((), ()) if before is None else (before.files, before.others)
+        try:
+            if plan:
+                named = (*others, *(file.path for file in plan))
+                whole = before is not None and before.whole
+                old = spec_id if before is None else before.spec_id
+                store.put(folder, name, msgspec.json.encode(_Piece(files, old, whole, named)))
+            written = tuple(write_planned(lake, file, self.compression, self.place) for file in plan)
+            piece = _Piece(written, spec_id, True, (*others, *(file.path for file in files)))
+            store.put(folder, name, msgspec.json.encode(piece))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                for file in plan:
+                    store.remove(file.path)
+                if before is None:
+                    store.remove(f"{folder}/{name}")
+                else:
+                    store.put(folder, name, msgspec.json.encode(before))
+            raise
+        return piece
+
+    def _piece(self, lake: Table, name: str) -> _Piece | None:
+        path = f"{self._staging(lake)}/{name}{_PIECE}"
+        try:
+            return msgspec.json.decode(store_of(lake.io, self.place).read(path), type=_Piece)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise CorruptDataError(f"{path} can't be read: {error}") from error
+
+    # -- publishing
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        """Show the rows of these keys as this sequence: one snapshot of the table."""
+        self.publish_with(sequence, keys, ())
+
+    def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
+        """Publish as `publish` does; the snapshot's summary says where the sequence ends."""
+        if sequence < 1:
+            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        lake = self._load()
+        named = in_order(keys)
+        if self._marked(lake) < sequence:
+            pieces = {key: self._piece(lake, key.text()) for key in named}
+            lost = [key.text() for key, piece in pieces.items() if piece is None or not piece.whole]
+            staged = {key: piece for key, piece in pieces.items() if piece is not None and piece.files}
+            if lost or staged:
+                gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
+                self._bring(sequence, staged, gone, offsets_text(positions))
+            self._mark(lake, sequence)
+        for key in named:
+            self._forget(lake, key.text())
+
+    def _bring(self, sequence: int, staged: dict[StagedKey, _Piece], lost: str, offsets: str) -> None:
+        """Commit the sequence, unless another process has."""
+
+        def commit(lake: Table) -> bool:
+            if lost:
+                raise CorruptDataError(f"Sequence {sequence} can't be published into {self.place}: {lost}")
+            added: list[DataFile] = []
+            for key, piece in staged.items():
+                if piece.spec_id != lake.metadata.default_spec_id:
+                    piece = staged[key] = self._divided_anew(lake, key, piece)
+                added += [file.entry(piece.spec_id) for file in piece.files]
+            return self._log.commit(lake, sequence, added, offsets)
+
+        self._until_there(lambda lake: self._log.has(lake, sequence), commit)
+
+    def _divided_anew(self, lake: Table, key: StagedKey, piece: _Piece) -> _Piece:
+        """Write rows again, for a table that was given other partitions since they were staged."""
+        rows = read_rows(store_of(lake.io, self.place), piece.files, self._claim().rows())
+        return self._write(lake, key, rows, piece)
+
+    def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> None:
+        """Retry until a commit of the sequence is in the table, whichever process made it."""
+        for _ in range(COMMITS_MAX):
+            lake = self._load()
+            if is_there(lake) or commit(lake):
+                return
+        raise self._too_late()
+
+    def empty(self, sequence: int, floor: int) -> None:
+        """Remove the region's rows: one commit removes its files and records that under the sequence."""
+        lake = self._find()
+        if lake is None:
+            return
+        if self._marked(lake) < sequence + 1:  # its own number may be from a history that the topic has lost
+            self._until_there(
+                lambda table: self._log.is_emptied(table, sequence),
+                lambda table: self._log.commit_emptied(table, sequence, self._removals(table)),
+            )
+        self._mark(lake, sequence)
+        self.sweep(Keep(floor))
+
+    def _removals(self, lake: Table) -> list[DataFile]:
+        """Return the region's files, and no others."""
+        there = current_files(lake)
+        ours = [file for file in there if self._is_ours(file.file_path)]
+        if there and sum(file.record_count for file in ours) != self._log.counted(lake):
+            raise InvalidInputError(
+                f"The rows of region {self._region!r} can't be told from others in {self.place}: its files were "
+                "written anew or removed (compaction, DELETE, UPDATE). Delete all rows of the table by hand; the "
+                "region goes on by itself"
+            )
+        return ours
+
+    def _is_ours(self, path: str) -> bool:
+        found = _DATA.fullmatch(path.rpartition("/")[2])
+        return found is not None and found[2] == self._bound().hex
+
+    # -- progress and cleanup
+
+    def _marked(self, lake: Table) -> int:
+        return store_of(lake.io, self.place).marked(self._folder(lake))
+
+    def _mark(self, lake: Table, sequence: int) -> None:
+        store_of(lake.io, self.place).mark(self._folder(lake), sequence)
+
+    def published(self) -> int:
+        """Return the last sequence that is certainly published; 0: none."""
+        lake = self._find()
+        return 0 if lake is None else max(self._marked(lake), self._log.last(lake))
+
+    def adopt(self) -> str:
+        """Write this sink's name into the table, and return the earlier one."""
+        for _ in range(COMMITS_MAX):
+            self._bound()
+            lake = self._log.find() if self._is_there() else None
+            claim = None if lake is None else self._log.claim(lake)
+            if lake is None or claim is None:
+                return ""
+            moved = msgspec.structs.replace(claim, place=self.place)
+            if claim.place == self.place or self._log.write_claim(lake, moved):
+                self._kept = None
+                return claim.place
+        raise self._too_late()
+
+    def _written_name(self) -> str:
+        self._bound()
+        lake = self._log.find() if self._is_there() else None
+        claim = None if lake is None else self._log.claim(lake)
+        return "" if claim is None else claim.place
+
+    def sweep(self, keep: Keep) -> None:
+        """Remove staged rows that will never be published.
+
+        Files of snapshots that have expired are left to the table's own maintenance.
+        """
+        lake = self._find()
+        if lake is None:
+            return
+        store, folder = store_of(lake.io, self.place), self._staging(lake)
+        kept = {key.text() for key in keep.keys}
+        for name in store.names(folder):
+            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.stem_of(name)
+            if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
+                continue
+            if name.endswith(_PIECE):
+                self._drop(lake, stem)
+            store.remove(f"{folder}/{name}")
+
+    def _drop(self, lake: Table, name: str) -> None:
+        """Remove the files of a staged piece that will never be published."""
+        piece = self._piece(lake, name)
+        paths = () if piece is None else (*(file.path for file in piece.files), *piece.others)
+        self._remove_unused(paths)
+
+    def _remove_unused(self, paths: Sequence[str]) -> None:
+        """Remove files, but none that the table has."""
+        if paths:
+            lake = self._load()
+            used, store = {file.file_path for file in current_files(lake)}, store_of(lake.io, self.place)
+            for path in paths:
+                if path not in used:
+                    store.remove(path)
+
+    def _forget(self, lake: Table, name: str) -> None:
+        """Remove what says that a piece is staged: its files are the table's by now."""
+        piece = self._piece(lake, name)
+        if piece is not None:
+            if piece.others:
+                self._remove_unused((*(file.path for file in piece.files), *piece.others))
+            store_of(lake.io, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
+
+
+def _local(warehouse: str) -> str:
+    if "://" in warehouse and not warehouse.startswith("file:"):
+        raise InvalidInputError(
+            f"The catalog in a warehouse is a file, which {warehouse} can't hold: give catalog={{'type': 'rest' or "
+            f"'sql', 'uri': …, 'warehouse': {warehouse!r}}}"
+        )
+    return local_path(warehouse, "The warehouse of an IcebergTable")

@@ -1,0 +1,146 @@
+"""An Iceberg table in an object store: a real server of S3's protocol, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from kohort.errors import CorruptDataError
+from kohort.region import IcebergTable, Keep, Region
+from kohort.region.staged import StagedKey
+from kohort.zookeeper import free_ports
+from tests.region.conftest import Worker, fill, make_topic
+from tests.support.waiting import until
+
+REGION = UUID(int=1)
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+KEYS = [StagedKey(REGION, 1, "größe/1", number) for number in range(6)]
+ACCESS = {"s3.access-key-id": "kohort", "s3.secret-access-key": "kohort-secret", "s3.region": "us-east-1"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with the bucket `lake`: versitygw where it is installed, else moto's."""
+    (port,) = free_ports(1)
+    folder = tmp_path_factory.mktemp("store")
+    if gateway := shutil.which("versitygw"):
+        os.makedirs(folder / "objects")
+        command = [gateway, "--access", ACCESS["s3.access-key-id"], "--secret", ACCESS["s3.secret-access-key"],
+                   "--port", f"127.0.0.1:{port}", "posix", str(folder / "objects")]  # fmt: skip
+    elif importlib.util.find_spec("moto") and importlib.util.find_spec("flask_cors"):
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    else:
+        pytest.skip("no object store: neither versitygw on PATH nor moto's server is installed")
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until(lambda: _listens(port), f"{command[0]} listens, see {folder}/log")
+        address = f"http://127.0.0.1:{port}"
+        _files(address).create_dir("lake")
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _files(address: str) -> pafs.S3FileSystem:
+    return pafs.S3FileSystem(
+        access_key=ACCESS["s3.access-key-id"], secret_key=ACCESS["s3.secret-access-key"], region=ACCESS["s3.region"],
+        endpoint_override=address, allow_bucket_creation=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def catalog(store: str, tmp_path: Path, name: str) -> dict[str, str]:
+    uri = f"sqlite:///{tmp_path}/catalog.db"
+    return {"type": "sql", "uri": uri, "warehouse": f"s3://lake/{name}", "s3.endpoint": store, **ACCESS}
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name).replace("_", "-")
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": list(ids), "name": ["x"] * len(ids)}, schema=SCHEMA)
+
+
+def ids(catalog: dict[str, str]) -> list[int]:
+    table = load_catalog("default", **catalog).load_table("air.flights")
+    return sorted(table.scan().to_arrow().column("id").to_pylist())
+
+
+def objects(catalog: dict[str, str], folder: str) -> list[str]:
+    selector = pafs.FileSelector(
+        f"{catalog['warehouse'][5:]}/air/flights/{folder}", allow_not_found=True, recursive=True
+    )
+    found = _files(catalog["s3.endpoint"]).get_file_info(selector)
+    return sorted(info.base_name for info in found if info.is_file)
+
+
+def test_a_table_in_a_store_is_written_once_and_nothing_is_left(catalog: dict[str, str]) -> None:
+    sink = IcebergTable("air.flights", catalog=catalog, partition_by=["bucket(2, id)"]).bind("flights", REGION)
+    assert ACCESS["s3.secret-access-key"] not in sink.place + repr(sink)
+    sink.check(SCHEMA)
+    for number in (0, 1, 1, 2, 5):
+        sink.stage(KEYS[number], rows(number, 100 + number))
+    assert ids(catalog) == [] and sink.published() == 0
+    for _ in range(2):
+        sink.publish(1, KEYS[:2])
+    sink.publish(2, [])
+    again = IcebergTable("air.flights", catalog=catalog).bind("flights", REGION)
+    assert again.published() == 2
+    again.publish(3, [KEYS[2]])
+    assert ids(catalog) == [0, 1, 2, 100, 101, 102]
+    with pytest.raises(CorruptDataError, match="1 are gone"):
+        again.publish(4, [KEYS[3]])
+    again.sweep(Keep(2))
+    assert objects(catalog, "_kohort") == ["published-1", "published-2", "published-3"]
+    assert len(objects(catalog, "data")) == len(
+        load_catalog("default", **catalog).load_table("air.flights").inspect.files()
+    )
+    again.empty(5, 2)
+    assert ids(catalog) == [] and again.published() == 5
+
+
+def test_members_of_a_region_write_into_a_store(catalog: dict[str, str], own_servers: str, name: str) -> None:
+    """One of two fails; what it had staged is nobody's, and its records are read again."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(500))
+    sink = IcebergTable("air.flights", catalog=catalog)
+
+    def read() -> list[int]:
+        there = load_catalog("default", **catalog)
+        if not there.namespace_exists("air") or not there.table_exists("air.flights"):
+            return []
+        return [int(value) for value in there.load_table("air.flights").scan().to_arrow().column("value").to_pylist()]
+
+    with Region(name, own_servers, checkpoint_every="500ms") as region:
+        workers = [Worker(region, f"worker-{number}", sink, name) for number in range(2)]
+        until(lambda: len(read()) > 0, "a sequence is complete")
+        workers[0].fail_at = 0
+        fill(own_servers, name, range(500, 1000))
+        workers[0].thread.join(60)
+        assert isinstance(workers[0].error, ValueError)
+        until(lambda: len(read()) >= 1000, "all is published")
+        workers[1].close()
+        workers[1].thread.join(60)
+    assert Counter(read()) == Counter(range(1000))
