@@ -15,14 +15,20 @@ from functools import partial
 from rich.console import Console
 
 from bench.harness import Contender, Figure, Options, Sample, compare
+from kohort import Broker, Producer
 from kohort.assignors import MemberSubscription, TopicInfo, Uniform
 from kohort.groups.consumer.assignment import compute
 from kohort.groups.effects import ComputeAssignment
 from kohort.groups.events import Topic
 from kohort.groups.records import MemberSaved
+from kohort.wire.batch import BatchRecord, build_batch, parse_header
+from kohort.wire.records import collect_keys, keep_latest
 
 _MEMBERS, _TOPICS, _PARTITIONS = 100, 1600, 100
 """The shape that franz-go publishes a figure for."""
+_VALUE = b"v" * 100
+_SENT, _SEND_ROUNDS = 2_000, 60
+_BATCHES = 200
 
 
 def figures(options: Options, console: Console) -> Iterator[Figure]:
@@ -84,8 +90,46 @@ def _wide_task() -> Callable[[], Sample]:
     return partial(_timed, 1, partial(compute, task))
 
 
+def _send(key: bytes | None) -> Callable[[], Sample]:
+    """Send of 100 bytes in the caller's thread: the least of many short rounds, as the sender shares the GIL."""
+
+    def run() -> Sample:
+        with Broker() as broker, Producer(broker.bootstrap_servers, linger_ms=1000, batch_size=1 << 20) as producer:
+            for number in range(40):
+                producer.send("t", b"x", b"%d" % number)
+            least = float("inf")
+            for _ in range(_SEND_ROUNDS):
+                producer.flush()
+                began = time.thread_time()
+                for _ in range(_SENT):
+                    producer.send("t", _VALUE, key)
+                least = min(least, time.thread_time() - began)
+            return Sample(_SENT, least)
+
+    return run
+
+
+def _compaction() -> Callable[[], Sample]:
+    """Both walks of compaction over commits of 100 positions."""
+    rows = [BatchRecord(number, 1000, b"group-topic%4d" % number, b"v" * 24) for number in range(100)]
+    batch = build_batch(rows)
+    header = parse_header(batch)
+
+    def run() -> None:
+        last: dict[bytes, int] = {}
+        for _ in range(_BATCHES):
+            collect_keys(batch, header, last)
+        for _ in range(_BATCHES):
+            keep_latest(batch, header, last, drop_tombstones=False)
+
+    return partial(_timed, _BATCHES * len(rows), run)
+
+
 _OPERATIONS: list[tuple[str, str, Callable[[], Callable[[], Sample]]]] = [
     ("uniform, 100 members x 1,600 topics x 100, first", "assignments/s", partial(_assignment, owned=False)),
     ("uniform, 100 members x 1,600 topics x 100, one leaves", "assignments/s", partial(_assignment, owned=True)),
     ("the same as the coordinator's task", "assignments/s", _wide_task),
+    ("send 100 B without a key", "records/s", partial(_send, None)),
+    ("send 100 B with a key", "records/s", partial(_send, b"key-1234")),
+    ("compaction of committed offsets", "records/s", _compaction),
 ]

@@ -61,7 +61,8 @@ def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mappin
             held[member] = subscription.owned
             continue
         disputed = True
-        held[member] = claims = []
+        claims: list[TopicPartition] = []
+        held[member] = claims
         for claim in subscription.owned:
             row = rows.get(claim.topic, ())
             if 0 <= claim.partition < len(row):
@@ -70,8 +71,8 @@ def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mappin
                     claim, member, row[claim.partition], members, cancelled
                 )
     if disputed:
-        for member, claims in held.items():
-            held[member] = [claim for claim in dict.fromkeys(claims) if owners[claim.topic][claim.partition] == member]
+        for member, claimed in held.items():
+            held[member] = [claim for claim in dict.fromkeys(claimed) if owners[claim.topic][claim.partition] == member]
     return PartitionOwners(held, owners)
 
 

@@ -206,8 +206,7 @@ class LeaveGroupReply:
     members: tuple[LeftMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommitReply:
+class OffsetCommitReply(NamedTuple):
     """The reply to an OffsetCommit or TxnOffsetCommit: one error for each offset of the event, in its order."""
 
     errors: tuple[ErrorCode, ...]
@@ -288,8 +287,7 @@ class ListGroupsReply:
     groups: tuple[ListedGroup, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupHeartbeatReply:
+class ConsumerGroupHeartbeatReply(NamedTuple):
     """The reply to a ConsumerGroupHeartbeat. `assignment` is None if it is unchanged since the last reply."""
 
     error: ErrorCode

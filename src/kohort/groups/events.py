@@ -110,8 +110,7 @@ class OffsetsFound:
 NO_CONNECTION = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(NamedTuple):
     """The sender of a request: the header's client id and the socket's peer as Kafka prints it ("/127.0.0.1").
 
     `process` is the id that the client reports for its process, "" if there is none.
@@ -213,8 +212,7 @@ class OffsetToCommit(NamedTuple):
     topic_id: TopicId = NO_TOPIC_ID
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommit:
+class OffsetCommit(NamedTuple):
     """An OffsetCommit request, versions 2-10, of a member or, with generation -1 and an empty member id, of anyone.
 
     Attributes:
@@ -307,8 +305,7 @@ class ListGroups:
     types: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupHeartbeat:
+class ConsumerGroupHeartbeat(NamedTuple):
     """A ConsumerGroupHeartbeat request, versions 0-1 (KIP-848). None means unchanged since the last heartbeat.
 
     Attributes:

@@ -29,7 +29,7 @@ from kohort.log.results import OpenFile
 from kohort.log.segment import Located, Segment
 from kohort.wire.batch import RECORDS_BYTES_MAX, BatchHeader, crc_ok, parse_header
 from kohort.wire.compression import TooLargeError
-from kohort.wire.records import filter_records, read_pairs
+from kohort.wire.records import collect_keys, keep_latest
 
 _STEP_BYTES = 128 << 10
 _KEYS_MAX = 5_000_000
@@ -117,9 +117,7 @@ class Compaction:
                 return
 
     def _collect_batch(self, data: bytes, limit: int) -> None:
-        for key, _, offset in read_pairs(data, parse_header(data), limit):
-            if key is not None:
-                self._last[key] = offset
+        collect_keys(data, parse_header(data), self._last, limit)
 
     def _run(self, header: BatchHeader, job: Callable[[int], None]) -> Iterator[bool]:
         """Run a job on one batch. Its argument is the most bytes that the batch may decompress to.
@@ -194,13 +192,7 @@ class Compaction:
             kept.append(data)
 
     def _filter(self, data: bytes, header: BatchHeader, kept: list[bytes], old: bool, limit: int) -> None:
-        last = self._last.get
-        remaining = filter_records(
-            data,
-            header,
-            lambda key, value, offset: key is not None and last(key, -1) <= offset and not (old and value is None),
-            limit,
-        )
+        remaining = keep_latest(data, header, self._last, old, limit)
         if remaining and header.is_transactional:
             self._unended.add(header.producer_id)
         kept.append(remaining)

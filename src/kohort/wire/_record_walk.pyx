@@ -2,10 +2,18 @@
 """The compiled walk over a batch's records: the same rules in the same order as `record_walk.py`.
 
 Nothing is copied and nothing decoded. Large batches are walked without the GIL, so that the loop's thread goes on.
+
+`collect_keys` and `keep_latest` are compaction's walks, for `records.py`. Both decline a batch with anything unusual in
+its framing: the plain walk of `records.py` decides about that and has the errors.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
 
 from kohort.wire._varint cimport varint, varlong
 
@@ -14,6 +22,7 @@ cdef enum:
     RECORD_BYTES_MIN = 7
     WRONG_MAX = 1000
     ALONE_BYTES = 65536
+    TURN_RECORDS = 8192
     LOG_APPEND_TIME = 0x08
 
 
@@ -57,6 +66,9 @@ cdef struct Fields:
     int64_t size
     int32_t delta
     bint keyed
+    const uint8_t* key
+    int32_t key_size
+    bint valued
 
 
 cdef struct Walk:
@@ -107,11 +119,14 @@ cdef inline int next_record(const uint8_t** at, const uint8_t* end, Fields* fiel
     if p == NULL or size < -1 or size > stop - p:
         return KEY
     fields.keyed = size >= 0
+    fields.key = p
+    fields.key_size = size
     if size > 0:
         p += size
     p = varint(p, stop, &size)
     if p == NULL or size < -1 or size > stop - p:
         return VALUE
+    fields.valued = size >= 0
     if size > 0:
         p += size
     if stop - p == 1 and p[0] == 0:
@@ -235,3 +250,73 @@ def find_record(data, Py_ssize_t start, header, int64_t timestamp, int64_t offse
     if status != GOOD or walk.index >= walk.count:
         return status, walk.index, -1, -1
     return 0, walk.index, base + fields.delta, fields.stamp
+
+
+cdef inline int let_others_run() except -1:
+    # A large batch is walked in a thread of its own. The loop's thread, if it waits for the GIL, gets it here: each
+    # millisecond.
+    with nogil:
+        pass
+    return 0
+
+
+def collect_keys(bytes body, header, dict last):
+    """Note the offset of each key as `records.plain_collect` does; False, with some noted, for an unusual batch."""
+    cdef Walk walk
+    cdef Fields fields
+    cdef Py_buffer view
+    cdef int32_t index
+    cdef int64_t base = header[0]
+    PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+    try:
+        begin(&walk, &view, 0, header)
+        for index in range(walk.count):
+            if index % TURN_RECORDS == TURN_RECORDS - 1:
+                let_others_run()
+            if next_record(&walk.p, walk.end, &fields) != GOOD or fields.delta < 0:
+                return False
+            if fields.keyed:
+                last[PyBytes_FromStringAndSize(<const char*>fields.key, fields.key_size)] = base + fields.delta
+    finally:
+        PyBuffer_Release(&view)
+    return True
+
+
+def keep_latest(bytes body, header, dict last, bint drop_tombstones):
+    """Return what `records.plain_keep` returns; None for an unusual batch."""
+    cdef Walk walk
+    cdef Fields fields
+    cdef Py_buffer view
+    cdef const uint8_t* start
+    cdef int64_t base = header[0], latest = -1, stamp
+    cdef Py_ssize_t used = 0
+    cdef int32_t index, count = 0
+    cdef PyObject* found
+    cdef bytearray kept = bytearray(len(body))
+    PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+    try:
+        begin(&walk, &view, 0, header)
+        for index in range(walk.count):
+            if index % TURN_RECORDS == TURN_RECORDS - 1:
+                let_others_run()
+            start = walk.p
+            if next_record(&walk.p, walk.end, &fields) != GOOD or fields.delta < 0:
+                return None
+            if not fields.keyed or (drop_tombstones and not fields.valued):
+                continue
+            key = PyBytes_FromStringAndSize(<const char*>fields.key, fields.key_size)
+            found = PyDict_GetItem(last, key)
+            if found != NULL and <int64_t>(<object>found) > base + fields.delta:
+                continue
+            memcpy(PyByteArray_AS_STRING(kept) + used, start, <size_t>(walk.p - start))
+            used += walk.p - start
+            count += 1
+            stamp = fields.stamp
+            if stamp > 0 and walk.base_ms > INT64_MAX - stamp or stamp < 0 and walk.base_ms < -INT64_MAX - stamp:
+                return None  # beyond 64 bits
+            if walk.base_ms + stamp > latest:
+                latest = walk.base_ms + stamp
+    finally:
+        PyBuffer_Release(&view)
+    PyByteArray_Resize(kept, used)
+    return kept, count, latest

@@ -140,8 +140,12 @@ def _client_name(raw: bytes) -> str:
 
 def encode_response_frame(msg: Message, version: int, correlation_id: int) -> bytes:
     """Return a response frame in one piece, which is faster where there are no record sets."""
-    body = msg.encode(version)
-    if version >= msg.FLEXIBLE_SINCE and msg.API_KEY != API_VERSIONS:
+    return frame_response(type(msg), msg.encode(version), version, correlation_id)
+
+
+def frame_response(response: type[Message], body: bytes, version: int, correlation_id: int) -> bytes:
+    """Return the frame of a response that is encoded already."""
+    if version >= response.FLEXIBLE_SINCE and response.API_KEY != API_VERSIONS:
         return _RESPONSE.pack(len(body) + 5, correlation_id) + b"\0" + body
     return _RESPONSE.pack(len(body) + 4, correlation_id) + body
 

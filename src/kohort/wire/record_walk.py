@@ -184,13 +184,15 @@ The arguments are the decompressed records to the end of the buffer, where they 
 the rules.
 """
 _find: Callable[[Buffer, int, BatchHeader, int, int], tuple[int, int, int, int]] = plain_find
+compiled: Any = None
+"""The kernel; None where it was not built."""
 try:
-    _compiled: Any = importlib.import_module("kohort.wire._record_walk")
+    compiled = importlib.import_module("kohort.wire._record_walk")
 except ImportError:
     COMPILED = False
 else:
     COMPILED = True
-    walk_records, _find = _compiled.walk_records, _compiled.find_record
+    walk_records, _find = compiled.walk_records, compiled.find_record
 
 
 def find_record(data: Buffer, start: int, header: BatchHeader, timestamp: int, offset: int) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice, repeat, starmap
 from typing import Any, Final, Generic, TypeAlias, TypeVar
+from uuid import UUID
 
 from kohort.broker.authorization import Resource, allowed, may_see, refused_names
 from kohort.broker.dispatch import Handled, handled
@@ -46,6 +47,14 @@ PARTS_KEPT: Final = 8_192
 """Cached partition entries of responses, because every member commits the same partitions again and again."""
 
 
+WHOLE_PARTS: Final = 256
+"""Partitions and topics of a commit whose whole response is cached: with `WHOLE_KEPT`, 40 MB at the very most."""
+WHOLE_KEPT: Final = 512
+"""Cached responses. A member commits the same partitions until the next rebalance."""
+CommittedTopics: TypeAlias = tuple[tuple[str | UUID, tuple[int, ...]], ...]
+"""Topics of a commit by name or id, with their partitions."""
+
+
 class CommitPlan(Generic[T]):
     """The partitions of a commit in the request's order: those for the coordinator, and those rejected before.
 
@@ -64,6 +73,7 @@ class CommitPlan(Generic[T]):
             keep_ids: whether to store topic ids also if the request names topics by name.
         """
         self.offsets: list[events.OffsetToCommit] = []
+        self._by_id = by_id
         self._topics: list[tuple[T, list[int], dict[int, ErrorCode]]] = []
         for topic, known in topics:
             parts = topic.partitions
@@ -89,6 +99,16 @@ class CommitPlan(Generic[T]):
                 )
                 self.offsets += map(NEW_OFFSET, zip(*columns, strict=False))
             self._topics.append((topic, indexes, refused))
+
+    def fulfilled(self, value: OffsetCommitReply | ErrorCode | None) -> CommittedTopics | None:
+        """Return the topics, by name or id, with their partitions if all of a small commit succeeded; else None."""
+        if not isinstance(value, OffsetCommitReply) or len(self.offsets) + len(self._topics) > WHOLE_PARTS:
+            return None
+        if value.errors.count(ErrorCode.NONE) != len(value.errors) or any(refused for _, _, refused in self._topics):
+            return None
+        if self._by_id:
+            return tuple([(topic.topic_id, tuple(indexes)) for topic, indexes, _ in self._topics])
+        return tuple([(topic.name, tuple(indexes)) for topic, indexes, _ in self._topics])
 
     def answers(self, value: OffsetCommitReply | ErrorCode | None) -> Iterator[tuple[T, Iterable[tuple[int, int]]]]:
         """Yield each topic of the request with its partitions and their errors. `value` is the coordinator's reply."""
@@ -133,6 +153,21 @@ def commit_answer(
     return OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=index, error_code=error)
 
 
+@lru_cache(maxsize=WHOLE_KEPT)
+def committed_body(version: int, topics: CommittedTopics) -> bytes:
+    """Return the encoded response to a commit of which all succeeded: a sixth of the time of a commit of 100."""
+    make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
+    parts = [[commit_answer(index, 0) for index in indexes] for _, indexes in topics]
+    return OffsetCommitResponse(
+        topics=[
+            make_topic(name=topic, partitions=entries)
+            if isinstance(topic, str)
+            else make_topic(topic_id=topic, partitions=entries)
+            for (topic, _), entries in zip(topics, parts, strict=True)
+        ]
+    ).encode(version)
+
+
 def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
     """Commit offsets; answered when they are durable."""
     if not host.topics.sure:
@@ -153,6 +188,9 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
     plan = CommitPlan(targets, by_id, keep_ids=not host.topics.sure)
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
+        if request.takes_encoded and (committed := plan.fulfilled(value)) is not None:
+            request.reply_encoded(OffsetCommitResponse, committed_body(version, committed))
+            return
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
         topics = []
         for topic, pairs in plan.answers(value):

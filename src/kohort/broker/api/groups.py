@@ -52,8 +52,7 @@ CLIENT_SHOWN = 8_000
 
 def client_of(request: Request[Message]) -> events.Client:
     """Return the client of a request, as the coordinator's records describe it."""
-    client = request.client
-    return events.Client(request.client_id or "", "/" + client.host, client.process)
+    return request.client.identity(request.client_id)
 
 
 def fresh_member_id(request: Request[Message]) -> str:

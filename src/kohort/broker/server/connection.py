@@ -23,6 +23,7 @@ from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
 from kohort.broker.server.server_requests import ServerRequests
 from kohort.broker.transport import LogSlice, Part, Parts, Transport, gathered
 from kohort.groups.client_quirks import DelayTolerance, classic_delay_ms, delay_tolerance
+from kohort.groups.events import Client
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
 from kohort.wire.schema import Buffer
 
@@ -51,8 +52,8 @@ class ClientSession:
     """
 
     __slots__ = (
-        "client_id", "held", "host", "lease_ms", "listener", "login", "number", "principal", "process", "shards",
-        "software", "waits",
+        "_identity", "client_id", "held", "host", "lease_ms", "listener", "login", "number", "principal", "process",
+        "shards", "software", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, host: str) -> None:
@@ -67,6 +68,7 @@ class ClientSession:
         self.waits: set[WaitingFetch] = set()
         self.listener: ListenerSocket | None = None
         self.login: SaslLogin | None = None
+        self._identity: Client | None = None
 
     def introduce(self, name: str, version: str, process: str) -> None:
         """Record the client's software and process."""
@@ -90,7 +92,15 @@ class ClientSession:
     def delay_tolerance(self, mode: str) -> DelayTolerance:
         """Return the client's tolerance for delayed consumer group heartbeats. `mode` is `group.notify.at.once`."""
         tolerance = delay_tolerance(mode, self.software and self.software[0])
-        return tolerance._replace(delay_ms=0 if self._is_new else self._within_lease(tolerance.delay_ms))
+        delay_ms = 0 if self._is_new else self._within_lease(tolerance.delay_ms)
+        return tolerance if delay_ms == tolerance.delay_ms else tolerance._replace(delay_ms=delay_ms)
+
+    def identity(self, client_id: str | None) -> Client:
+        """Return the client as the coordinator's records describe it. Kept, as a connection has one client id."""
+        known = self._identity
+        if known is None or known.id != (client_id or "") or known.process != self.process:
+            known = self._identity = Client(client_id or "", "/" + self.host, self.process)
+        return known
 
     @property
     def _is_new(self) -> bool:

@@ -12,7 +12,7 @@ from kohort.broker.metrics import ApiMetrics, Histogram
 from kohort.broker.server.connection import Connection
 from kohort.broker.transport import Parts
 from kohort.errors import ErrorCode, InvalidInputError
-from kohort.wire.framing import APIS, encode_response, encode_response_frame
+from kohort.wire.framing import APIS, encode_response, encode_response_frame, frame_response
 from kohort.wire.message import Message
 from kohort.wire.push import (
     ClusterMetadataRequest,
@@ -267,6 +267,16 @@ class Request(Generic[M_co]):
             self.connection.close()
             return
         self.send(parts)
+
+    @property
+    def takes_encoded(self) -> bool:
+        """Whether the response may be encoded before: nothing reads it, or names a throttle time in it."""
+        return self.meter is None and self.on_answer is None
+
+    def reply_encoded(self, response: type[Message], body: bytes) -> None:
+        """Send a response that was encoded in the request's version before; see `takes_encoded`."""
+        if not self.connection.closed:
+            self.send([frame_response(response, body, self.version, self.correlation_id)])
 
     def send(self, parts: Parts) -> None:
         """Send the parts of a response frame: buffers and file ranges."""

@@ -106,7 +106,8 @@ class Accumulator:
         self._memory = config.buffer_memory
         self._limit = min(config.batch_size, config.max_request_size)
         self._largest = config.max_request_size
-        self._bytes_only = config.key_serializer is config.value_serializer is config.partitioner is None
+        chosen = (config.key_serializer, config.value_serializer, config.partitioner)
+        self._bytes_only = all(function is None for function in chosen)
         self._limits: dict[str, int] = {}
         self._sticky: dict[str, int] = {}
         self._sticky_queues: dict[str, PartitionQueue] = {}

@@ -72,7 +72,7 @@ class AsyncProducer(ProducerProperties):
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Send one record, with the arguments of `Producer.send`. `on_delivery` is called on the loop."""
-        if headers is NO_HEADERS and partition is timestamp_ms is on_delivery is None:
+        if headers is NO_HEADERS and partition is None and timestamp_ms is None and on_delivery is None:
             delivery = self._append_open(topic, value, key)
             if delivery is not None:
                 return delivery

@@ -118,7 +118,7 @@ class Producer(ProducerProperties):
             TimedOutError: Memory stayed full, or the topic unknown, for `max_block_ms`.
             InvalidInputError: No such partition, or key or value are no bytes.
         """
-        if headers is NO_HEADERS and partition is timestamp_ms is on_delivery is None:
+        if headers is NO_HEADERS and partition is None and timestamp_ms is None and on_delivery is None:
             delivery = self._append_open(topic, value, key)
             if delivery is not None:
                 return delivery

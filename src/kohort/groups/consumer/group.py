@@ -10,7 +10,6 @@ The chapters below hold the rest, each knowing only those before: `members` (sta
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 from zlib import crc32
 
@@ -271,7 +270,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def answer_long_poll(self, step: Step, presence: Presence, event: ConsumerGroupHeartbeat, why: Release) -> None:
         """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
-        self.answer_heartbeat(step, replace(event, delay_ms=0), presence.session.subject)
+        self.answer_heartbeat(step, event._replace(delay_ms=0), presence.session.subject)
 
     def refuse_long_poll(
         self, step: Step, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None
@@ -287,7 +286,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         event, presence.waiting = presence.waiting, None
         if event is not None:
             self.touch_session(step, presence, member_id)
-            self.answer_heartbeat(step, replace(event, delay_ms=0), member_id)
+            self.answer_heartbeat(step, event._replace(delay_ms=0), member_id)
         self.end_long_poll(step, presence)
 
     def release_long_polls(self, step: Step) -> None:

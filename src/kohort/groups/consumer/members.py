@@ -509,7 +509,7 @@ class ConsumerReconciliation(ConsumerMembers):
         before = self.current_assignment(member_id)
         target = self.targets.get(member_id, frozenset())
         after = self.next_assignment(member_id, target, owned)
-        if after == before and member_id in self.current:
+        if (after is before or after == before) and member_id in self.current:
             return after
         step.emit(after.record(self.group_id, member_id))
         self.record_downtime(step, before.assigned, after.assigned)

@@ -1,0 +1,78 @@
+"""Answers to commits: the cached form has the same bytes as the one that is built for a single request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kohort import Admin, Broker
+from kohort.broker.api import group_offsets
+from kohort.broker.api.group_offsets import committed_body
+from kohort.client.admin.values import NewTopic
+from kohort.wire.discovery import MetadataRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse
+from tests.broker.raw import RawClient
+
+Topic, Part = OffsetCommitRequest.OffsetCommitRequestTopic, OffsetCommitRequest.OffsetCommitRequestPartition
+AnswerTopic = OffsetCommitResponse.OffsetCommitResponseTopic
+AnswerPart = OffsetCommitResponse.OffsetCommitResponsePartition
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[RawClient]:
+    with Broker() as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("a", 5), NewTopic("b", 300)]).all()
+        with RawClient(broker.bootstrap_servers) as raw:
+            yield raw
+
+
+def commit(
+    client: RawClient, version: int, *topics: tuple[str, list[int]]
+) -> list[tuple[object, list[tuple[int, int]]]]:
+    """Commit twice, as the second answer comes from the cache; return topics with partitions and errors."""
+    ids = {topic.name: topic.topic_id for topic in client.ask(MetadataRequest(topics=None), 12).topics}
+    parts = [
+        Topic(
+            **({"topic_id": ids[name]} if version >= 10 else {"name": name}),
+            partitions=[Part(partition_index=number, committed_offset=3, committed_metadata="") for number in numbers],
+        )
+        for name, numbers in topics
+    ]
+    request = OffsetCommitRequest(group_id="g", topics=parts)
+    first, second = client.ask(request, version), client.ask(request, version)
+    assert first == second
+    names = {topic_id: name for name, topic_id in ids.items()}
+    return [
+        (
+            names[topic.topic_id] if version >= 10 else topic.name,
+            [(part.partition_index, part.error_code) for part in topic.partitions],
+        )
+        for topic in second.topics
+    ]
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+def test_answer_names_the_partitions_in_the_order_of_the_request(client: RawClient, version: int) -> None:
+    assert commit(client, version, ("b", [7, 2]), ("a", [0])) == [("b", [(7, 0), (2, 0)]), ("a", [(0, 0)])]
+    assert commit(client, version, ("a", [0]), ("b", [2, 7])) == [("a", [(0, 0)]), ("b", [(2, 0), (7, 0)])]
+
+
+def test_answer_has_the_error_of_each_partition_that_is_refused(client: RawClient) -> None:
+    assert commit(client, 9, ("a", [1, 2])) == [("a", [(1, 0), (2, 0)])]
+    assert commit(client, 9, ("a", [1, 99])) == [("a", [(1, 0), (99, 3)])]
+    assert commit(client, 9, ("a", [1]), ("missing", [0])) == [("a", [(1, 0)]), ("missing", [(0, 3)])]
+
+
+def test_answer_to_many_partitions_is_not_kept(client: RawClient) -> None:
+    numbers = list(range(group_offsets.WHOLE_PARTS + 5))
+    assert commit(client, 9, ("b", numbers)) == [("b", [(number, 0) for number in numbers])]
+
+
+@pytest.mark.parametrize("version", range(2, 10))
+def test_cached_bytes_are_those_of_the_message(version: int) -> None:
+    message = OffsetCommitResponse(
+        topics=[AnswerTopic(name="t", partitions=[AnswerPart(partition_index=number) for number in (4, 1)])]
+    )
+    assert committed_body(version, (("t", (4, 1)),)) == message.encode(version)
