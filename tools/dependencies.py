@@ -111,7 +111,7 @@ def licence_faults(packages: Iterable[Pin]) -> list[str]:
 
 
 class Audit(NamedTuple):
-    """What is known of vulnerabilities.
+    """Known vulnerabilities.
 
     Attributes:
         found: a line for each.

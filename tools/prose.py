@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tools.hygiene import ROOT, tracked_files
+from tools.sizes import FILE_LINES_MAX
 
 ALLOWED = ROOT / "tools" / "prose_allowed.json"
 SENTENCE_WORDS_MAX = 25
@@ -32,7 +33,7 @@ RULES = {
     "loop": "a loop variable is named one or each",
     "private": "a phrase of the private language",
     "class": "a class name stands twice in the package",
-    "satellite": "the only importer of a module is its neighbour",
+    "satellite": "the only importer of a module is its neighbour, and both fit into one file",
     "word": "a name uses a private word for which the field has one",
     "short": f"a function's name is shorter than {SHORT_NAME_LETTERS} letters and shared by more than {SHARED_BY_MAX}",
 }
@@ -232,9 +233,13 @@ def faults_of_names(trees: dict[str, ast.Module]) -> Iterator[Fault]:
 
 
 def faults_of_grain(trees: dict[str, ast.Module]) -> Iterator[Fault]:
-    """Modules that one module alone imports, which stands beside them."""
+    """Modules that one module alone imports, which stands beside them and has room for them.
+
+    A module that is imported in a function, when it is needed, stays apart.
+    """
     modules = {path.removeprefix("src/").removesuffix(".py").replace("/", "."): path for path in trees}
     importers: dict[str, set[str]] = defaultdict(set)
+    at_once: dict[str, set[str]] = defaultdict(set)
     for module, path in modules.items():
         for node in ast.walk(trees[path]):
             if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -246,11 +251,18 @@ def faults_of_grain(trees: dict[str, ast.Module]) -> Iterator[Fault]:
             for name in names:
                 if name in modules and name != module:
                     importers[name].add(module)
+                    if node in trees[path].body:
+                        at_once[name].add(module)
     for module, by in importers.items():
-        if len(by) == 1 and not module.endswith(".__init__"):
+        if len(by) == 1 and by == at_once[module] and not module.endswith(".__init__"):
             (importer,) = by
-            if importer.rpartition(".")[0] == module.rpartition(".")[0] and not importer.endswith("__init__"):
+            beside = importer.rpartition(".")[0] == module.rpartition(".")[0] and not importer.endswith("__init__")
+            if beside and _lines(trees[modules[module]]) + _lines(trees[modules[importer]]) <= FILE_LINES_MAX:
                 yield Fault("satellite", modules[module], 1, f"imported by {importer} alone")
+
+
+def _lines(tree: ast.Module) -> int:
+    return tree.body[-1].end_lineno or 0 if tree.body else 0
 
 
 OF_THE_PACKAGE = frozenset({"class", "short", "satellite"})

@@ -25,7 +25,7 @@ from kohort.region.control_plane import checkpoints, membership
 from kohort.region.control_plane.checkpoints import Checkpoints
 from kohort.region.control_plane.events import RegionRuns, ResetRequest
 from kohort.region.control_plane.machine import TABLE
-from kohort.region.control_plane.membership import Membership
+from kohort.region.control_plane.membership import RegionMembers
 from kohort.region.control_plane.recovery import Recovery
 from kohort.region.control_plane.starts import StartOffsets
 from kohort.region.control_plane.state import Plane, RegisteredMember
@@ -357,9 +357,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a reset waits for who has published and gone": _instead(Checkpoints, "_paid", _waits_for_who_has_gone),
     "where the region has published is forgotten": _instead(Checkpoints, "commit_if_whole", _forgets_places),
     "nobody is asked to publish": _instead(Plane, "offer_publish", lambda plane: None),
-    "who died is not missed": _instead(Membership, "gone", lambda machine, one, cause: machine.plane.drop(one)),
+    "who died is not missed": _instead(RegionMembers, "gone", lambda machine, one, cause: machine.plane.drop(one)),
     "who is late is waited for": _instead(Checkpoints, "look_for_late", lambda machine: None),
-    "who does not come back is waited for": _instead(Membership, "look_for_lost", lambda machine: None),
+    "who does not come back is waited for": _instead(RegionMembers, "look_for_lost", lambda machine: None),
     "the region runs before all are back": _instead(Recovery, "end_if_all_are_back", _runs_without_all),
     "a reset leaves a member where it was": _in_table(MEMBER, "on_reset", _keeps_what_was_read),
     "a contribution begins where the last began": _in_table(MEMBER, "on_completed", _begins_where_it_began),

@@ -278,7 +278,7 @@ def test_columns_that_others_add_or_rename_are_no_obstacle(tmp_path: Path) -> No
 
 
 def test_a_table_that_was_there_before(tmp_path: Path) -> None:
-    """Its columns count. Earlier rows stay, also when the region's rows are taken out."""
+    """The table's columns count. Earlier rows stay, also when the region's rows are taken out."""
     catalog = load_catalog(
         "default", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}"
     )
@@ -437,7 +437,7 @@ def test_types_that_it_keeps_in_its_own_form(tmp_path: Path, given: pa.DataType,
     sink.check(schema)
     sink.stage(key(1), pa.table({"x": pa.nulls(2, given)}, schema=schema))
     sink.publish(1, [key(1)])
-    assert sink._load().scan().to_arrow().num_rows == 2
+    assert sink._load_table().scan().to_arrow().num_rows == 2
     sink.check(schema)
 
 
@@ -472,7 +472,7 @@ def test_a_local_catalog_by_its_properties_has_durable_files_too(tmp_path: Path)
     sink = IcebergTable("air.flights", catalog=catalog).bind("flights", REGION)
     sink.check(SCHEMA)
     publish(sink, 1, 1)
-    assert type(sink._load().io).__name__ == "DurableFileIO" and ids(tmp_path) == [1]
+    assert type(sink._load_table().io).__name__ == "DurableFileIO" and ids(tmp_path) == [1]
 
 
 def test_a_catalog_that_can_t_be_read_or_written(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_every_record_once(
 
 
 def test_a_snapshot_has_the_offsets_of_its_sequence(own_servers: str, name: str, tmp_path: Path) -> None:
-    """They are those that the group has, too."""
+    """The offsets are those that the group has, too."""
     make_topic(own_servers, name)
     fill(own_servers, name, range(100))
     sink, read = _iceberg(tmp_path)

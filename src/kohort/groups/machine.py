@@ -83,7 +83,7 @@ from kohort.groups.topics import ImageChange
 
 
 class Administration:
-    """What administrators ask of a shard: to describe, list and delete groups, and to show push groups."""
+    """The requests of administrators to a shard: describe, list and delete groups, and show push groups."""
 
     def __init__(self, context: Context, offsets: CommittedOffsets) -> None:
         self.context, self.offsets = context, offsets

@@ -1,7 +1,7 @@
 """The TLS records of a listener's client, counted before OpenSSL decrypts them, and a bound of those without data.
 
-An event loop decrypts for all of its clients. A record of 22 bytes costs it as much as one of 1,000, and a key update
-50 microseconds, so the bytes alone do not bound the work.
+An event loop decrypts for all of its clients. A record of 22 bytes costs it as much as one of 1,000. A key update
+costs 50 microseconds. So the bytes alone do not bound the work.
 """
 
 from __future__ import annotations

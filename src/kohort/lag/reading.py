@@ -19,8 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Generic, Self, TypeAlias, TypeVar, Unpack
+from typing import Generic, TypeAlias, TypeVar, Unpack
 
 from kohort.client.admin.groups import describe_groups_at
 from kohort.client.admin.values import GroupDescription, GroupListing
@@ -31,6 +30,7 @@ from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition, by_topic
+from kohort.io.closing import ClosedOnExit
 from kohort.lag.evaluation import WINDOW_MS, LagReport, abandoned_topics, evaluate
 from kohort.lag.record_times import OFFSETS_MAX, RecordTimes
 from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds, ReadFailure
@@ -468,7 +468,7 @@ def _undescribed(listed: GroupListing) -> GroupDescription:
 
 @checked
 @documented(ConnectionConfig)
-class LagReader:
+class LagReader(ClosedOnExit):
     """The one reader of lag: groups, members, offsets and timestamps of a cluster, and what follows from them.
 
         with LagReader("127.0.0.1:9092") as reader:
@@ -530,11 +530,3 @@ class LagReader:
     def close(self) -> None:
         """Close the connections; may be called again."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

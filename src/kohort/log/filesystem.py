@@ -141,7 +141,7 @@ def write_all(fd: int, data: ReadBuffer, offset: int, fs: FileSystem = SYSTEM) -
     return len(data)
 
 
-def exists(path: StrPath, fs: FileSystem = SYSTEM) -> bool:
+def file_exists(path: StrPath, fs: FileSystem = SYSTEM) -> bool:
     """Return whether a file or folder of this name exists."""
     try:
         fs.stat(path)

@@ -14,7 +14,7 @@ from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
 from kohort.log.cooperative import LoopBudget, Search, searched
 from kohort.log.files import FileCache
-from kohort.log.filesystem import ReadBuffer, exists, folder_mode, remove, sync_folder
+from kohort.log.filesystem import ReadBuffer, file_exists, folder_mode, remove, sync_folder
 from kohort.log.markers import Marker, build_marker, note_batches
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
@@ -132,7 +132,7 @@ class PartitionLog:
             with contextlib.suppress(FileNotFoundError):
                 names = fs.listdir(path)
                 log.missing = False
-        elif exists(path, fs) and checkpoints.read_partition_metadata(path, fs) is None:
+        elif file_exists(path, fs) and checkpoints.read_partition_metadata(path, fs) is None:
             clear_the_way(path, options.topic_id, fs)  # a restart before the first write would take it for this one's
         if log.missing and options.known_end > (options.log_start_offset or 0):
             fs.mkdir(path, folder_mode(path))  # it was there: what is lost with it is refused where it is read

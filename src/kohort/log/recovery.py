@@ -26,7 +26,7 @@ from kohort.log.config import LogConfig, StoreLimits
 from kohort.log.continuity import Epochs, Located, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.files import FileCache
-from kohort.log.filesystem import SYSTEM, FileSystem, exists, remove, sync_folder, write_all
+from kohort.log.filesystem import SYSTEM, FileSystem, file_exists, remove, sync_folder, write_all
 from kohort.log.markers import Marker, apply_marker, parse_marker
 from kohort.log.producers import Producers
 from kohort.log.results import OpenFile, RecoveryReport
@@ -73,7 +73,7 @@ def end_at_hole(
     if hole is None:
         return
     segment = segments[number]
-    later, there = segments[number + 1 :], exists(segment.path, fs)
+    later, there = segments[number + 1 :], file_exists(segment.path, fs)
     size = segment.file_size() if there else 0
     if not _readable_behind(segment, hole, size, later):
         return
@@ -98,7 +98,7 @@ def end_at_hole(
 
 def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> LogDamage | None:
     """Return the first damage from `sure` on. A file that can't be opened may be intact and does not count."""
-    if segment.inherited is None or not (segment.readable or not exists(segment.path, fs)):
+    if segment.inherited is None or not (segment.readable or not file_exists(segment.path, fs)):
         return None
     for damage in segment.inherited.damages:
         if damage.first_offset >= sure and (damage.next_offset is None or damage.next_offset > start):
@@ -148,7 +148,7 @@ def _ended(
 def _set_segment_aside(segment: Segment, report: RecoveryReport, fs: FileSystem) -> Path | None:
     """Rename a segment's file and remove its other files; return None if it was empty."""
     aside = None
-    if exists(segment.path, fs) and (size := segment.file_size()):
+    if file_exists(segment.path, fs) and (size := segment.file_size()):
         aside = _free_name(segment.path.with_name(segment.path.name + ASIDE), fs)
         fs.replace(segment.path, aside)
         report.truncated_bytes += size
@@ -172,7 +172,7 @@ def _set_end_aside(path: Path, position: int, size: int, fs: FileSystem) -> Path
 def _free_name(path: Path, fs: FileSystem) -> Path:
     """Return `path`, or a name with a number if it exists: earlier copies are kept."""
     number, free = 1, path
-    while exists(free, fs):
+    while file_exists(free, fs):
         number += 1
         free = path.with_name(f"{path.name.removesuffix(ASIDE)}-{number}{ASIDE}")
     return free
@@ -460,7 +460,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
     """
     base, end = (int(number) for number in swap.name.split(".", 1)[0].split("-"))
     fs = files.fs
-    if exists(swap, fs):
+    if file_exists(swap, fs):
         sync_folder(path, fs)
         for file in map(Path, fs.listdir(path)):
             old = file.suffix in (".log", ".index", ".timeindex") and file.stem.isdecimal()
@@ -469,7 +469,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
     segment = Segment(path, base, files, config.index_interval_bytes)
     segment.gaps = True
     place = segment.path
-    if exists(swap, fs):
+    if file_exists(swap, fs):
         segment.path = swap
     opening.load(segment, None, end, crc=False)
     segment.end_offset = end
@@ -563,7 +563,7 @@ def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM
     """Return the leader epochs and their first offsets; rebuild a lost or damaged file from the batches."""
     end_offset = segments[-1].end_offset
     try:
-        if not exists(path / checkpoints.LEADER_EPOCHS, fs):
+        if not file_exists(path / checkpoints.LEADER_EPOCHS, fs):
             raise CorruptDataError("the file is gone")
         known = [entry for entry in checkpoints.read_epochs(path, fs) if entry[1] <= end_offset]
         newest = _newest_epoch(segments)

@@ -25,7 +25,7 @@ from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.cooperative import LoopBudget, Search, Steps, completed
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FILES_OWN, FileCache
-from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, exists, folder_mode, is_internal, read_file
+from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, file_exists, folder_mode, is_internal, read_file
 from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
@@ -265,7 +265,7 @@ def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog
     cleaned = {tp: log.cleaned_offset for tp, log in listed if log.cleaned_offset}
     for name, offsets in ((RECOVERY_POINTS, synced), (CLEANED, cleaned)):
         path, data = folder / name, checkpoints.offsets_file(offsets)
-        if not exists(path, fs) or read_file(path, fs) != data:
+        if not file_exists(path, fs) or read_file(path, fs) != data:
             checkpoints.replace_file(path, data, fs=fs)
 
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
+from kohort.io.closing import OneProcess
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.settings import MemberMetrics, Own
 from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
@@ -41,7 +42,7 @@ SPANS_TOLD = 10
 """Limit on the partitions of the current table that an error lists."""
 
 
-class RegionConsumer:
+class RegionConsumer(OneProcess):
     """A region member that reads with a consumer; `Region.consumer` creates one.
 
     A table counts as processed when the next one is requested. If the loop ends with a table in progress, for any

@@ -18,8 +18,8 @@ Quotas of a user and a client id, most specific first; the first that has the qu
 | 7 | | named | all connections with this client id |
 | 8 | | default | the same |
 
-The quota `controller_mutation_rate` is no average but a bucket of partitions that may be created or deleted: the rate
-fills it up to what `controller.quota.window.num` windows allow, and one change may overdraw it. While it is overdrawn,
+The quota `controller_mutation_rate` is no average but a bucket of partitions that may be created or deleted. The rate
+fills it, up to what `controller.quota.window.num` windows allow. One change may overdraw it. While it is overdrawn,
 changes are refused to clients whose version of the request knows the error, and others are delayed. Source: KIP-599;
 `TokenBucket` and `StrictControllerMutationQuota`.
 """

@@ -13,6 +13,7 @@ from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, RebalanceListener, committed_offsets
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
+from kohort.io.closing import OneProcess
 from kohort.settings.arguments import checked
 
 # -- Calls about offsets that wait for brokers: one function for both facades of a consumer (`client.net.facades`)
@@ -46,7 +47,7 @@ T = TypeVar("T")
 
 
 @checked
-class SyncMethods:
+class SyncMethods(OneProcess):
     """Methods for subscription, assignment and positions that both consumer facades share."""
 
     @abstractmethod

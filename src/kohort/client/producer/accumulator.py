@@ -186,12 +186,12 @@ class Accumulator:
     def append_open(self, topic: str, value: Any, key: Any) -> Delivery | None:
         """Put a record of now, bytes without headers, into the open batch of its partition.
 
-        Everything is in one function, without the calls and checks for other records that are half of `send`: 1.3 µs
-        in place of 2.2 for a value of 100 bytes.
+        One function, without the calls and checks for other records that are half of `send`. A value of 100 bytes takes
+        1.3 µs in place of 2.2.
 
         Returns:
-            None, with nothing changed, if the record is of another kind or anything has to be decided: no batch is
-            open, it or the memory is full, records are refused. `ProducerCore.send` then has all rules and errors.
+            None, with nothing changed, if the record is of another kind, no batch is open, or it or the memory is full.
+            `ProducerCore.send` then has all rules and errors.
         """
         if type(value) is not bytes or type(topic) is not str or not self._bytes_only:
             return None

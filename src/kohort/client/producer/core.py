@@ -29,6 +29,7 @@ from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
+from kohort.io.closing import OneProcess
 from kohort.settings.arguments import Arguments
 
 if TYPE_CHECKING:
@@ -448,7 +449,7 @@ def column_names(
     return ColumnNames(None if missing else key, value, partition)
 
 
-class ProducerProperties:
+class ProducerProperties(OneProcess):
     """The properties of both facades."""
 
     _core: ProducerCore

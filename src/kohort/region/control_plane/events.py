@@ -158,7 +158,7 @@ class RegionRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointWanted:
+class LeaverWantsCheckpoint:
     """A member wants to leave with a checkpoint."""
 
 
@@ -201,7 +201,7 @@ Request = (
     | StopRequest
     | CommitSettled
     | RegionRuns
-    | CheckpointWanted
+    | LeaverWantsCheckpoint
     | CheckpointMayBegin
     | MembersChanged
     | ParticipantLost

@@ -1,8 +1,8 @@
 """The state machine of a region's control plane, `step(event, now_ms) -> effects`.
 
-It is made of small machines over one `Plane`: `Membership`, `Checkpoints`, `Recovery` and `StartOffsets`. Each handles
-its own events, by the table that stands behind its class. What one of them needs of another it asks for with a request
-(`events.Request`); `RegionMachine` says here which of them answer. Every event has an entry in every state. The next
+Its parts are small machines over one `Plane`: `RegionMembers`, `Checkpoints`, `Recovery` and `StartOffsets`. Each
+handles its own events, by the table that stands behind its class. A part asks another by a request (`events.Request`),
+and `RegionMachine` routes it. Every event has an entry in every state. The next
 states in an entry are enforced: any other is a bug.
 """
 
@@ -16,7 +16,6 @@ from kohort.region.control_plane.checkpoints import Checkpoints
 from kohort.region.control_plane.events import (
     CheckpointFailed,
     CheckpointMayBegin,
-    CheckpointWanted,
     ClockTick,
     CommitSettled,
     DeferredResetDue,
@@ -24,6 +23,7 @@ from kohort.region.control_plane.events import (
     Event,
     GenerationReported,
     Heard,
+    LeaverWantsCheckpoint,
     MembersChanged,
     ParticipantLost,
     PartitionsReleased,
@@ -33,7 +33,7 @@ from kohort.region.control_plane.events import (
     Saved,
     StopRequest,
 )
-from kohort.region.control_plane.membership import Membership
+from kohort.region.control_plane.membership import RegionMembers
 from kohort.region.control_plane.recovery import Recovery
 from kohort.region.control_plane.starts import StartOffsets
 from kohort.region.control_plane.state import Known, Plane, RegionConfig
@@ -64,7 +64,7 @@ class RegionMachine:
         self.plane = Plane(known, config, now_ms)
         self.plane.request = self._answer
         self.starts = StartOffsets(self.plane)
-        self.membership = Membership(self.plane, self.starts)
+        self.membership = RegionMembers(self.plane, self.starts)
         self.checkpoints = Checkpoints(self.plane, self.starts)
         self.recovery = Recovery(self.plane)
         self._handlers: dict[type, object] = {
@@ -122,7 +122,7 @@ class RegionMachine:
                     self.recovery.end_if_all_are_back()
                 self.starts.serve()
                 self.checkpoints.begin_if_due()
-            case CheckpointWanted():
+            case LeaverWantsCheckpoint():
                 self.checkpoints.want()
             case CheckpointMayBegin():
                 self.checkpoints.begin_if_due()

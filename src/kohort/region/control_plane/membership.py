@@ -7,11 +7,11 @@ from typing import Final
 from kohort.region.agreement import compare
 from kohort.region.control_plane.events import (
     CheckpointMayBegin,
-    CheckpointWanted,
     DeferredResetDue,
     Disconnected,
     GenerationReported,
     Heard,
+    LeaverWantsCheckpoint,
     LogLevel,
     LookAtProcess,
     MembersChanged,
@@ -58,7 +58,7 @@ from kohort.region.states import RegionState
 _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING)
 
 
-class Membership:
+class RegionMembers:
     """The machine of a region's members: they register, reconnect, move, leave and are lost."""
 
     def __init__(self, plane: Plane, starts: StartOffsets) -> None:
@@ -354,7 +354,7 @@ class Membership:
         holds = any(sibling.handed for sibling in those) or not plane.is_whole(member)
         if holds or (is_cut and plane.state is RegionState.COMMITTING):
             if plane.state in _HERE:
-                plane.request(CheckpointWanted())
+                plane.request(LeaverWantsCheckpoint())
             return
         self._let_all_leave(those)
         if is_cut:
@@ -459,78 +459,82 @@ class Membership:
 
 TABLE: Final[Table] = {
     Register: {
-        FORMING: row("one member fewer is expected; after the last the region runs, or resets", Membership.register,
+        FORMING: row("one member fewer is expected; after the last the region runs, or resets", RegionMembers.register,
                       RUNNING, DRAINING, *RESETS_OR_STOPS),
-        RUNNING: row("the member gets its epoch; an earlier member of its name is fenced", Membership.register,
+        RUNNING: row("the member gets its epoch; an earlier member of its name is fenced", RegionMembers.register,
                       DRAINING, *RESETS_OR_STOPS),
-        DRAINING: row("the member takes part in the next checkpoint", Membership.register, RUNNING, *RESETS_OR_STOPS),
+        DRAINING: row("the member takes part in the next checkpoint",
+                       RegionMembers.register, RUNNING, *RESETS_OR_STOPS),
         CHECKPOINTING: row("the member takes part in the next checkpoint",
-                            Membership.register, RUNNING, DRAINING, *RESETS_OR_STOPS),
+                            RegionMembers.register, RUNNING, DRAINING, *RESETS_OR_STOPS),
         COMMITTING: row("the member takes part in the next checkpoint; an earlier member of its name is fenced",
-                         Membership.register,
+                         RegionMembers.register,
                          *RESETS_OR_STOPS),
-        RESETTING: row("the member gets the epoch of the reset", Membership.register, RUNNING, STOPPED),
-        STOPPED: row("the member gets the cause, and its connection ends", Membership.refuse_while_stopped),
+        RESETTING: row("the member gets the epoch of the reset", RegionMembers.register, RUNNING, STOPPED),
+        STOPPED: row("the member gets the cause, and its connection ends", RegionMembers.refuse_while_stopped),
     },
     Leave: {
-        FORMING: row("the member leaves when all members have registered", Membership.leave),
+        FORMING: row("the member leaves when all members have registered", RegionMembers.leave),
         RUNNING: row("a checkpoint begins, then the member leaves; at once if it holds nothing",
-                      Membership.leave, DRAINING),
+                      RegionMembers.leave, DRAINING),
         DRAINING: row("the member leaves after this checkpoint; at once if it holds nothing",
-                       Membership.leave, RUNNING),
+                       RegionMembers.leave, RUNNING),
         CHECKPOINTING: row(
-            "the member leaves after this checkpoint; at once if it holds nothing", Membership.leave, RUNNING, DRAINING
+            "the member leaves after this checkpoint; at once if it holds nothing",
+            RegionMembers.leave, RUNNING, DRAINING,
         ),
         COMMITTING: row("the member leaves after the next checkpoint; at once if it holds and gave nothing",
-                         Membership.leave),
-        RESETTING: row("the member leaves at once, or when it has published", Membership.leave,
+                         RegionMembers.leave),
+        RESETTING: row("the member leaves at once, or when it has published", RegionMembers.leave,
                         RUNNING, DRAINING),
         STOPPED: ignored(NO_MEMBERS),
     },
     Moved: {
-        FORMING: row("recorded", Membership.moved),
-        RUNNING: row("recorded; released partitions can be given to others", Membership.moved),
-        DRAINING: row("recorded", Membership.moved),
+        FORMING: row("recorded", RegionMembers.moved),
+        RUNNING: row("recorded; released partitions can be given to others", RegionMembers.moved),
+        DRAINING: row("recorded", RegionMembers.moved),
         CHECKPOINTING: row("recorded; a contribution of released partitions is invalid: the checkpoint restarts",
-                            Membership.moved, DRAINING),
+                            RegionMembers.moved, DRAINING),
         COMMITTING: row("a refused member is committed under its new generation, or the checkpoint restarts",
-                         Membership.moved, DRAINING),
-        RESETTING: row("recorded", Membership.moved),
+                         RegionMembers.moved, DRAINING),
+        RESETTING: row("recorded", RegionMembers.moved),
         STOPPED: ignored(NO_MEMBERS),
     },
     Disconnected: {
-        FORMING: row("the member may reconnect", Membership.disconnected),
-        RUNNING: row("the member may reconnect; no checkpoint begins until then", Membership.disconnected),
-        DRAINING: row("the member may reconnect", Membership.disconnected),
-        CHECKPOINTING: row("the member may reconnect", Membership.disconnected),
-        COMMITTING: row("the member may reconnect", Membership.disconnected),
-        RESETTING: row("the member may reconnect", Membership.disconnected),
+        FORMING: row("the member may reconnect", RegionMembers.disconnected),
+        RUNNING: row("the member may reconnect; no checkpoint begins until then", RegionMembers.disconnected),
+        DRAINING: row("the member may reconnect", RegionMembers.disconnected),
+        CHECKPOINTING: row("the member may reconnect", RegionMembers.disconnected),
+        COMMITTING: row("the member may reconnect", RegionMembers.disconnected),
+        RESETTING: row("the member may reconnect", RegionMembers.disconnected),
         STOPPED: ignored(NO_MEMBERS),
     },
     ProcessEnded: {
         FORMING: row("its members are dead, and not waited for: the region resets when the others are there",
-                      Membership.process_ended, RUNNING, DRAINING, *RESETS_OR_STOPS),
-        RUNNING: row("its members are dead: the region resets", Membership.process_ended, DRAINING, *RESETS_OR_STOPS),
-        DRAINING: row("its members are dead: the region resets", Membership.process_ended, RUNNING, *RESETS_OR_STOPS),
-        CHECKPOINTING: row("its members are dead: the region resets", Membership.process_ended,
+                      RegionMembers.process_ended, RUNNING, DRAINING, *RESETS_OR_STOPS),
+        RUNNING: row("its members are dead: the region resets",
+                      RegionMembers.process_ended, DRAINING, *RESETS_OR_STOPS),
+        DRAINING: row("its members are dead: the region resets",
+                       RegionMembers.process_ended, RUNNING, *RESETS_OR_STOPS),
+        CHECKPOINTING: row("its members are dead: the region resets", RegionMembers.process_ended,
                             RUNNING, DRAINING, *RESETS_OR_STOPS),
         COMMITTING: row("its members are dead: the region resets when the outcome is known; at once while a "
-                         "generation is requested", Membership.process_ended, *RESETS_OR_STOPS),
-        RESETTING: row("its members are not waited for", Membership.process_ended, RUNNING, DRAINING),
+                         "generation is requested", RegionMembers.process_ended, *RESETS_OR_STOPS),
+        RESETTING: row("its members are not waited for", RegionMembers.process_ended, RUNNING, DRAINING),
         STOPPED: ignored(NO_MEMBERS),
     },
     MemberStopRequested: {
-        FORMING: row("the member leaves when all members have registered", Membership.stop_member),
-        RUNNING: row("a checkpoint begins, then the member leaves", Membership.stop_member, DRAINING),
+        FORMING: row("the member leaves when all members have registered", RegionMembers.stop_member),
+        RUNNING: row("a checkpoint begins, then the member leaves", RegionMembers.stop_member, DRAINING),
         DRAINING: row("the member leaves after this checkpoint; at once if it holds nothing",
-                       Membership.stop_member, RUNNING),
+                       RegionMembers.stop_member, RUNNING),
         CHECKPOINTING: row(
             "the member leaves after this checkpoint; at once if it holds nothing",
-            Membership.stop_member, RUNNING, DRAINING
+            RegionMembers.stop_member, RUNNING, DRAINING
         ),
         COMMITTING: row("the member leaves after the next checkpoint; at once if it holds and gave nothing",
-                         Membership.stop_member),
-        RESETTING: row("the member leaves at once, or when it has published", Membership.stop_member,
+                         RegionMembers.stop_member),
+        RESETTING: row("the member leaves at once, or when it has published", RegionMembers.stop_member,
                         RUNNING, DRAINING),
         STOPPED: ignored(NO_MEMBERS),
     },

@@ -78,7 +78,7 @@ class DeltaLog:
         """Return whether the sequence, or a later one, is in this version of the table."""
         return self.last(table) >= sequence
 
-    def counted(self, table: deltalake.DeltaTable) -> int:
+    def row_count(self, table: deltalake.DeltaTable) -> int:
         """Return how many rows the region has added to this version of the table."""
         return table.transaction_version(f"{self._app}:rows") or 0
 

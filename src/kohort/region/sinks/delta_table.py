@@ -516,7 +516,7 @@ class DeltaTable(InFolder):
         adds: list[AddAction | RemoveAction] = [
             AddAction(file.name, file.size, file.partition, now, True, file.statistics) for file in staged
         ]
-        rows = self._log.counted(table) + sum(file.rows for file in staged)
+        rows = self._log.row_count(table) + sum(file.rows for file in staged)
         return self._log.commit(table, sequence, adds, rows)
 
     def _merge(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
@@ -556,7 +556,7 @@ class DeltaTable(InFolder):
             whole = self._claim().alone and len(names_in(self._files, f"{self.path}/_kohort")) == 1
         else:
             ours = [file for file in there if self._is_ours(file["path"])]
-            whole = sum(file["num_records"] or 0 for file in ours) == self._log.counted(table)
+            whole = sum(file["num_records"] or 0 for file in ours) == self._log.row_count(table)
         if there and not whole:
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.path}: its files were written "

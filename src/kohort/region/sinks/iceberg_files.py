@@ -149,7 +149,7 @@ def write_durably(files: FileCalls, path: str, data: bytes) -> None:
 class TableStore(Protocol):
     """Small objects in folders of a table's location. What was written is whole, and durable when the call returns."""
 
-    def put(self, folder: str, name: str, data: bytes) -> None:
+    def put_file(self, folder: str, name: str, data: bytes) -> None:
         """Write an object, over an older one."""
 
     def read(self, location: str) -> bytes:
@@ -196,7 +196,7 @@ class _LocalStore:
             raise InvalidInputError(f"{location} is not on this machine, and its warehouse is: move the table there")
         return path
 
-    def put(self, folder: str, name: str, data: bytes) -> None:
+    def put_file(self, folder: str, name: str, data: bytes) -> None:
         path = self._path(folder)
         try:
             staged_files.write_staged(self._files, path, name, lambda output: output.write(data))
@@ -231,7 +231,7 @@ class _RemoteStore:
     def __init__(self, given: PyArrowFileIO) -> None:
         self._io = given
 
-    def put(self, folder: str, name: str, data: bytes) -> None:
+    def put_file(self, folder: str, name: str, data: bytes) -> None:
         with self._io.new_output(f"{folder}/{name}").create(overwrite=True) as output:
             output.write(data)
 
@@ -251,7 +251,7 @@ class _RemoteStore:
     def mark(self, folder: str, sequence: int) -> None:
         there = self._marks(folder)
         if max(there, default=0) < sequence:
-            self.put(folder, f"{_MARK}{sequence}", b"done")
+            self.put_file(folder, f"{_MARK}{sequence}", b"done")
         for old in sorted(there)[:-MARKS_KEPT]:
             self.remove(f"{folder}/{_MARK}{old}")
 

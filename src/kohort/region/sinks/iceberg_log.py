@@ -135,7 +135,9 @@ class IcebergLog:
 
     def write_claim(self, table: Table, claim: OwnerMarker) -> bool:
         """Commit what the region says of itself; return as `commit`."""
-        return self._commit(table, {"region": msgspec.json.encode(claim).decode()}, {"region": claim.region}, (), ())
+        return self._commit_changes(
+            table, {"region": msgspec.json.encode(claim).decode()}, {"region": claim.region}, (), ()
+        )
 
     def last(self, table: Table) -> int:
         """Return the last sequence with rows in this state of the table; 0: none."""
@@ -145,7 +147,7 @@ class IcebergLog:
         """Return whether the sequence, or a later one, is in this state of the table."""
         return self.last(table) >= sequence
 
-    def counted(self, table: Table) -> int:
+    def row_count(self, table: Table) -> int:
         """Return how many rows the region has added to this state of the table."""
         return self._number(table, "rows")
 
@@ -178,17 +180,17 @@ class IcebergLog:
             added: its files.
             offsets: where it ends, for the summary; empty: unknown.
         """
-        rows = self.counted(table) + sum(file.record_count for file in added)
+        rows = self.row_count(table) + sum(file.record_count for file in added)
         properties = {"sequence": str(sequence), "rows": str(rows)}
         summary = {"sequence": str(sequence), **({"offsets": offsets} if offsets else {})}
-        return self._commit(table, properties, summary, added, ())
+        return self._commit_changes(table, properties, summary, added, ())
 
     def commit_emptied(self, table: Table, sequence: int, removed: Sequence[DataFile]) -> bool:
         """Commit that files go, as this sequence; return as `commit`."""
         properties = {"sequence": str(sequence), "rows": "0", "emptied": str(sequence)}
-        return self._commit(table, properties, {"sequence": str(sequence), "emptied": "true"}, (), removed)
+        return self._commit_changes(table, properties, {"sequence": str(sequence), "emptied": "true"}, (), removed)
 
-    def _commit(
+    def _commit_changes(
         self,
         table: Table,
         properties: Mapping[str, str],

@@ -194,7 +194,7 @@ class IcebergTable(Bound):
         table = self._log.find()
         return table if table is not None and self._is_claimed(table) else None
 
-    def _load(self) -> Table:
+    def _load_table(self) -> Table:
         """Return the table with this region's claim.
 
         Raises:
@@ -222,7 +222,7 @@ class IcebergTable(Bound):
 
     def _claim(self) -> OwnerMarker:
         if self._kept is None:
-            self._load()
+            self._load_table()
         assert self._kept is not None
         return self._kept
 
@@ -242,7 +242,7 @@ class IcebergTable(Bound):
                 SYSTEM.listdir(self.warehouse)
             table = self._made(given)
             store = store_of(table.io, self.place)
-            store.put(self._folder(table), _PROBE, b"")
+            store.put_file(self._folder(table), _PROBE, b"")
             store.remove(f"{self._folder(table)}/{_PROBE}")
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the Iceberg table {self.place}: {error}") from error
@@ -303,7 +303,7 @@ class IcebergTable(Bound):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
-        lake = self._load()
+        lake = self._load_table()
         rows = self.check_rows(table)
         written = self._write(lake, key, rows, self._piece(lake, key.text()))
         self._remove_unused(written.others)
@@ -319,10 +319,10 @@ class IcebergTable(Bound):
                 named = (*others, *(file.path for file in plan))
                 whole = before is not None and before.whole
                 old = spec_id if before is None else before.spec_id
-                store.put(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
+                store.put_file(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
             written = tuple(write_planned(lake, file, self.compression, self.place) for file in plan)
             piece = _IcebergPiece(written, spec_id, True, (*others, *(file.path for file in files)))
-            store.put(folder, name, msgspec.json.encode(piece))
+            store.put_file(folder, name, msgspec.json.encode(piece))
         except BaseException:
             with contextlib.suppress(OSError):
                 for file in plan:
@@ -330,7 +330,7 @@ class IcebergTable(Bound):
                 if before is None:
                     store.remove(f"{folder}/{name}")
                 else:
-                    store.put(folder, name, msgspec.json.encode(before))
+                    store.put_file(folder, name, msgspec.json.encode(before))
             raise
         return piece
 
@@ -353,7 +353,7 @@ class IcebergTable(Bound):
         """Publish as `publish` does; the snapshot's summary says where the sequence ends."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
-        lake = self._load()
+        lake = self._load_table()
         named, committed = in_order(keys), False
         if self._marked(lake) < sequence:
             pieces = {key: self._piece(lake, key.text()) for key in named}
@@ -389,7 +389,7 @@ class IcebergTable(Bound):
     def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> bool:
         """Retry until a commit of the sequence is in the table; return whether this process made it."""
         for _ in range(COMMITS_MAX):
-            lake = self._load()
+            lake = self._load_table()
             if is_there(lake):
                 return False
             if commit(lake):
@@ -413,7 +413,7 @@ class IcebergTable(Bound):
         """Return the region's files, and no others."""
         there = current_files(lake)
         ours = [file for file in there if self._is_ours(file.file_path)]
-        if there and sum(file.record_count for file in ours) != self._log.counted(lake):
+        if there and sum(file.record_count for file in ours) != self._log.row_count(lake):
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.place}: its files were "
                 "written anew or removed (compaction, DELETE, UPDATE). Delete all rows of the table by hand; the "
@@ -485,7 +485,7 @@ class IcebergTable(Bound):
     def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
         """Remove files, but none that the table has, or had in the snapshot of a sequence."""
         if paths:
-            lake = self._load()
+            lake = self._load_table()
             used, store = self._log.used_files(lake, sequence), store_of(lake.io, self.place)
             for path in paths:
                 if path not in used:
