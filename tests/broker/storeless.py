@@ -16,7 +16,7 @@ from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.endpoints import Coordinated, Endpoint, Leader
 from kohort.broker.host import GroupHost
 from kohort.broker.routes import GROUP_ROUTES
-from kohort.broker.security.listener_socket import listening_socket
+from kohort.broker.security.listener_socket import bind_socket
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.listener import Server
 from kohort.broker.shards import java_hash
@@ -120,7 +120,7 @@ class Coordinators:
             host.groups.count = SHARDS
             dispatcher = Dispatcher(host, GROUP_ROUTES, unknown_api_versions)
             server = Server(self._loop, config, 100, dispatcher.dispatch, host.client_lost)
-            _, self.map.ports[number] = server.listen(listening_socket("127.0.0.1", 0))
+            _, self.map.ports[number] = server.listen(bind_socket("127.0.0.1", 0))
             self.hosts.append(host)
             self.servers.append(server)
         for index in range(SHARDS):

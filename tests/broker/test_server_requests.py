@@ -9,7 +9,7 @@ import pytest
 
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.framing import BadFrame, Frame
-from kohort.broker.security.listener_socket import listening_socket
+from kohort.broker.security.listener_socket import bind_socket
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.listener import Server
 from kohort.broker.server.server_requests import UNANSWERED_MAX, ServerRequests
@@ -34,7 +34,7 @@ class Turning:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.server = Server(self.loop, BrokerConfig(), 10, self.on_frame, self.on_closed)
-        self.address = self.server.listen(listening_socket("127.0.0.1", 0))
+        self.address = self.server.listen(bind_socket("127.0.0.1", 0))
         self.owed: list[tuple[Connection, Answer]] = []
         self.turned: dict[int, ServerRequests] = {}
         self.closed: list[int] = []

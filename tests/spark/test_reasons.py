@@ -53,7 +53,7 @@ def test_a_fresh_query_says_that_its_groups_offsets_count_before_its_start(
         return
     (note,) = notes
     topic, group = read_once.topic(), read_once.group
-    assert note.startswith(f"group {group} has committed offsets for 2 of 2 partitions of {topic}: {said}. ")
+    assert f": group {group} has committed offsets for 2 of 2 partitions of {topic}: {said}. " in note
     assert "use a new group.id, or `kohort groups reset-offsets" in note
 
 

@@ -204,7 +204,7 @@ class PushedConsumers:
         for connection, _, group_id, _ in list(self._by_number.values()):
             if self._groups.index_of(group_id) == index:
                 log.info(
-                    "closing the connection from %s: the coordinator of group %s is another one",
+                    "closing the connection from %s: group %s has moved to another coordinator",
                     connection.name,
                     group_id,
                 )

@@ -36,14 +36,14 @@ class Beside(Protocol):
     """A companion of the broker, such as its cluster membership. The companion knows the broker, not the reverse."""
 
     async def open(self, broker: RunningBroker) -> None:
-        """Start before the broker accepts clients.
+        """Start the companion before the broker accepts clients.
 
         Raises:
             KafkaError: the broker can't serve.
         """
 
     async def close(self) -> None:
-        """Stop while the broker's groups still answer. May be called again, and before `open` has returned."""
+        """Stop the companion, before the broker closes. May be called again, and before `open` has returned."""
 
 
 class RunningBroker:

@@ -213,7 +213,7 @@ async def _serve(
         if await _begin_or_end(begin(running), ended):
             on_ready(running, ended)
             await ended.wait()
-        log.info("ending")
+        log.info("shutting down: SIGTERM, SIGINT or a request to end was received")
     finally:
         await running.close()
 

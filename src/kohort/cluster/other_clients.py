@@ -119,12 +119,12 @@ class Refusals:
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics of the host."""
+        """The metrics of the coordinator, which also count the requests refused here."""
         return self.host.metrics
 
     @property
     def faults(self) -> Faults:
-        """The fault rules of the host."""
+        """The fault rules of the coordinator, which also apply to the requests refused here."""
         return self.host.faults
 
     def release(self, client: ClientSession) -> None:

@@ -228,7 +228,7 @@ class Appends:
             self._fail(reason, None)
 
     def more(self) -> None:
-        """Continue reading (`Owner.more`)."""
+        """Continue to load records after the journal had none available for a while (`Owner.more`)."""
         reading, self._reading = self._reading, None
         if reading is not None:
             self._driver.soon(reading)

@@ -91,7 +91,11 @@ class GroupMembership(LongPollingGroup):
 
     @abstractmethod
     def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the removal of a record; return True if the group no longer speaks this protocol. For the ledger."""
+        """Apply the tombstone of a record with this kind and the rest of its key (`names`). For the ledger.
+
+        Returns:
+            Whether this was the protocol's last record, after which the group no longer uses the protocol.
+        """
 
     @abstractmethod
     def cancel(self) -> None:

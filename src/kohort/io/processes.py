@@ -49,7 +49,7 @@ def beat_ms(lease_ms: int) -> int:
 
 
 def answer_ms(lease_ms: int) -> int:
-    """Return the timeout of a heartbeat, after which a new connection may still renew the lease in time."""
+    """Return the timeout of a heartbeat request: half the lease, the rest is for a heartbeat on a new connection."""
     return lease_ms // 2
 
 

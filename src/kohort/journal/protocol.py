@@ -24,7 +24,7 @@ class Owner(Protocol):
         """
 
     def more(self) -> None:
-        """Report that reading may continue."""
+        """Report that reading may continue after a None from `begin`: with more records, the end, or an error."""
 
 
 class Journal(Protocol):

@@ -180,7 +180,8 @@ class ClusterWatch:
         for failure in new[:LOGGED_FAILURES_MAX]:
             log.warning("[cluster %s] not read: %s; it is read again", self.name, failure)
         if len(new) > LOGGED_FAILURES_MAX:
-            log.warning("[cluster %s] not read: %d more", self.name, len(new) - LOGGED_FAILURES_MAX)
+            left = len(new) - LOGGED_FAILURES_MAX
+            log.warning("[cluster %s] %d more parts and groups could not be read; they are read again", self.name, left)
         if self._said and not failures:
             log.info("[cluster %s] everything is read again", self.name)
         self._said = frozenset(failures)

@@ -57,10 +57,11 @@ def _remove(path: str) -> None:
 
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
     """Keep a folder that looks like a partition's but is not the broker's: somebody may have put it there."""
-    stays = name
     if in_the_way:
         stays = step_aside(data_dir / name).name
-    log.warning("%s: %s belongs to no topic of the catalog; it is left alone as %s", data_dir, name, stays)
+        log.warning("%s: renamed folder %s to %s: it belongs to no topic of the catalog", data_dir, name, stays)
+    else:
+        log.warning("%s: kept folder %s, which belongs to no topic of the catalog", data_dir, name)
 
 
 def step_aside(path: Path) -> Path:

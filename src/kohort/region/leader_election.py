@@ -58,7 +58,7 @@ class ElectionTopic(Protocol):
         """Return the address of the newest term; None: there was no term yet."""
 
     def token(self, term: int) -> bytes:
-        """Return the secret that both ends of a connection to this term's control plane prove."""
+        """Return the shared secret of a term, which both ends of a control plane connection prove to each other."""
 
     def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, Known]:
         """Begin a term: when this returns, no earlier control plane can write."""

@@ -88,7 +88,7 @@ class Home:
         return region_key() if self._given is None else self._given
 
     def token(self, term: int) -> bytes:
-        """Return the secret that both ends of a connection to this term's control plane prove."""
+        """Return the shared secret of a term, which both ends of a control plane connection prove to each other."""
         return self._key.token(self._region, term)
 
     def partitions(self) -> int:
@@ -230,10 +230,10 @@ class Home:
             writer.close()
 
     def delete(self) -> None:
-        """Delete the region's facts and its claims of groups. Its sinks keep their rows.
+        """Delete the region's records in its topic, and release its consumer groups. Rows in its sinks stay.
 
         Raises:
-            OverError: a control plane has begun meanwhile.
+            OverError: a control plane has begun a term meanwhile.
         """
         writer = self._new_writer()
         try:

@@ -437,7 +437,11 @@ class SinkDoneReceiver:
         try:
             ended = self._sink_done(str(message.get("end")))
         except (InvalidInputError, KeyError, TypeError, ValueError):
-            log.warning("invalid batch end from the application: %.200s", message)
+            log.warning(
+                "ignored the application's report that a sink completed a batch: its end offset is invalid: %.200s. "
+                "The batch counts as completed when Spark plans the next one",
+                message,
+            )
             return
         if ended and self._stopping:
             self._enough.set()

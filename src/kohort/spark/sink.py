@@ -48,7 +48,10 @@ class TopicWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the total after a task failed for good; the records of the others stay."""
-        log.warning("write failed: %d records of completed tasks stay in their topics", _total(messages))
+        log.warning(
+            "write failed: %d records of completed tasks stay in their topics; repeating the write adds them again",
+            _total(messages),
+        )
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):

@@ -48,7 +48,7 @@ class WireError(CorruptDataError):
 
 
 class Facts(TypedDict, total=False):
-    """The optional facts of a field, which the module's docstring explains."""
+    """The optional facts of a field: versions, null, tag and default. The module's docstring defines each."""
 
     since: int
     until: int

@@ -141,7 +141,7 @@ def _described(
 
 
 def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse | None:
-    """Replace all settings of resources."""
+    """Replace all settings of resources. Return None if a key store is loaded first: the response follows."""
     message = request.message
 
     def wanted(resource: AlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
@@ -166,7 +166,7 @@ def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterCon
 def incremental_alter_configs(
     node: Node, request: Request[IncrementalAlterConfigsRequest]
 ) -> IncrementalAlterConfigsResponse | None:
-    """Set, delete, append to or subtract from single settings of resources."""
+    """Set, delete, append to or subtract from single settings of resources. Return as `alter_configs` does."""
     message = request.message
 
     def wanted(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:

@@ -47,12 +47,11 @@ class ListenerSocket:
         return port
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Create a bound socket that does not listen yet.
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Create a bound TCP socket, on which the server begins to listen later.
 
     Raises:
         KafkaError: the address is in use or not local.
-
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -21,7 +21,7 @@ from kohort.broker.security.addresses import (
     advertised_of,
     protocol_of,
 )
-from kohort.broker.security.listener_socket import ListenerSocket, listening_socket
+from kohort.broker.security.listener_socket import ListenerSocket, bind_socket
 from kohort.broker.security.login import SaslServer
 from kohort.broker.security.mechanisms import BearerExchange, Credentials, PlainExchange, SaslExchange, ScramExchange
 from kohort.broker.security.pending import PendingLogins
@@ -157,7 +157,7 @@ def open_listeners(
                 mapping = PrincipalMapping(plan.config.principal_mapping_rules)
                 name = plan.address.name
                 tls = ServerTls(name, plan.config, mapping, altered.get(name.lower(), {}))
-            sock = listening_socket(plan.address.host, plan.address.port)
+            sock = bind_socket(plan.address.host, plan.address.port)
             listener = ListenerSocket(
                 plan.address.name, sock, plan.protocol.value, *plan.advertised, tls=tls,
                 login_timeout_ms=plan.config.login_timeout_ms,

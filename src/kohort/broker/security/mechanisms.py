@@ -36,7 +36,7 @@ class StoredCredential(NamedTuple):
 
 
 class Credentials(Protocol):
-    """The store of SCRAM users."""
+    """The interface of the store of all SCRAM users' credentials."""
 
     def credential(self, user: str, mechanism: str) -> StoredCredential | None:
         """Return a user's credential for a SCRAM mechanism, by Kafka's name; None: there is none."""

@@ -133,7 +133,7 @@ class Faults:
             if rule.seen <= fault.skip or (fault.times is not None and rule.seen > fault.skip + fault.times):
                 continue
             rule.hits += 1
-            log.info("[fault injection] %s: %s request", fault.action, request.name)
+            log.info("[fault injection] action %s applied to request %s", fault.action, request.name)
             taken = self._act(rule, request, run)
             self._notify_watchers()
             return taken

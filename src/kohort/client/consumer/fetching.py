@@ -341,13 +341,13 @@ class Fetcher:
         return sum(fetched.bytes for fetched in self.ready)
 
     def kept_records(self, partition: TopicPartition | None = None) -> int:
-        """Return the records that were fetched and not returned, decoded or not; of one partition or of all."""
+        """Return the number of records fetched and not yet returned, decoded or not; of one partition or of all."""
         if partition is not None:
             return self.buffer.count(partition) + self._undecoded[partition]
         return self.buffer.records + self._undecoded_records
 
     def available_records(self) -> int:
-        """Return the records that were fetched and not returned, of partitions that are not paused."""
+        """Return the number of records fetched and not yet returned, of partitions that are not paused."""
         paused = sum(self._undecoded[partition] for partition in self.partitions.paused)
         return self.buffer.available() + self._undecoded_records - paused
 

@@ -136,7 +136,7 @@ class PositionFinder:
         if self._config.auto_offset_reset == "none":
             self._partitions.fail(partition, OffsetError(f"{text}; seek to go on", partition=partition))
         else:
-            log.warning("%s: continuing there", text)
+            log.warning("%s; continuing at offset %d", text, common.offset)
             self._partitions.place(partition, common)
         self._changed()
         self._found()

@@ -129,8 +129,8 @@ def is_apart(group: str, cluster_id: str | None) -> bool:
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
-def check_transactional(cluster: ClusterAccess) -> None:
-    """Refuse to commit offsets in a transaction if the group's coordinator is apart from the transaction's.
+def check_same_cluster(cluster: ClusterAccess) -> None:
+    """Refuse to commit offsets in a transaction if kohort's coordinators serve groups apart from Kafka's brokers.
 
     Raises:
         KafkaError: UNSUPPORTED_VERSION.

@@ -278,12 +278,12 @@ class BrokerConnections:
         return commands
 
     def opened(self, link_id: int, mechanism: SaslMechanism | None = None, process: str = "") -> bool:
-        """Begin the handshake on a new connection; return False when the driver must close it because it is obsolete.
+        """Begin the handshake on a new connection; return False if its link was closed meanwhile: the driver closes it.
 
         Args:
             link_id: The link.
-            mechanism: The SASL exchange with its credentials; None: it is made when it is needed.
-            process: The process name that the broker receives (`kohort.io.processes`).
+            mechanism: The SASL exchange with its credentials; None: the handshake creates it if needed.
+            process: The name of this client's process, which the handshake sends (`kohort.io.processes`).
         """
         link = self._links.get(link_id)
         if link is None or link.state is not ConnectionState.CONNECTING:

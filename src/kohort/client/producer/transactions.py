@@ -33,7 +33,7 @@ from enum import Enum
 from functools import partial
 from uuid import UUID
 
-from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_transactional
+from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_same_cluster
 from kohort.client.net.failure_log import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
@@ -164,7 +164,7 @@ class TransactionManager:
             KafkaError: UNSUPPORTED_VERSION: the group's coordinator does not support transactions; this one stays open.
         """
         self._expect(TxnState.OPEN)
-        check_transactional(self._cluster)
+        check_same_cluster(self._cluster)
         group_id = group if isinstance(group, str) else group.group_id
         if isinstance(group, str):
             await check_named(self._cluster, group, warned=self._named)
@@ -187,7 +187,7 @@ class TransactionManager:
         who owns what. After a refusal the transaction can only be aborted.
         """
         self._expect(TxnState.OPEN)
-        check_transactional(self._cluster)
+        check_same_cluster(self._cluster)
         if any(not who.member_id for who, _ in members):
             raise InvalidInputError("offsets without a member's id are taken from anyone: there is no such member")
         try:

@@ -194,7 +194,7 @@ class Handover:
 
     @property
     def first(self) -> memoryview | None:
-        """The response to decode next; None: there is none."""
+        """The oldest queued response, to be decoded next; None if the queue is empty."""
         return self._views[0] if self._views else None
 
     def decoded(self) -> None:

@@ -344,7 +344,7 @@ class ClassicMembers(GroupMembership):
         yield (Kind.GROUP, self.group_id)
 
     def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the removal of a record; without records the group only holds offsets. For the ledger."""
+        """Apply a tombstone; return False: without records the group stays classic, for its offsets. For the ledger."""
         if kind is Kind.GROUP:
             self.saved = None
         elif kind is Kind.GENERATION:

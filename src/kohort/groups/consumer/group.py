@@ -368,7 +368,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         self.refuse_until_rejoin(step, member_id, "join or sync")
 
     def on_given_id_end(self, step: Step, member_id: str) -> None:
-        """Forget a member id that was given out and never used."""
+        """Forget a member id that a JoinGroup response gave out (KIP-394) and that did not join in time."""
         self.given_ids.pop(member_id, None)
 
     def refuse_until_rejoin(self, step: Step, member_id: str, what: str) -> None:

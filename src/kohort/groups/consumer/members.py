@@ -340,7 +340,7 @@ class ConsumerMembers(GroupMembership):
         yield (Kind.EPOCH, self.group_id)
 
     def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the removal of a record; that of the epoch is the group's last. For the ledger."""
+        """Apply a tombstone; return True for the epoch's, which is the group's last. For the ledger."""
         if kind is Kind.MEMBER:
             self.drop_member(names[0])
         elif kind is Kind.TARGET_EPOCH:

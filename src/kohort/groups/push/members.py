@@ -176,7 +176,7 @@ class PushMembers(GroupMembership):
             yield self.saved.key
 
     def cancel(self) -> None:
-        """Stop all timers of the group."""
+        """Stop all timers: of sessions and pings, of the rebalance attempt, and of its backoff."""
         for member in self.present.values():
             member.session.cancel()
             member.ping.cancel()
@@ -212,7 +212,7 @@ class PushMembers(GroupMembership):
                 del self.holders[pair]
 
     def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the removal of a record. For the ledger."""
+        """Apply a tombstone; return True for the group's own record, the last one. For the ledger."""
         if kind is Kind.PUSH_OWNED:
             self._release(names[0])
         elif kind is Kind.PUSH_MEMBER:

@@ -316,7 +316,7 @@ class EventThread(MemberThread):
             if is_away(error):
                 self.sink_waits(self._sink_wait.record_failure(error))
                 return
-            log.exception("%s: staging failed", self.name)
+            log.exception("%s: rows could not be staged in the sink, so the region will be reset", self.name)
             self._not_saved(cut, error)
             return
         self._saves_no_more(works=True)
@@ -327,7 +327,7 @@ class EventThread(MemberThread):
                     f"on_checkpoint gives bytes, not {type(state).__name__}: encode what it returns"
                 )
         except Exception as error:
-            log.exception("%s: on_checkpoint failed", self.name)
+            log.exception("%s: on_checkpoint failed, so the region will be reset", self.name)
             self._not_saved(cut, error)
             return
         self._give(cut, self._ends(), staged, state)

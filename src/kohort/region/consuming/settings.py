@@ -148,5 +148,5 @@ class MemberMetrics:
 
     @property
     def waits_for(self) -> str:
-        """The reason why its sink accepts nothing at the moment; empty: the sink accepts rows."""
+        """The reason why the member's sink accepts no rows at the moment; empty when it accepts rows."""
         return self.waits_for_its_place or self.waits_to_stage

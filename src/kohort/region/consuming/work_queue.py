@@ -242,7 +242,7 @@ class RecordQueue:
             return dict(self._next)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the queue; `take` then raises the error or returns None."""
+        """End the queue, even with tables in it; `take` then raises the error or returns None."""
         with self._lock:
             if not self._ended:
                 self._ended, self._error, self._open = True, error, False

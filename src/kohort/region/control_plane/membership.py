@@ -313,7 +313,7 @@ class RegionMembers:
             plane.request(ResetRequest(Why.DEAD, f"{', '.join(dead)}: the process has ended"))
 
     def moved(self, event: Heard) -> None:
-        """Handle a member's changed group membership, or its release of partitions."""
+        """Record a member's new generation in its consumer group, and the partitions that it has released (`Moved`)."""
         report, member = event.report, self.plane.member_on(event.connection)
         assert isinstance(report, Moved)
         if member is None:

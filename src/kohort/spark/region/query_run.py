@@ -212,7 +212,12 @@ class RegionQuery:
         self._set_state(member, state)
 
         def back() -> None:
-            log.info("[query %s] resetting; next run begins in epoch %s", self.name, epoch)
+            log.info(
+                "[query %s] resetting with its region: the next run continues from the region's last complete "
+                "sequence, in region epoch %s",
+                self.name,
+                epoch,
+            )
             self._stop()
             self._failed = False
             self._wants(member, epoch)

@@ -47,7 +47,7 @@ def take_over(options: SourceOptions, start: BatchOffset, planned: BatchOffset |
     if last.from_kafka_source:
         return _take_over_from_kafka_source(options, start, last)
     for text in changes(options, last):
-        log.warning("%s", text)
+        log.warning("the query's options differ from its checkpoint: %s", text)
     if not moved_group(options, last):
         return {}
     again = {} if planned is None else {tp: span.start for tp, span in planned.spans.items()}
@@ -453,7 +453,7 @@ class GroupOffsets:
         note = ignored_start_note(self._options, {tp: self._found.get(tp) for tp in held.partitions})
         self._noted = bool(held.partitions)
         if note is not None:
-            log.warning("%s", note)
+            log.warning("the group's offsets take precedence over the query's start: %s", note)
 
     def _claim(self, held: AssignedPartitions, positions: Mapping[TopicPartition, int], batch: int) -> bool:
         """Commit to the group where the query continues; return False if the group has rebalanced meanwhile."""
@@ -480,7 +480,11 @@ class GroupOffsets:
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return where to continue once the partitions' ends are known."""
+        """Return positions `at`, with those that the log no longer holds replaced by the partition's beginning.
+
+        Raises:
+            OffsetError: records are lost, and failOnDataLoss ends the query.
+        """
         del held
         return within(at, {}, ends, self._catalog, self._options)
 

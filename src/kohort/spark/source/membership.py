@@ -595,7 +595,7 @@ class OffsetKeeper:
         return True
 
     def end(self) -> None:
-        """Do nothing: no partition is released."""
+        """Do nothing: without a group membership no partition is ever revoked."""
 
     def commit(
         self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
