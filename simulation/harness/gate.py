@@ -15,7 +15,9 @@ from kohort.groups.config import GroupConfig
 from kohort.io.processes import long_poll_max_ms
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
+from kohort.wire.framing import frame_response
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
+from kohort.wire.message import Message
 from simulation.harness.network import Connection
 from simulation.harness.push_gate import PushGate
 from simulation.harness.server import Server
@@ -62,11 +64,16 @@ class Asked:
     client_id: str | None
     respond: Respond
     is_alone = True
+    takes_encoded = True
 
     def reply(self, message: Any) -> None:
         """Answer with a message, encoded at the request's version."""
         parts = framing.encode_response(message, self.version, self.correlation_id)
         self.respond(memoryview(b"".join(bytes(part) for part in parts))[4:])
+
+    def reply_encoded(self, response: type[Message], body: bytes) -> None:
+        """Answer with a message that was encoded before, as the broker's requests do."""
+        self.respond(memoryview(frame_response(response, body, self.version, self.correlation_id))[4:])
 
 
 class Gate:

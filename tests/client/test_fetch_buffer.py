@@ -45,7 +45,7 @@ class Block:
         rows = self.ranges[index]
         return rows.next_offset if row >= rows.stop else self.runs[index][1] + row - rows.start
 
-    def error(self, index: int) -> CorruptDataError | None:
+    def damage_of(self, index: int) -> CorruptDataError | None:
         return CorruptDataError("damaged") if self.damaged else None
 
     def records(self, start: int, stop: int) -> list[Record]:

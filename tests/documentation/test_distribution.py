@@ -160,6 +160,7 @@ def test_the_distributions_hold_what_they_should(sdist: Path, plain_wheel: Path)
         "spark",
         "demo",
         "delta",
+        "lake",
         "postgres",
         "speed",
         "pkcs12",

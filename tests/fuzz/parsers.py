@@ -269,7 +269,7 @@ def check_records(data: bytes) -> str:
 def _compare_walks(data: bytes, header: Any) -> None:
     if not record_walk.COMPILED or header.attributes & 7 or len(data) < HEADER_SIZE:
         return
-    compiled: Any = record_walk._compiled
+    compiled: Any = record_walk.compiled
     for rules in _WALK_RULES:
         slow = record_walk.plain_walk(data, HEADER_SIZE, header, rules)
         fast = compiled.walk_records(data, HEADER_SIZE, header, rules)
@@ -410,7 +410,7 @@ def check_push(data: bytes) -> str:
             outcomes.append(_words(error))
             continue
         outcomes.append(kind.__name__)
-        if kind.decode(_unframed(message.encode())) != message:
+        if kind.decode(_unframed(message.encode_frame())) != message:
             raise Finding(f"{message!r} is another message after it was encoded")
     for read in (push.decode_coordinator_request, lambda frame: push.decode_ping_response(frame, auto_commit=True)):
         try:

@@ -146,11 +146,11 @@ def _pushes() -> Iterator[tuple[str, str, bytes]]:
     register = push.RegisterConsumerRequest("g", "c", '{"t":1}', True, "smallest", 6_000)
     start = push.encode_start([push.PositionedPartition("t", 1, 0, 7)])
     for title, data in (
-        ("metadata", push.ClusterMetadataRequest("g").encode()), ("register", register.encode()),
+        ("metadata", push.ClusterMetadataRequest("g").encode_frame()), ("register", register.encode_frame()),
         ("ping", push.encode_ping(2)), ("stop", push.encode_stop()), ("start", start),
-        ("answer", push.ErrorResponse(3).encode()),
+        ("answer", push.ErrorResponse(3).encode_frame()),
         ("answer-ping", push.encode_ping_response([push.PositionedPartition("t", 1, 0, 7)])),
-        ("brokers", push.ClusterMetadataResponse(0, 1, (push.PushBroker(1, "h", 9),)).encode()),
+        ("brokers", push.ClusterMetadataResponse(0, 1, (push.PushBroker(1, "h", 9),)).encode_frame()),
     ):  # fmt: skip
         yield "push", title, data[4:] if int.from_bytes(data[:4], "big") == len(data) - 4 else data
     for title, data in (("topics", b'{"t":1,"u":2}'), ("regex", b"*2*t.*"), ("excluding", b"!1!u")):

@@ -305,7 +305,8 @@ class IcebergPlace(_Files):
         table = self.table()
         if table is None:
             return []
-        there = os.listdir(f"{self.path}/air/flights/data")  # a stranger's files are in folders of their partitions
+        data = Path(self.path) / "air/flights/data"  # a stranger's files are in folders of their partitions
+        there = os.listdir(data) if data.is_dir() else []
         left = {f"{HeldFileIO.LAKE}/air/flights/data/{name}" for name in there if name.startswith("kohort-")}
         staged = Path(self.path).glob(f"air/flights/_kohort/*/{REGION.hex}/staged/*")
         return [path.name for path in staged] + sorted(left - _files_of(table))

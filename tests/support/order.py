@@ -42,7 +42,7 @@ LONG = tuple(
         "client/test_lives.py",
         "simulation/test_clients.py",
         "client/test_missing_topics.py",
-        "cluster/test_group_door.py",
+        "cluster/test_group_coordination.py",
         "cluster/test_broker_zookeeper.py",
         "peers/test_tools_alike.py",
         "spark/test_public_jobs.py",

@@ -219,7 +219,7 @@ def test_whatever_happens_every_record_is_published_once(days: Callable[[int], D
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [("_keep_positions", ignores_handings), ("_keep_positions", always_at_the_start), ("hold", no_handings)],
+    [("_keep_positions", ignores_handings), ("_keep_positions", always_at_the_start), ("wait_assigned", no_handings)],
 )
 def test_faults_are_seen(
     days: Callable[[int], Days], monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., Any]
