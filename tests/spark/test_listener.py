@@ -189,8 +189,8 @@ with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker, Admin(bro
     frame = frame.option("subscribe", "flights").load()
     frame.explain(True)
     print(frame._jdf.queryExecution().toString(), spark.sparkContext.getConf().getAll())
-    token = driver_server._application.address.token
-    print(driver_server._application.address, vars(driver_server._application))
+    token = driver_server._application.channel_address.token
+    print(driver_server._application.channel_address, vars(driver_server._application))
     print("THREADS", sum(thread.name == "kohort-channel" for thread in threading.enumerate()))
     child = os.fork()
     if child == 0:
