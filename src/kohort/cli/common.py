@@ -6,19 +6,20 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.output import print_note
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
-from kohort.settings.config import did_you_mean, parse_assignments, read_properties
+from kohort.settings.config import did_you_mean, parse_assignments, parse_listen, read_properties
 
 if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
     from kohort.lag import LagReader
 
+Client = TypeVar("Client")
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
 DEFAULT_CALL_MS = 30_000
 REACH_MS = 4_000
@@ -105,11 +106,7 @@ class Common:
         """
         from kohort.client.admin.admin import Admin
 
-        servers, given = self._reached(call_ms)
-        try:
-            return Admin(servers, **given)
-        except InvalidInputError as error:
-            raise UsageError(error.message) from error
+        return make_client(Admin, *self._reached(call_ms))
 
     def lag_reader(self, call_ms: int | None = None) -> LagReader:
         """Return a reader of lag, which the caller closes.
@@ -122,11 +119,7 @@ class Common:
         """
         from kohort.lag import LagReader
 
-        servers, given = self._reached(call_ms)
-        try:
-            return LagReader(servers, **given)
-        except InvalidInputError as error:
-            raise UsageError(error.message) from error
+        return make_client(LagReader, *self._reached(call_ms))
 
     def _reached(self, call_ms: int | None) -> tuple[str, dict[str, Any]]:
         """Check that the cluster can be reached; return its servers and the client's settings."""
@@ -151,6 +144,30 @@ def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
         if key not in names:
             raise UsageError(str(unknown_key(key, names)))
     return given
+
+
+def make_client(make: Callable[..., Client], servers: str, given: Mapping[str, Any]) -> Client:
+    """Make a client.
+
+    Raises:
+        UsageError: a property is unknown or invalid.
+    """
+    try:
+        return make(servers, **given)
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+
+
+def listen_address(listen: str) -> tuple[str, int]:
+    """Return the host and port of `--listen`.
+
+    Raises:
+        UsageError: the text is no address.
+    """
+    try:
+        return parse_listen(listen)
+    except InvalidInputError as error:
+        raise UsageError(f"--listen {listen}: write HOST:PORT") from error
 
 
 def properties_of(path: Path) -> dict[str, str]:

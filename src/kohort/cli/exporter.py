@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common
-from kohort.errors import InvalidInputError
+from kohort.cli.common import Common, listen_address, make_client
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.lag import LagReader
@@ -37,15 +36,13 @@ def exporter(
     Args:
         servers: HOST:PORT of a cluster, several with commas between, or NAME=HOST:PORT; may be given again for other
             clusters. The name is the label cluster_name. Else as for every command.
-        config: a file of Kafka client properties, for security and the like: one for all clusters, or one for each in
-            the order of --servers.
+        config: a file of Kafka client properties, for security and the like: a single file for all clusters, or a file
+            per cluster in the order of --servers.
         listen: HOST:PORT; port 0 picks a free one.
         interval: milliseconds between two reads of a cluster.
         window: milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
     """
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit():
-        raise UsageError(f"--listen {listen}: write HOST:PORT")
+    host, port = listen_address(listen)
     for option, value in (("--interval", interval), ("--window", window)):
         if value < 1:
             raise UsageError(f"{option} {value}: give a number of milliseconds from 1 on")
@@ -62,7 +59,7 @@ def exporter(
             watch = ClusterWatch(name, reader, interval / 1000)
             stack.callback(watch.close)
             watches.append(watch)
-        server = MetricsServer(host.strip("[]") or "127.0.0.1", int(port), LagExporter(watches))
+        server = MetricsServer(host, port, LagExporter(watches))
         stack.callback(server.close)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: ended.set())
@@ -95,8 +92,5 @@ def _readers(servers: tuple[str, ...], config: tuple[Path, ...]) -> list[tuple[s
         name = name if equals else found
         if not name or name in named:
             raise UsageError(f"--servers {text}: each cluster has a name of its own, as in NAME=HOST:PORT")
-        try:
-            named[name] = LagReader(found, **settings)
-        except InvalidInputError as error:
-            raise UsageError(error.message) from error
+        named[name] = make_client(LagReader, found, settings)
     return list(named.items())

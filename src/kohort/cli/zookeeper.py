@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kohort.cli.app import DONE, UsageError
+from kohort.cli.app import DONE
+from kohort.cli.common import listen_address
 
 
 def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None) -> int:
@@ -21,9 +22,7 @@ def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None) -> in
     """
     from kohort.zookeeper import ZooKeeper
 
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit():
-        raise UsageError(f"--listen {listen}: write HOST:PORT")
+    host, port = listen_address(listen)
     ended = threading.Event()
 
     def end(*_: Any) -> None:
@@ -31,7 +30,7 @@ def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None) -> in
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    with ZooKeeper(host or "127.0.0.1", int(port), data) as server:
+    with ZooKeeper(host, port, data) as server:
         print(f"ready {server.address}", flush=True)
         ended.wait()
     return DONE

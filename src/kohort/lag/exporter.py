@@ -31,7 +31,7 @@ READ_TIMEOUT_MS = 10_000
 STALE_INTERVALS = 3
 """A read counts for this many intervals. Then its lag is left out: a number that stands still looks like a fact."""
 STALE_MIN_S = 60.0
-"""It counts at least this long: two reads that time out are no outage."""
+"""The shortest time that a read counts: two reads that time out are no outage."""
 PARTITIONS_MAX = 100_000
 """The most partitions of groups on a page, for all clusters. Groups beyond have their sums and maxima alone."""
 LOGGED_FAILURES_MAX = 10

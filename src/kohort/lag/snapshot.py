@@ -17,7 +17,7 @@ UNDATED = -2
 """The time of a record that its producer gave none, or whose batch can't be read."""
 
 REASONS = ("unreachable", "timed_out", "not_authorized", "not_found", "refused")
-"""What a failure is, as a label with few values."""
+"""The kinds of failure, few enough for a label of a metric."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ HEADER_BYTES_MIN = 8
 REAUTH_PAUSE_S = 1.0
 """A client that has just logged in can't do so again. Source: KIP-368."""
 Dispatch = Callable[[Any, Frame], None]
-"""What takes the frames of a connection, which is the first argument."""
+"""A function that takes a connection and a frame of it."""
 
 
 class LoginState(Enum):

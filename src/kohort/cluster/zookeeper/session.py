@@ -312,7 +312,7 @@ class ZooKeeperSession:
         try:
             await asyncio.sleep(pause_s)
             await asyncio.to_thread(_stop, self._client)
-            self._set_state(self._client, SessionState.LOST, False)  # kazoo says so later, or when it is not heard
+            self._set_state(self._client, SessionState.LOST, False)  # kazoo may report it only after the new session
             for future in self._asked:  # requests of the abandoned client, which may never answer
                 if not future.done():
                     future.set_exception(ZooKeeperAway(f"ZooKeeper at {self.address}: its session was given up"))
