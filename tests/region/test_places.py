@@ -459,7 +459,7 @@ def _iceberg_marks_first(patch: Patch) -> None:
     whole = IcebergTable._bring
 
     def bring(self: IcebergTable, sequence: int, *given: Any) -> None:
-        self._mark(self._load(), sequence)
+        self._mark(self._load_table(), sequence)
         whole(self, sequence, *given)
 
     patch.setattr(IcebergTable, "_bring", bring)
@@ -484,13 +484,13 @@ def _iceberg_sweeps_all(patch: Patch) -> None:
 
 
 def _iceberg_names_no_file_before_it_is_written(patch: Patch) -> None:
-    whole = iceberg_files._LocalStore.put
+    whole = iceberg_files._LocalStore.put_file
 
     def put(self: Any, folder: str, name: str, data: bytes) -> None:
         if b'"whole":false' not in data:
             whole(self, folder, name, data)
 
-    patch.setattr(iceberg_files._LocalStore, "put", put)
+    patch.setattr(iceberg_files._LocalStore, "put_file", put)
 
 
 def _made_anew(place: Place, root: Path) -> None:
