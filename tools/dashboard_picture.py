@@ -114,9 +114,7 @@ def _fill(producer: Producer, count: int) -> None:
         for topic, partitions in (("orders", 6), ("clicks", 3), ("audit", 1)):
             if topic != "audit" or count == 40:
                 for partition in range(partitions):
-                    producer.send(
-                        topic, value, key=b"customer-%d" % number, partition=partition, headers=[("via", b"web")]
-                    )
+                    producer.send(topic, value, key=b"customer-%d" % number, partition=partition, headers=via)
     producer.flush()
 
 
