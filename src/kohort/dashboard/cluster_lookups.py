@@ -1,4 +1,4 @@
-"""What the dashboard asks the cluster when a page is opened: topics, records and regions. Blocking calls.
+"""Requests to the cluster when a page is opened: topics, records and regions. Blocking calls.
 
 Answers count for some seconds, for all pages: an open page asks again after every read.
 """
@@ -32,7 +32,7 @@ View = dict[str, Any]
 
 
 class BusyError(RetriableError):
-    """As many looks at records are under way as may be."""
+    """`PEEKS_MAX` looks at records are under way."""
 
 
 class KeptAnswers:

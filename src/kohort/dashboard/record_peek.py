@@ -82,7 +82,7 @@ class _Scan:
     records: int = 0
     bytes: int = 0
 
-    def take(self, record: Record) -> None:
+    def take_record(self, record: Record) -> None:
         """Count a record, and keep it if it is one of those that are asked for."""
         fields = [record.key or b"", record.value or b"", *(value or b"" for _, value in record.headers)]
         fields += [name.encode() for name, _ in record.headers]
@@ -149,7 +149,7 @@ def _scan(
 ) -> str | None:
     while any(consumer.position(tp) < scan.ends[tp] for tp in waiting):
         for record in consumer.poll(timeout_ms=_POLL_MS):
-            scan.take(record)
+            scan.take_record(record)
             if stopped := scan.stopped:
                 return stopped
         if now_s() >= deadline_s:

@@ -70,8 +70,8 @@ HEADERS: Mapping[str, str] = {
 class DashboardGuard:
     """The checks before every request, and the headers of every answer.
 
-    Listening on loopback alone does not keep a web page of somebody else out: its own name may lead here (DNS
-    rebinding), and a browser sends requests of any page. So the host must be a name of this machine.
+    Listening on loopback does not keep other web pages out. A browser sends requests of any page, and a page's own name
+    may lead to this machine (DNS rebinding). So the host must be a name of this machine.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -300,7 +300,7 @@ class DashboardServer(ClosedOnExit):
     def close(self) -> None:
         """End the streams and the server; may be called again."""
         self._routes.close()
-        self._observer.wake()
+        self._observer.wake_pages()
         self._server.should_exit = True
         self._thread.join()
         self._sock.close()

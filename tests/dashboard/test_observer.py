@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from kohort.client.admin.values import GroupDescription
-from kohort.dashboard import history as history_module
-from kohort.dashboard.history import CHANGES_KEPT, READS_KEPT, LagHistory
+from kohort.dashboard import observer
+from kohort.dashboard.observer import CHANGES_KEPT, READS_KEPT, LagHistory
 from kohort.errors import TimedOutError
 from kohort.ids import TopicPartition
 from kohort.lag import GroupChange, GroupLag, LagReport, PartitionLag, ReadFailure
@@ -74,7 +74,7 @@ def test_history_keeps_the_last_reads() -> None:
 
 
 def test_partitions_beyond_the_limit_have_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "PARTITIONS_MAX", 2)
+    monkeypatch.setattr(observer, "PARTITIONS_MAX", 2)
     history = LagHistory()
     history.add_report(report(0, {"g": (1, 2, 3)}))
     assert [bool(history.lag_of_partition("g", TopicPartition("t", number))) for number in range(3)] == [
