@@ -37,6 +37,8 @@ def dashboard(
     Prints the line `ready http://HOST:PORT/`. The page changes nothing in the cluster. It has no login, so it listens
     on loopback addresses only. It is served while the cluster is away, and says so. Needs the extra `dashboard`.
 
+    --timeout limits the calls for topics, records and regions: 5000 unless given.
+
     Args:
         listen: HOST:PORT of this machine's loopback; port 0 picks a free one.
         interval: milliseconds between two reads of the cluster.
@@ -54,13 +56,14 @@ def dashboard(
             raise
         raise UsageError(f"the dashboard takes the package {error.name}: pip install 'kohort[dashboard]'") from None
     from kohort.client.settings import ConnectionConfig, ConsumerConfig
-    from kohort.dashboard.cluster_lookups import ClusterLookups
+    from kohort.dashboard.cluster_lookups import LOOKUP_MS, ClusterLookups
     from kohort.lag import LagReader
 
     servers, connection = common.client_settings(ConnectionConfig)
     reader = make_client(LagReader, servers, connection)
     reader.window_ms = window
-    lookups = ClusterLookups(servers, connection, common.client_settings(ConsumerConfig)[1])
+    consumer = common.client_settings(ConsumerConfig)[1]
+    lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS)
     gc.set_threshold(*COLLECT_AFTER)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ClusterObserver(servers, reader, interval) as observer:

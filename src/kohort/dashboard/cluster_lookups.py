@@ -22,7 +22,7 @@ ANSWER_KEPT_S = 4.0
 ANSWERS_KEPT = 200
 """The most answers that are kept; then the oldest goes."""
 LOOKUP_MS = 5_000
-"""The limit of a call."""
+"""The limit of a call, unless another one is given."""
 PARTITIONS_SHOWN = 1_000
 """The most partitions on a topic's page."""
 PEEKS_MAX = 2
@@ -77,10 +77,13 @@ class ClusterLookups:
         servers: HOST:PORT, several with commas between.
         connection: Properties of connections.
         consumer: Properties of consumers, which look at records.
+        limit_ms: The limit of a call.
     """
 
-    def __init__(self, servers: str, connection: Mapping[str, Any], consumer: Mapping[str, Any]) -> None:
-        limit = {"default.api.timeout.ms": LOOKUP_MS}
+    def __init__(
+        self, servers: str, connection: Mapping[str, Any], consumer: Mapping[str, Any], limit_ms: int = LOOKUP_MS
+    ) -> None:
+        limit = {"default.api.timeout.ms": limit_ms}
         self._servers = servers
         self._connection, self._consumer = {**connection, **limit}, {**consumer, **limit}
         self._kept = KeptAnswers()
