@@ -1,0 +1,114 @@
+"""A framework under test: what it needs, the command of its members, how records go in and come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from frameworks.account import Numbered
+from kohort import Admin, Consumer, Producer, TopicPartition
+from kohort.client.admin.values import NewTopic
+
+INPUT, OUTPUT = "numbers-in", "numbers-out"
+PARTITIONS = 4
+KEYS = 16
+READ_MS = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The place of one run.
+
+    Attributes:
+        servers: address of the broker.
+        folder: an empty folder of the run; `member-N` below it belongs to one member.
+    """
+
+    servers: str
+    folder: Path
+
+    def member_folder(self, member: int) -> Path:
+        """Return the folder of a member, which outlives its processes."""
+        folder = self.folder / f"member-{member}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+class TopicOutput:
+    """Reads the output topic from its beginning, without a group, committed records alone."""
+
+    def __init__(self, servers: str, topic: str = OUTPUT) -> None:
+        self._consumer = Consumer(servers, isolation_level="read_committed", auto_offset_reset="earliest")
+        self._consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
+
+    def read_more(self) -> list[Numbered]:
+        """Return the records that have come since the last call; empty when nothing came for a moment."""
+        records = self._consumer.poll(timeout_ms=READ_MS)
+        return [Numbered.parse(record.key.decode(), record.value.decode()) for record in records]
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class TopicInput:
+    """Writes numbered records into the input topic."""
+
+    def __init__(self, servers: str) -> None:
+        self._producer = Producer(servers)
+
+    def write(self, records: Sequence[Numbered]) -> None:
+        """Hand records to the producer, which sends them when it can."""
+        for record in records:
+            self._producer.send(INPUT, value=str(record.number), key=record.key)
+
+    def flush(self) -> None:
+        """Wait until the broker has acknowledged all records."""
+        self._producer.flush()
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+class Framework:
+    """A framework: subclasses say how its members are started. By default records go through topics.
+
+    Attributes:
+        name: as the command line knows it.
+        title: as the page shows it.
+        version: of the package that runs.
+        exactly_once: whether a repeated record breaks its promise.
+        story: what the program does, as the page shows it.
+        settings: which settings differ from the framework's defaults, as the page shows them.
+        members: how many processes share the work.
+    """
+
+    name: str
+    title: str
+    version: str
+    exactly_once: bool
+    story: str
+    settings: str
+    members = 2
+
+    def prepare(self, site: Site) -> None:
+        """Build what the members need, and create the topics.
+
+        Raises:
+            FrameworkUnavailable: it can't be had here.
+        """
+        with Admin(site.servers) as admin:
+            admin.create_topics([NewTopic(INPUT, PARTITIONS), NewTopic(OUTPUT, PARTITIONS)]).all()
+
+    def command(self, site: Site, member: int) -> list[str]:
+        """Return the command that runs a member, first and after each kill."""
+        raise NotImplementedError
+
+    def begin(self, site: Site) -> None:
+        """Do what is left once the members run."""
+
+    def open_input(self, site: Site) -> TopicInput:
+        return TopicInput(site.servers)
+
+    def open_output(self, site: Site) -> TopicOutput:
+        return TopicOutput(site.servers)

@@ -1,0 +1,32 @@
+"""Java frameworks: Kafka Streams."""
+
+from __future__ import annotations
+
+from frameworks.builds import LOGGING, java_command
+from frameworks.framework import INPUT, OUTPUT, Framework, Site
+
+KAFKA_VERSION = "4.4.0"
+
+
+class KafkaStreams(Framework):
+    """Kafka Streams: a repartition topic and a count in RocksDB with its changelog, exactly once."""
+
+    name = "streams"
+    title = "Kafka Streams"
+    version = KAFKA_VERSION
+    exactly_once = True
+    story = "repartition topic, count by key in RocksDB with its changelog; two instances"
+    settings = "`processing.guarantee=exactly_once_v2`, `session.timeout.ms=6000`, `commit.interval.ms=200`"
+
+    def prepare(self, site: Site) -> None:
+        """Compile the program, and create the topics."""
+        self._java = java_command(
+            "StreamsCount", [f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}", *LOGGING]
+        )
+        super().prepare(site)
+
+    def command(self, site: Site, member: int) -> list[str]:
+        state = str(site.member_folder(member) / "state")
+        chosen = ["commit.interval.ms=200", "session.timeout.ms=6000", "heartbeat.interval.ms=1500"]
+        chosen += [f"client.id=streams-{member}"]
+        return [*self._java, site.servers, "frameworks-streams", INPUT, OUTPUT, state, *chosen]
