@@ -21,9 +21,11 @@ from frameworks.brokers import start_broker
 from frameworks.builds import FrameworkUnavailable
 from frameworks.framework import Framework
 from frameworks.java_frameworks import KafkaStreams
-from frameworks.page import record_outcomes, write_page
+from frameworks.page import main as write_page
+from frameworks.page import record_outcomes
 from frameworks.python_frameworks import FastStreamAiokafka, FastStreamConfluent, QuixStreams
 from frameworks.run import FrameworkStuck, Outcome, run_framework
+from kohort.errors import KafkaError
 
 FRAMEWORKS: tuple[type[Framework], ...] = (KafkaStreams, FastStreamAiokafka, FastStreamConfluent, QuixStreams)
 BROKERS = {"kohort": ("kohort",), "kafka": ("kafka",), "both": ("kohort", "kafka")}
@@ -36,7 +38,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="frameworks; all when none is named")
     parser.add_argument("--broker", choices=BROKERS, default="both", help="where they run")
     parser.add_argument("--records", type=int, default=4000, help="how many records each run produces")
-    parser.add_argument("--kills", type=int, default=6, help="how many processes are killed, a third of them the broker")
+    parser.add_argument(
+        "--kills", type=int, default=6, help="how many processes are killed, a third of them the broker"
+    )
     parser.add_argument("--seed", type=int, default=1, help="decides who is killed when, and for how long")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--page", action="store_true", help="keep the outcomes, and write docs/frameworks.md")
@@ -58,12 +62,12 @@ def main() -> int:
                 outcomes.append(run_once(known[name](), broker, asked, console))
             except (FrameworkUnavailable, MavenUnavailable) as error:
                 console.print(f"{name} on {broker}: not here: {error}", highlight=False, markup=False)
-            except FrameworkStuck as error:
-                failures.append(f"{name} on {broker}: stuck: {error}")
+            except (FrameworkStuck, KafkaError) as error:
+                failures.append(f"{name} on {broker}: {error}")
                 console.print(failures[-1], highlight=False, markup=False)
     if asked.page:
         record_outcomes(outcomes)
-        write_page()
+        write_page([])
     if asked.json:
         print(json.dumps({"outcomes": [outcome.to_json() for outcome in outcomes], "stuck": failures}, indent=2))
     else:
@@ -109,7 +113,7 @@ def table_of(outcomes: list[Outcome]) -> Table:
             f"{outcome.title} {outcome.version}",
             outcome.broker,
             "exactly once" if outcome.exactly_once else "at least once",
-            f"{outcome.kills['members']} members, {outcome.kills['broker']} brokers",
+            f"{outcome.kills['members']} members, {outcome.kills['broker']} brokers; ended {outcome.ended}",
             *(f"{number:,}" for number in (account.produced, account.lost, account.repeated, account.out_of_order)),
             f"{outcome.seconds:.0f}",
             f"{outcome.broker_processor_s:.1f}",

@@ -14,12 +14,12 @@ class Numbered(NamedTuple):
     Attributes:
         key: the key under which the record was produced.
         number: its position among the records of this key, from 0.
-        count: how many records of this key the framework's state had counted, this one included; None without state.
+        total: how many records of this key the framework's state had counted, this one included; None without state.
     """
 
     key: str
     number: int
-    count: int | None = None
+    total: int | None = None
 
     @classmethod
     def parse(cls, key: str, value: str) -> Numbered:
@@ -28,8 +28,8 @@ class Numbered(NamedTuple):
         Raises:
             ValueError: the value has another form.
         """
-        number, _, count = value.partition(":")
-        return cls(key, int(number), int(count) if count else None)
+        number, _, total = value.partition(":")
+        return cls(key, int(number), int(total) if total else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def account_of(produced: Mapping[str, int], records: Iterable[Numbered]) -> Acco
         else:
             seen[record.key].add(record.number)
             out_of_order += record.number < latest[record.key]
-            miscounted += record.count is not None and record.count != record.number + 1
+            miscounted += record.total is not None and record.total != record.number + 1
             latest[record.key] = max(latest[record.key], record.number)
-    total = sum(produced.values())
-    lost = total - sum(len(numbers) for numbers in seen.values())
-    return Account(total, lost, repeated, out_of_order, miscounted, unknown)
+    expected = sum(produced.values())
+    lost = expected - sum(len(numbers) for numbers in seen.values())
+    return Account(expected, lost, repeated, out_of_order, miscounted, unknown)

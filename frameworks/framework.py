@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from frameworks.account import Numbered
 from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
+from kohort.errors import KafkaError
 
 INPUT, OUTPUT = "numbers-in", "numbers-out"
 PARTITIONS = 4
@@ -45,7 +47,7 @@ class TopicOutput:
     def read_more(self) -> list[Numbered]:
         """Return the records that have come since the last call; empty when nothing came for a moment."""
         records = self._consumer.poll(timeout_ms=READ_MS)
-        return [Numbered.parse(record.key.decode(), record.value.decode()) for record in records]
+        return [Numbered.parse((record.key or b"").decode(), (record.value or b"").decode()) for record in records]
 
     def close(self) -> None:
         self._consumer.close()
@@ -67,7 +69,9 @@ class TopicInput:
         self._producer.flush()
 
     def close(self) -> None:
-        self._producer.close()
+        """Close the producer. A run that failed has records left, and its own error to show."""
+        with suppress(KafkaError):
+            self._producer.close(timeout_ms=1000)
 
 
 class Framework:

@@ -20,9 +20,7 @@ class KafkaStreams(Framework):
 
     def prepare(self, site: Site) -> None:
         """Compile the program, and create the topics."""
-        self._java = java_command(
-            "StreamsCount", [f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}", *LOGGING]
-        )
+        self._java = java_command("StreamsCount", [f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}", *LOGGING])
         super().prepare(site)
 
     def command(self, site: Site, member: int) -> list[str]:

@@ -36,7 +36,7 @@ class FastStreamAiokafka(PythonFramework):
     exactly_once = False
     pins, program = "faststream", "faststream_app.py"
     story = "a subscriber that publishes each record on; two applications"
-    settings = "`ack_policy=ACK`, `enable_idempotence=True`, `session_timeout_ms=6000`"
+    settings = "`ack_policy=NACK_ON_ERROR`, `enable_idempotence=True`, `session_timeout_ms=6000`"
 
 
 class FastStreamConfluent(PythonFramework):
@@ -48,7 +48,10 @@ class FastStreamConfluent(PythonFramework):
     exactly_once = False
     pins, program = "faststream", "faststream_confluent_app.py"
     story = "a subscriber that publishes each record on; two applications"
-    settings = "`ack_policy=ACK`, `enable.idempotence=true`, `session_timeout_ms=6000`"
+    settings = (
+        "`ack_policy=NACK_ON_ERROR`, `enable.idempotence=true`, `session_timeout_ms=6000`, "
+        "`reconnect.backoff.max.ms=1000`"
+    )
 
 
 class QuixStreams(PythonFramework):
@@ -60,4 +63,7 @@ class QuixStreams(PythonFramework):
     exactly_once = True
     pins, program = "quix", "quix_app.py"
     story = "count by key in RocksDB with its changelog topic; two applications"
-    settings = '`processing_guarantee="exactly-once"`, `commit_interval=0.5`, `session.timeout.ms=6000`'
+    settings = (
+        '`processing_guarantee="exactly-once"`, `commit_interval=0.5`, '
+        "`session.timeout.ms=6000`, `reconnect.backoff.max.ms=1000`"
+    )

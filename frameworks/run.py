@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ DOWN_S = (0.5, 3.0)
 HIT_DELAY_S = (0.0, 1.0)
 """How long after the first progress a process is killed: somewhere in a commit interval."""
 STOP_S = 30.0
+REVIVE_S = 1.0
+"""After what time a supervisor starts a member again that has ended by itself, as many do when the broker restarts."""
 SETTLE_S = 2.0
 """How long after the members' end a run looks for repeated records."""
 BROKER = -1
 
 
 class FrameworkStuck(Exception):
-    """Nothing came out for a long time, or a member ended by itself; the text says where it stands."""
+    """Nothing came out for a long time, before all records were produced; the text says where the run stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Outcome:
 
     Attributes:
         kills: how many processes were killed, by `members` and `broker`.
+        ended: how many times a member ended by itself, and was started again as a supervisor does.
         faults: what broke the framework's promise; empty for a good run.
         seconds: from the first member's start to the last record.
         broker_processor_s: processor time of the broker's processes.
@@ -95,6 +99,7 @@ class Outcome:
     settings: str
     account: Account
     kills: dict[str, int]
+    ended: int
     seconds: float
     broker_processor_s: float
     broker_peak_mib: float
@@ -149,34 +154,43 @@ class FrameworkRun:
         broker: where it runs.
         site: its folder and address.
         say: takes a line about progress.
+        stall_s: how long nothing may come out.
     """
 
-    def __init__(self, framework: Framework, broker: FrameworkBroker, site: Site, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        broker: FrameworkBroker,
+        site: Site,
+        say: Callable[[str], None],
+        stall_s: float = STALL_S,
+    ) -> None:
         self._framework = framework
         self._broker = broker
         self._site = site
         self._say = say
+        self._stall_s = stall_s
         self._members: list[MemberProcess] = []
         self._seen: list[Numbered] = []
         self._missing: set[tuple[str, int]] = set()
-        self._returns: list[tuple[float, Callable[[], None]]] = []
+        self._returns: list[tuple[float, int]] = []
         self._last_progress_s = time.monotonic()
         self.kills = {"members": 0, "broker": 0}
+        self.ended = 0
 
     def run(self, records: int, plan: Sequence[Kill]) -> tuple[Account, float]:
         """Feed the records, carry out the kills, wait for what comes out; return the account and the seconds.
 
+        Records that have not come out when nothing moves any more are lost.
+
         Raises:
-            FrameworkStuck: nothing came out for a long time.
+            FrameworkStuck: nothing came out for a long time, before all records were produced.
         """
         with ExitStack() as open_things:
             began = self._last_progress_s = time.monotonic()
             for number in range(self._framework.members):
-                command = self._framework.command
-                member = MemberProcess(
-                    lambda number=number: command(self._site, number),  # type: ignore[misc]
-                    self._site.member_folder(number),
-                )
+                command = partial(self._framework.command, self._site, number)
+                member = MemberProcess(command, self._site.member_folder(number))
                 open_things.callback(member.kill)
                 self._members.append(member)
             self._framework.begin(self._site)
@@ -185,8 +199,10 @@ class FrameworkRun:
             output = self._framework.open_output(self._site)
             open_things.callback(output.close)
             produced = self._feed(source, output, records, plan)
-            while self._missing or self._returns:
+            while (self._missing or self._returns) and not self._is_stalled():
                 self._look(output)
+            if self._missing:
+                self._say(self._story())
             seconds = time.monotonic() - began
             for member in self._members:
                 member.stop()
@@ -199,6 +215,8 @@ class FrameworkRun:
         while (total := produced.total()) < records or due:
             if due and total >= due[0].after:
                 self._hit(due.pop(0), output)
+            if self._is_stalled():
+                raise FrameworkStuck(f"nothing came out for {self._stall_s:.0f} s; {self._story()}")
             batch = []
             for number in range(total, min(total + FEED_BATCH, records)):
                 key = f"key-{number % KEYS}"
@@ -214,35 +232,40 @@ class FrameworkRun:
     def _hit(self, kill: Kill, output: TopicOutput) -> None:
         """Kill a process while the framework works: after something has come out, and a part of a commit interval."""
         before = len(self._seen)
-        while (len(self._seen) == before and self._missing) or self._returns:
+        while ((len(self._seen) == before and self._missing) or self._returns) and not self._is_stalled():
             self._look(output)
         time.sleep(kill.delay_s)
         if kill.target == BROKER:
             self._say(f"kill the broker for {kill.down_s:.1f} s, {len(self._seen)} records are out")
             self._broker.kill()
             self.kills["broker"] += 1
-            returns = self._broker.start
+            time.sleep(kill.down_s)  # nobody produces meanwhile: a producer without metadata would block this thread
+            self._broker.start()
         else:
             self._say(f"kill member {kill.target} for {kill.down_s:.1f} s, {len(self._seen)} records are out")
             self._members[kill.target].kill()
             self.kills["members"] += 1
-            returns = self._members[kill.target].start
-        self._returns.append((time.monotonic() + kill.down_s, returns))
+            self._returns.append((time.monotonic() + kill.down_s, kill.target))
 
     def _look(self, output: TopicOutput) -> None:
-        """Read what has come out, and start what is due to return."""
+        """Read what has come out, start what is due to return, and find members that have ended by themselves."""
         now = time.monotonic()
-        for due_s, returns in [entry for entry in self._returns if entry[0] <= now]:
-            returns()
-            self._returns.remove((due_s, returns))
-            self._last_progress_s = time.monotonic()
+        for due_s, target in [entry for entry in self._returns if entry[0] <= now]:
+            self._members[target].start()
+            self._returns.remove((due_s, target))
+        for number, member in enumerate(self._members):
+            if member.exit_code is not None and number not in {target for _, target in self._returns}:
+                self._say(f"member {number} ended by itself with code {member.exit_code}, and is started again")
+                self.ended += 1
+                self._returns.append((time.monotonic() + REVIVE_S, number))
         found = output.read_more()
         if found:
             self._last_progress_s = time.monotonic()
             self._seen += found
             self._missing -= {(record.key, record.number) for record in found}
-        if time.monotonic() - self._last_progress_s > STALL_S:
-            raise FrameworkStuck(f"nothing came out for {STALL_S:.0f} s; {self._story()}")
+
+    def _is_stalled(self) -> bool:
+        return time.monotonic() - self._last_progress_s > self._stall_s
 
     def _read_rest(self, output: TopicOutput) -> None:
         until_s = time.monotonic() + SETTLE_S
@@ -291,6 +314,7 @@ def run_framework(
         settings=framework.settings,
         account=account,
         kills=run.kills,
+        ended=run.ended,
         seconds=round(seconds, 1),
         broker_processor_s=round(broker.processor_s, 1),
         broker_peak_mib=round(broker.peak_mib, 0),

@@ -17,12 +17,12 @@ publisher = broker.publisher(target)
     source,
     group_id="frameworks-faststream",
     auto_offset_reset="earliest",
-    ack_policy=AckPolicy.ACK,
+    ack_policy=AckPolicy.NACK_ON_ERROR,
     session_timeout_ms=6000,
     heartbeat_interval_ms=1500,
 )
-async def forward(number: str, message: KafkaMessage) -> None:
-    await publisher.publish(number, key=message.raw_message.key)
+async def forward(number: int, message: KafkaMessage) -> None:
+    await publisher.publish(str(number), key=message.raw_message.key)
 
 
 asyncio.run(FastStream(broker).run())

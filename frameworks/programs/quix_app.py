@@ -15,7 +15,11 @@ application = Application(
     commit_interval=0.5,
     state_dir=folder,
     auto_create_topics=True,
-    consumer_extra_config={"session.timeout.ms": 6000, "heartbeat.interval.ms": 1500},
+    consumer_extra_config={
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 1500,
+        "reconnect.backoff.max.ms": 1000,
+    },
 )
 
 
