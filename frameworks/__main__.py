@@ -19,15 +19,35 @@ from tests.support.maven import MavenUnavailable
 
 from frameworks.brokers import start_broker
 from frameworks.builds import FrameworkUnavailable
+from frameworks.connect import ConnectSink, ConnectSource
 from frameworks.framework import Framework
-from frameworks.java_frameworks import KafkaStreams
+from frameworks.java_frameworks import KafkaStreams, SpringKafka, SpringKafkaNextProtocol
 from frameworks.page import main as write_page
 from frameworks.page import record_outcomes
-from frameworks.python_frameworks import FastStreamAiokafka, FastStreamConfluent, QuixStreams
+from frameworks.python_frameworks import (
+    AiokafkaProgram,
+    ConfluentProgram,
+    FastStreamAiokafka,
+    FastStreamConfluent,
+    Faust,
+    QuixStreams,
+)
 from frameworks.run import FrameworkStuck, Outcome, run_framework
 from kohort.errors import KafkaError
 
-FRAMEWORKS: tuple[type[Framework], ...] = (KafkaStreams, FastStreamAiokafka, FastStreamConfluent, QuixStreams)
+FRAMEWORKS: tuple[type[Framework], ...] = (
+    KafkaStreams,
+    ConnectSource,
+    ConnectSink,
+    SpringKafka,
+    SpringKafkaNextProtocol,
+    FastStreamAiokafka,
+    FastStreamConfluent,
+    QuixStreams,
+    Faust,
+    AiokafkaProgram,
+    ConfluentProgram,
+)
 BROKERS = {"kohort": ("kohort",), "kafka": ("kafka",), "both": ("kohort", "kafka")}
 
 

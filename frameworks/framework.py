@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from frameworks.account import Numbered
 from kohort import Admin, Consumer, Producer, TopicPartition
@@ -37,17 +38,42 @@ class Site:
         return folder
 
 
+class RecordInput(Protocol):
+    """Takes the numbered records of a run."""
+
+    def write(self, records: Sequence[Numbered]) -> None:
+        """Hand over records."""
+
+    def flush(self) -> None:
+        """Wait until all records are stored."""
+
+    def close(self) -> None: ...
+
+
+class RecordOutput(Protocol):
+    """Reads what a framework has made of the records."""
+
+    def read_more(self) -> list[Numbered]:
+        """Return the records that have come since the last call; empty when nothing came for a moment."""
+
+    def close(self) -> None: ...
+
+
 class TopicOutput:
     """Reads the output topic from its beginning, without a group, committed records alone."""
 
-    def __init__(self, servers: str, topic: str = OUTPUT) -> None:
+    def __init__(self, servers: str, topic: str = OUTPUT, partitions: int = PARTITIONS) -> None:
         self._consumer = Consumer(servers, isolation_level="read_committed", auto_offset_reset="earliest")
-        self._consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
+        self._consumer.assign([TopicPartition(topic, number) for number in range(partitions)])
 
     def read_more(self) -> list[Numbered]:
         """Return the records that have come since the last call; empty when nothing came for a moment."""
         records = self._consumer.poll(timeout_ms=READ_MS)
-        return [Numbered.parse((record.key or b"").decode(), (record.value or b"").decode()) for record in records]
+        return [self.parse_record((record.key or b"").decode(), (record.value or b"").decode()) for record in records]
+
+    def parse_record(self, key: str, value: str) -> Numbered:
+        """Return the record that a key and a value stand for."""
+        return Numbered.parse(key, value)
 
     def close(self) -> None:
         self._consumer.close()
@@ -62,7 +88,11 @@ class TopicInput:
     def write(self, records: Sequence[Numbered]) -> None:
         """Hand records to the producer, which sends them when it can."""
         for record in records:
-            self._producer.send(INPUT, value=str(record.number), key=record.key)
+            self._producer.send(INPUT, value=self.encode_value(record), key=record.key)
+
+    def encode_value(self, record: Numbered) -> str:
+        """Return the value under which a record is produced."""
+        return str(record.number)
 
     def flush(self) -> None:
         """Wait until the broker has acknowledged all records."""
@@ -111,8 +141,8 @@ class Framework:
     def begin(self, site: Site) -> None:
         """Do what is left once the members run."""
 
-    def open_input(self, site: Site) -> TopicInput:
+    def open_input(self, site: Site) -> RecordInput:
         return TopicInput(site.servers)
 
-    def open_output(self, site: Site) -> TopicOutput:
+    def open_output(self, site: Site) -> RecordOutput:
         return TopicOutput(site.servers)

@@ -67,3 +67,39 @@ class QuixStreams(PythonFramework):
         '`processing_guarantee="exactly-once"`, `commit_interval=0.5`, '
         "`session.timeout.ms=6000`, `reconnect.backoff.max.ms=1000`"
     )
+
+
+class Faust(PythonFramework):
+    """Faust, in the fork that is kept up."""
+
+    name = "faust"
+    title = "Faust (faust-streaming)"
+    version = f"{pinned_version('faust', 'faust-streaming')} on aiokafka {pinned_version('faust', 'aiokafka')}"
+    exactly_once = False
+    pins, program = "faust", "faust_app.py"
+    story = "an agent that sends each record on; two workers"
+    settings = "`topic_replication_factor=1`, `broker_session_timeout=6`, `broker_commit_interval=0.5`"
+
+
+class AiokafkaProgram(PythonFramework):
+    """aiokafka without a framework: send, then commit."""
+
+    name = "aiokafka"
+    title = "aiokafka"
+    version = pinned_version("faststream", "aiokafka")
+    exactly_once = False
+    pins, program = "faststream", "aiokafka_app.py"
+    story = "consume, produce, commit; two programs"
+    settings = "`enable_idempotence=True`, `session_timeout_ms=6000`"
+
+
+class ConfluentProgram(PythonFramework):
+    """confluent-kafka without a framework: transactions with offsets."""
+
+    name = "confluent"
+    title = "confluent-kafka"
+    version = pinned_version("faststream", "confluent-kafka")
+    exactly_once = True
+    pins, program = "faststream", "confluent_app.py"
+    story = "consume, produce and send offsets in transactions; two programs"
+    settings = "`transactional.id` of each member, `session.timeout.ms=6000`, `reconnect.backoff.max.ms=1000`"

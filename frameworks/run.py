@@ -17,7 +17,7 @@ from typing import Any
 
 from frameworks.account import Account, Numbered, account_of
 from frameworks.brokers import FrameworkBroker
-from frameworks.framework import KEYS, Framework, Site, TopicInput, TopicOutput
+from frameworks.framework import KEYS, Framework, RecordInput, RecordOutput, Site
 from kohort.io.java import start_tied
 
 STALL_S = 180.0
@@ -209,7 +209,7 @@ class FrameworkRun:
             self._read_rest(output)
             return account_of(produced, self._seen), seconds
 
-    def _feed(self, source: TopicInput, output: TopicOutput, records: int, plan: Sequence[Kill]) -> Counter[str]:
+    def _feed(self, source: RecordInput, output: RecordOutput, records: int, plan: Sequence[Kill]) -> Counter[str]:
         produced: Counter[str] = Counter()
         due = sorted(plan, key=lambda kill: kill.after)
         while (total := produced.total()) < records or due:
@@ -229,7 +229,7 @@ class FrameworkRun:
         source.flush()
         return produced
 
-    def _hit(self, kill: Kill, output: TopicOutput) -> None:
+    def _hit(self, kill: Kill, output: RecordOutput) -> None:
         """Kill a process while the framework works: after something has come out, and a part of a commit interval."""
         before = len(self._seen)
         while ((len(self._seen) == before and self._missing) or self._returns) and not self._is_stalled():
@@ -247,7 +247,7 @@ class FrameworkRun:
             self.kills["members"] += 1
             self._returns.append((time.monotonic() + kill.down_s, kill.target))
 
-    def _look(self, output: TopicOutput) -> None:
+    def _look(self, output: RecordOutput) -> None:
         """Read what has come out, start what is due to return, and find members that have ended by themselves."""
         now = time.monotonic()
         for due_s, target in [entry for entry in self._returns if entry[0] <= now]:
@@ -267,7 +267,7 @@ class FrameworkRun:
     def _is_stalled(self) -> bool:
         return time.monotonic() - self._last_progress_s > self._stall_s
 
-    def _read_rest(self, output: TopicOutput) -> None:
+    def _read_rest(self, output: RecordOutput) -> None:
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             self._seen += output.read_more()
