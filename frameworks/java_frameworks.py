@@ -54,7 +54,7 @@ class SpringKafka(Framework):
 
 
 class SpringKafkaNextProtocol(SpringKafka):
-    """The same in a group of the consumer protocol (KIP-848)."""
+    """Spring Kafka in a group of the consumer protocol (KIP-848)."""
 
     name = "spring-kip-848"
     title = "Spring Kafka, KIP-848"

@@ -77,7 +77,7 @@ def kills_by_seed(seed: int, kills: int, records: int, members: int) -> list[Kil
 
 @dataclass(slots=True)
 class Outcome:
-    """What was seen of one run.
+    """The outcome of one run.
 
     Attributes:
         kills: how many processes were killed, by `members` and `broker`.
@@ -234,6 +234,8 @@ class FrameworkRun:
         before = len(self._seen)
         while ((len(self._seen) == before and self._missing) or self._returns) and not self._is_stalled():
             self._look(output)
+        if self._is_stalled():
+            return
         time.sleep(kill.delay_s)
         if kill.target == BROKER:
             self._say(f"kill the broker for {kill.down_s:.1f} s, {len(self._seen)} records are out")

@@ -31,5 +31,5 @@ async def forward(stream) -> None:
         await (await forwarded.send(key=key, value=value))
 
 
-sys.argv = ["faust", "worker", "-l", "warning", "--without-web"]
+sys.argv = ["faust", "worker", "-l", "warn", "--without-web"]
 app.main()

@@ -1,4 +1,4 @@
-"""What administration tools show of a wrong configuration: Kafka's text first, then the name that is probably meant."""
+"""The text of a wrong configuration is Kafka's, then the name that is probably meant."""
 
 from __future__ import annotations
 
