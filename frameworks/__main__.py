@@ -22,6 +22,7 @@ from frameworks.builds import FrameworkUnavailable
 from frameworks.connect import ConnectSink, ConnectSource
 from frameworks.framework import Framework
 from frameworks.java_frameworks import KafkaStreams, SpringKafka, SpringKafkaNextProtocol
+from frameworks.mirror import MirrorMaker
 from frameworks.page import main as write_page
 from frameworks.page import record_outcomes
 from frameworks.python_frameworks import (
@@ -39,6 +40,7 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
     KafkaStreams,
     ConnectSource,
     ConnectSink,
+    MirrorMaker,
     SpringKafka,
     SpringKafkaNextProtocol,
     FastStreamAiokafka,

@@ -141,6 +141,9 @@ class Framework:
     def begin(self, site: Site) -> None:
         """Do what is left once the members run."""
 
+    def close(self) -> None:
+        """End what `prepare` has started."""
+
     def open_input(self, site: Site) -> RecordInput:
         return TopicInput(site.servers)
 

@@ -102,4 +102,7 @@ class ConfluentProgram(PythonFramework):
     exactly_once = True
     pins, program = "faststream", "confluent_app.py"
     story = "consume, produce and send offsets in transactions; two programs"
-    settings = "`transactional.id` of each member, `session.timeout.ms=6000`, `reconnect.backoff.max.ms=1000`"
+    settings = (
+        "`transactional.id` of each member, `session.timeout.ms=6000`, `reconnect.backoff.max.ms=1000`; "
+        "the program ends when a transaction takes 20 s"
+    )

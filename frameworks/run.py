@@ -300,9 +300,12 @@ def run_framework(
         FrameworkStuck: nothing came out for a long time.
     """
     site = Site(broker.bootstrap_servers, folder)
-    framework.prepare(site)
-    run = FrameworkRun(framework, broker, site, say)
-    account, seconds = run.run(records, kills_by_seed(seed, kills, records, framework.members))
+    try:
+        framework.prepare(site)
+        run = FrameworkRun(framework, broker, site, say)
+        account, seconds = run.run(records, kills_by_seed(seed, kills, records, framework.members))
+    finally:
+        framework.close()
     broker.measure_usage()
     return Outcome(
         framework=framework.name,
