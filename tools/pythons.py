@@ -1,4 +1,4 @@
-"""Runs the short tests on other Pythons: `python -m tools.pythons 3.12 3.13`, which `make test PYTHONS="3.12 3.13"` calls.
+"""Runs the short tests on other Pythons: `python -m tools.pythons 3.12 3.13`, for `make test PYTHONS="3.12 3.13"`.
 
 Each Python gets an environment in .venv/pythons with the pins of requirements/dev.txt, as far as these tests need them,
 and kernels of its own. A Python that this machine does not have is left out, and the last lines say so.
