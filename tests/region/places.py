@@ -278,7 +278,7 @@ class HeldObjects:
 
 
 class LocalObjects(ObjectStore):
-    """Objects below a URL that are in a folder of this machine."""
+    """Objects below a URL that are in a folder of this machine. A race is no call, since its requests are at once."""
 
     def __init__(self, root: str, calls: Calls) -> None:
         super().__init__("s3://bucket/out", {})
@@ -291,8 +291,12 @@ class LocalObjects(ObjectStore):
         return HeldObjects(self.root, getattr(self, "calls", Calls()))
 
     def race(self, path: str) -> int:
-        alone = LocalObjects(self.root, Calls())
-        return int(self.calls.do("race", lambda: super(LocalObjects, alone).race(path)))
+        raw = self._raw
+        self._opened = (os.getpid(), LocalStore(self.root, mkdir=True))
+        try:
+            return super().race(path)
+        finally:
+            self._opened = (os.getpid(), raw)
 
 
 class ObjectsPlace(_Files):

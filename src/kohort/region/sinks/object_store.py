@@ -281,22 +281,18 @@ class ObjectStore:
 
     # -- what a store must do
 
-    def check_conditional(self, folder: str) -> None:
-        """Check that a conditional put has one winner, one after the other and in a race.
+    def check_conditional(self, path: str) -> None:
+        """Check that a conditional put has one winner, in a race if the object is not there yet. The object stays.
 
         Raises:
             InvalidInputError: the store lacks conditional puts.
         """
-        path = f"{folder}/probe-{uuid.uuid4().hex}"
-        try:
-            first = self.create(path, b"first")
-            if self.create(path, b"second") != first:
-                raise self._unconditional("a second put replaced the first")
-            if (winners := self.race(f"{path}-race")) > 1:
-                raise self._unconditional(f"of {_RACERS} racing puts {winners} were accepted")
-        finally:
-            with contextlib.suppress(RetriableError, NotAuthorizedError):
-                self.remove([path, f"{path}-race"])
+        if (winners := self.race(path)) > 1:
+            self.remove([path])
+            raise self._unconditional(f"of {_RACERS} puts at once {winners} were accepted")
+        first, again = self.create(path, b"first"), uuid.uuid4().hex.encode()
+        if self.create(path, again) == again:
+            raise self._unconditional(f"a second put replaced what was {first.decode(errors='replace')!r}")
 
     def race(self, path: str) -> int:
         """Return how many of several puts at once created an object."""

@@ -1,6 +1,7 @@
 """A folder of Parquet files in an object store that is written to exactly once: a sequence is one small object.
 
     out/_region/region.json     whose folder this is, its name, and the schema of all its rows; created once
+    out/_region/conditional-put an object that `check` could create once only
     out/_staged/KEY.rows        a member stages rows under this key, or has; KEY.none: it had no rows (empty objects)
     out/_data/KEY.parquet       the rows; they stay there when they are published
     out/_sequences/…17.json     sequence 17, which names its files: created once, by a conditional put
@@ -41,6 +42,7 @@ from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
 _CLAIM: Final = f"_region/{owner_marker.CLAIM}"
+_PROBE: Final = "_region/conditional-put"
 _STAGED: Final = "_staged"
 _ROWS: Final = ".rows"
 _NONE: Final = ".none"
@@ -85,7 +87,7 @@ class ParquetObjects(ParquetFolder):
         if not self._is_owned():
             self._first(schema)
         try:
-            self._store.check_conditional("_region")
+            self._store.check_conditional(_PROBE)
         except FileNotFoundError as error:
             raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
         self._fitting(schema)
