@@ -280,8 +280,8 @@ class HeldObjects:
 class LocalObjects(ObjectStore):
     """Objects below a URL that are in a folder of this machine. A race is no call, since its requests are at once."""
 
-    def __init__(self, root: str, calls: Calls) -> None:
-        super().__init__("s3://bucket/out", {})
+    def __init__(self, root: str, calls: Calls, url: str = "s3://bucket/out") -> None:
+        super().__init__(url, {})
         self.root, self.calls = root, calls
 
     def __getstate__(self) -> dict[str, object]:

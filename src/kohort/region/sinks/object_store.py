@@ -53,7 +53,12 @@ _CLIENT: Final = frozenset(
 )
 """Options of the HTTP client. obstore 0.12 aborts with a panic if they are among those of the store."""
 _TIMEOUTS: Final = {"timeout": "120s", "connect_timeout": "10s"}
+_S3_ENDPOINTS: Final = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
+_AZURE_ENDPOINTS: Final = ("endpoint", "azure_endpoint", "azure_storage_endpoint")
+_AZURE_ACCOUNTS: Final = ("account_name", "azure_account_name", "azure_storage_account_name")
+_ACCOUNT: Final = "account "
 _SECRET: Final = re.compile("secret|key|token|password|sas|credential|account", re.IGNORECASE)
+_MISSING: Final = "status code: 404"
 _QUERY: Final = re.compile(r"\?[^\s)>\"']*")
 _RACERS: Final = 16
 """Number of puts that race for one name. Some servers refuse a calm second put, and let most of 32 racers win."""
@@ -88,12 +93,16 @@ def _parsed(url: str) -> _StoreUrl:
     return _StoreUrl("s3" if scheme == "s3a" else scheme, bucket, prefix)
 
 
-def _option(options: Mapping[str, str], names: Sequence[str], variables: Sequence[str]) -> str:
-    """Return an option under one of its names, or else from the environment."""
-    given = {name.lower(): value for name, value in options.items()}
-    from_options = [given[name] for name in names if name in given]
-    found = from_options or [os.environ[name] for name in variables if os.environ.get(name)]
-    return found[0] if found else ""
+def store_named(name: str) -> tuple[str, dict[str, str]]:
+    """Return the URL and the options in a store's `ObjectStore.name`; credentials come from the environment."""
+    url, _, where = name.removesuffix("]").partition("[")
+    options: dict[str, str] = {}
+    for part in filter(None, where.split(", ")):
+        if part.startswith(_ACCOUNT):
+            options["account_name"] = part.removeprefix(_ACCOUNT)
+        else:
+            options |= {"base_url" if url.startswith("gs:") else "endpoint": part, "allow_http": "true"}
+    return url, options
 
 
 class ObjectStore:
@@ -113,36 +122,46 @@ class ObjectStore:
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         self._url = _parsed(url)
         self.url = self._url.text()
-        self._options = {name: str(value) for name, value in options.items()}
-        where = self._identity()
-        self.name = self.url + (f"[{where}]" if where else "")
+        self._options = {name.lower(): str(value) for name, value in options.items()}
+        for name in _CLIENT:
+            for prefix in ("aws_", "azure_", "google_"):
+                if prefix + name in self._options:
+                    self._options[name] = self._options.pop(prefix + name)
+        found = self._resolved()
+        self.name = self.url + (f"[{', '.join(found)}]" if found else "")
 
-    def _identity(self) -> str:
-        """Return what tells this bucket from another of the name, and keep it, whatever the environment becomes."""
+    def _resolved(self) -> list[str]:
+        """Return what tells this bucket from another of the name. The options keep it: environments differ."""
         if self._url.scheme == "gs":
-            return ""
-        kind, variables = ("azure_storage", "AZURE_STORAGE") if self._url.scheme == "az" else ("aws", "AWS")
-        names = ("endpoint", "endpoint_url", f"{kind}_endpoint", f"{kind}_endpoint_url")
-        endpoint = _option(self._options, names, (f"{variables}_ENDPOINT_URL", f"{variables}_ENDPOINT"))
-        self._options = {name: value for name, value in self._options.items() if name.lower() not in names}
-        found = []
-        if endpoint:
-            parts = urlsplit(endpoint)
-            if "@" in parts.netloc:
-                raise InvalidInputError("The endpoint of an object store holds credentials: name them as options")
-            if parts.scheme.lower() == "http" and not self._allows_http():
-                raise InvalidInputError(
-                    f"The endpoint of {self.url} is not encrypted: give 'https:', or the option 'allow_http': 'true'"
-                )
-            self._options["endpoint"] = endpoint
-            found.append(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}".lower())
-        if self._url.scheme == "az":
-            account = _option(
-                self._options, ("account_name", "azure_storage_account_name"), ("AZURE_STORAGE_ACCOUNT_NAME",)
+            base = self._taken(("base_url", "google_base_url"), "GOOGLE_BASE_URL")
+            return [self._endpoint(base, "GOOGLE_ALLOW_HTTP", "base_url")] if base else []
+        if self._url.scheme == "s3":
+            endpoint = self._taken(_S3_ENDPOINTS, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+            return [self._endpoint(endpoint, "AWS_ALLOW_HTTP")] if endpoint else []
+        account = self._taken(_AZURE_ACCOUNTS, "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ACCOUNT_NAME")
+        if account:
+            self._options["account_name"] = account
+        endpoint = self._taken(_AZURE_ENDPOINTS, "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+        found = [self._endpoint(endpoint, "AZURE_ALLOW_HTTP")] if endpoint else []
+        return found + ([f"{_ACCOUNT}{account}"] if account else [])
+
+    def _taken(self, names: Sequence[str], *variables: str) -> str:
+        """Take an option out under whichever of its names, or else from the environment."""
+        given = [value for name in names if (value := self._options.pop(name, ""))]
+        return next(iter((*given, *(os.environ[name] for name in variables if os.environ.get(name)))), "")
+
+    def _endpoint(self, endpoint: str, variable: str, option: str = "endpoint") -> str:
+        parts = urlsplit(endpoint)
+        if "@" in parts.netloc or parts.query:
+            raise InvalidInputError("The endpoint of an object store holds credentials: name them as options")
+        if os.environ.get(variable):
+            self._options.setdefault("allow_http", os.environ[variable])
+        if parts.scheme.lower() == "http" and not self._allows_http():
+            raise InvalidInputError(
+                f"The endpoint of {self.url} is not encrypted: give https://, or the option 'allow_http': 'true'"
             )
-            if account:
-                found.append(f"account {account}")
-        return ", ".join(found)
+        self._options[option] = endpoint
+        return f"{parts.scheme}://{parts.netloc}".lower() + parts.path.rstrip("/")
 
     def _allows_http(self) -> bool:
         return self._options.get("allow_http", "").lower() in ("true", "1")
@@ -163,9 +182,10 @@ class ObjectStore:
     def _open(self) -> Any:
         client: dict[str, Any] = {**_TIMEOUTS, **{k: v for k, v in self._options.items() if k in _CLIENT}}
         client["allow_http"] = self._allows_http()
-        config: Any = {name: value for name, value in self._options.items() if name not in _CLIENT}
+        config = {name: value for name, value in self._options.items() if name not in _CLIENT}
+        opened: Any = from_url  # its types name each option of each store
         try:
-            return from_url(self.url, config=config, client_options=client, retry_config={"max_retries": 0})
+            return opened(self.url, config=config, client_options=client, retry_config={"max_retries": 0})
         except (BaseError, ValueError, TypeError) as error:
             raise InvalidInputError(f"{self.url} can't be opened: {self._line(error)}") from None
 
@@ -183,7 +203,10 @@ class ObjectStore:
         except NotSupportedError as error:
             raise InvalidInputError(f"{self.url} lacks what exactly-once writing needs: {self._line(error)}") from None
         except (BaseError, OSError) as error:
-            raise RetriableError(f"The store of {self.url}/{path} does not answer: {self._line(error)}") from None
+            line = self._line(error)
+            if _MISSING in line:  # a listing of a bucket that does not exist
+                raise FileNotFoundError(errno.ENOENT, "No such bucket", self.url) from None
+            raise RetriableError(f"The store of {self.url}/{path} does not answer: {line}") from None
 
     def _line(self, error: BaseException) -> str:
         text = _QUERY.sub("?…", (str(error).splitlines() or [type(error).__name__])[0])

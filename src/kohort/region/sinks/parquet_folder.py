@@ -30,7 +30,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -65,6 +65,18 @@ _GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
 """Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
+
+
+class SequenceFile(NamedTuple):
+    """A file of a published sequence.
+
+    Attributes:
+        sequence: the sequence.
+        path: the path or URL.
+    """
+
+    sequence: int
+    path: str
 
 
 class ParquetFolder(InFolder):
@@ -375,6 +387,27 @@ class ParquetFolder(InFolder):
             sync_folder(self._files, self.path)
             self._mark(last)
         return last
+
+    def files(self, after: int = 0) -> list[SequenceFile]:
+        """Return the files of all published sequences after a number, in order, as paths. Anybody may read them.
+
+        Args:
+            after: a sequence; its files and earlier ones are left out.
+
+        Raises:
+            OSError: the folder can't be read.
+            RetriableError: the store does not answer.
+        """
+        names = names_in(self._files, self.path)
+        shown = sorted(
+            number for name in names if (found := _SHOWN.fullmatch(name)) and (number := int(found[1])) > after
+        )
+        return [
+            SequenceFile(number, f"{self._folder(number)}/{name}")
+            for number in shown
+            for name in sorted(names_in(self._files, self._folder(number)))
+            if name.endswith(".parquet")
+        ]
 
     def _last_marked(self) -> int:
         return staged_files.last_marked(self._files, f"{self.path}/_region")

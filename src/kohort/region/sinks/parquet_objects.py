@@ -35,9 +35,9 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_folder import ParquetFolder
+from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile
 from kohort.region.sinks.parquet_schema import check_writable
-from kohort.region.sinks.sequence_log import SequenceEntry, SequenceFile, SequenceLog, data_path, unfinished
+from kohort.region.sinks.sequence_log import SequenceEntry, SequenceLog, data_path, unfinished
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
@@ -84,9 +84,9 @@ class ParquetObjects(ParquetFolder):
         """Check that tables of this schema can be staged and published; create the owner marker if it is missing."""
         self._bound()
         check_writable(self._typed(schema))
-        if not self._is_owned():
-            self._first(schema)
         try:
+            if not self._is_owned():
+                self._first(schema)
             self._store.check_conditional(_PROBE)
         except FileNotFoundError as error:
             raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
@@ -101,10 +101,7 @@ class ParquetObjects(ParquetFolder):
                 "an empty folder, so that readers find nothing but its sequences"
             )
         claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
-        try:
-            self._store.create(_CLAIM, owner_marker.encoded(claim))
-        except FileNotFoundError as error:
-            raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
+        self._store.create(_CLAIM, owner_marker.encoded(claim))
         self._owned()
 
     def _read_claim(self, folder: str) -> OwnerMarker:
@@ -236,5 +233,3 @@ class ParquetObjects(ParquetFolder):
 
 def _staged(name: str, ending: str) -> str:
     return f"{_STAGED}/{name}{ending}"
-
-

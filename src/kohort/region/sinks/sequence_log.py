@@ -17,6 +17,7 @@ import msgspec
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.sinks.object_store import ObjectStore
+from kohort.region.sinks.parquet_folder import SequenceFile
 from kohort.region.staged import StagedKey
 
 FOLDER: Final = "_sequences"
@@ -46,18 +47,6 @@ class SequenceEntry(msgspec.Struct, frozen=True):
     def keys(self) -> set[str]:
         """Return the texts of all keys."""
         return {key_of(path) for path in self.files} | set(self.empty)
-
-
-class SequenceFile(NamedTuple):
-    """A file of a published sequence.
-
-    Attributes:
-        sequence: the sequence.
-        path: the path or URL.
-    """
-
-    sequence: int
-    path: str
 
 
 class _Seen(NamedTuple):
