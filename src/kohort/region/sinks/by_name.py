@@ -34,7 +34,8 @@ def sink_of(place: str) -> Sink:
     raise InvalidInputError(
         f"{place!r} names no sink that can be reached by its name: give parquet:/folder, "
         "parquet:s3://bucket/folder, delta:/folder, iceberg:/warehouse#namespace.table, sql:sqlite:////file.db#table "
-        "or sql:postgresql://host:port/database#table (the user by PGUSER); for any other call Region.adopt with the sink"
+        "or sql:postgresql://host:port/database#table (the user by PGUSER); for any other call Region.adopt with the "
+        "sink"
     )
 
 
