@@ -414,7 +414,7 @@ class ConsumerCore:
         if error is not None:
             raise error
         for partition, failure in self.partitions.unreadable():
-            if self.buffer.count(partition) == 0 and not self.partitions.of(partition).paused:
+            if not self.fetcher.kept_records(partition) and not self.partitions.of(partition).paused:
                 raise failure
 
     # The group.
