@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bench.harness import Contender, Figure, Options, Sample, compare
 from kohort import Broker, Producer
-from kohort.assignors import MemberSubscription, TopicInfo, Uniform
+from kohort.assignors import AssignableTopic, MemberSubscription, Uniform
 from kohort.groups.consumer.assignment import compute
 from kohort.groups.effects import ComputeAssignment
 from kohort.groups.events import Topic
@@ -50,8 +50,8 @@ def _timed(amount: float, run: Callable[[], object]) -> Sample:
         gc.enable()
 
 
-def _wide_group(owned: bool) -> tuple[dict[str, MemberSubscription], dict[str, TopicInfo]]:
-    topics = {f"t{number:04}": TopicInfo(_PARTITIONS) for number in range(_TOPICS)}
+def _wide_group(owned: bool) -> tuple[dict[str, MemberSubscription], dict[str, AssignableTopic]]:
+    topics = {f"t{number:04}": AssignableTopic(_PARTITIONS) for number in range(_TOPICS)}
     names = tuple(topics)
     members = {f"m{number:03}": MemberSubscription(names) for number in range(_MEMBERS)}
     if owned:

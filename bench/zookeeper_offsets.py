@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.harness import Contender, Figure, Options, RunFailed, Sample, compare
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
-from kohort.cluster.zookeeper.group_nodes import OFFSETS
+from kohort.cluster.zookeeper.nodes import OFFSETS
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.records import OffsetCommitted

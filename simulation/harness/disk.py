@@ -288,7 +288,7 @@ class DiskJournal:
     def _read(self, owner: Owner, replay: Iterator[Sequence[Record]]) -> Iterator[Sequence[Record] | None]:
         disk = self.disk
         if disk.late_ms and self._chance.likely(WAITS):
-            self._world.after(self._chance.upto(disk.late_ms), partial(self._turn, owner.more))
+            self._world.after(self._chance.upto(disk.late_ms), partial(self._turn, owner.continue_reading))
             yield None
         if disk.fails and self._chance.likely(disk.fails):
             raise OSError(errno.EIO, "Input/output error")

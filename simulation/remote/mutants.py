@@ -46,14 +46,14 @@ class ReadsBeforeItFences(DiskMutant):
                     view = await reading.fetch()
                     if view is not None:
                         await term._handover.put(view)
-                        term._owner.more()
+                        term._owner.continue_reading()
                 await term._handover.drained()
                 writer = JournalWriter(place, await new_epoch(place))
                 figures.producer_id, figures.epoch = writer.identity.producer_id, writer.identity.epoch
                 figures.fence_offset = await term._write_fence(writer, writer.identity.producer_id)
                 writer.expected = figures.fence_offset + 1
                 term.loaded = True
-                term._owner.more()
+                term._owner.continue_reading()
                 await term._serve(writer)
             except (KafkaError, OSError) as error:
                 term._over(error)

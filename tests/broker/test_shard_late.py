@@ -173,7 +173,7 @@ def test_an_answer_to_a_load_that_is_over_says_nothing(late: Late) -> None:
     assert late.journal.owner is not None
     late.journal.owner.durable(token, 0)
     owner.lost(LOST)
-    owner.more()
+    owner.continue_reading()
     assert late.answers[again] == []
     late.settle()
     assert late.answer(again) is DONE
@@ -353,7 +353,7 @@ def test_a_load_waits_for_what_is_still_to_be_read(late: Late) -> None:
     late.turns.pass_time(LONG_S)
     assert late.answer(late.fetch("old")) is LOADING
     assert late.journal.owner is not None
-    late.journal.owner.more()
+    late.journal.owner.continue_reading()
     late.turns.settle()
     assert late.journal.loads == 1
     assert serves_what_is_written(late)

@@ -47,7 +47,7 @@ class Holder:
         self.reasons.append(reason)
         self._told.set()
 
-    def more(self) -> None:
+    def continue_reading(self) -> None:
         self._told.set()
 
     async def told(self) -> None:

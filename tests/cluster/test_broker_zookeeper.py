@@ -14,8 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from kohort import Admin
-from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
-from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Election
+from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, OFFSETS, OWNERS, TOPICS, Election
 from kohort.ids import TopicPartition
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.broker.literal_consumer import LiteralConsumer, eventually

@@ -12,8 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, Plan
-from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
-from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
+from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS, OFFSETS, OWNERS
 from kohort.cluster.zookeeper.service import Guard, ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
 from kohort.errors import KafkaError

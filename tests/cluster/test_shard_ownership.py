@@ -70,7 +70,7 @@ class Nobody:
 
     def durable(self, token: int, sent_ms: int) -> None: ...
     def lost(self, reason: Exception) -> None: ...
-    def more(self) -> None: ...
+    def continue_reading(self) -> None: ...
 
 
 class Host(GroupHost):
@@ -111,7 +111,7 @@ class Host(GroupHost):
     async def commit(self, index: int) -> ErrorCode:
         """Have a shard append something; gives what it says."""
         answer: asyncio.Future[object] = self.loop.create_future()
-        event = OffsetCommit(self.token(), f"g{index}", "", -1, (OffsetToCommit("t", 0, 5, -1, ""),))
+        event = OffsetCommit(self.next_request_id(), f"g{index}", "", -1, (OffsetToCommit("t", 0, 5, -1, ""),))
         self.groups.ask_at(index, event, answer.set_result)
         value = await asyncio.wait_for(answer, WAIT_S)
         return value if isinstance(value, ErrorCode) else ErrorCode.NONE

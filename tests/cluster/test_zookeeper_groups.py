@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.cluster.zookeeper.group_nodes import (
+from kohort.cluster.zookeeper.nodes import (
     checksum,
     missing,
     name_of,

@@ -357,7 +357,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a reset waits for who has published and gone": _instead(Checkpoints, "_paid", _waits_for_who_has_gone),
     "where the region has published is forgotten": _instead(Checkpoints, "commit_if_whole", _forgets_places),
     "nobody is asked to publish": _instead(Plane, "offer_publish", lambda plane: None),
-    "who died is not missed": _instead(RegionMembers, "gone", lambda machine, one, cause: machine.plane.drop(one)),
+    "who died is not missed": _instead(
+        RegionMembers, "gone", lambda machine, one, cause: machine.plane.unregister(one)
+    ),
     "who is late is waited for": _instead(Checkpoints, "look_for_late", lambda machine: None),
     "who does not come back is waited for": _instead(RegionMembers, "look_for_lost", lambda machine: None),
     "the region runs before all are back": _instead(Recovery, "end_if_all_are_back", _runs_without_all),

@@ -42,7 +42,7 @@ WHO = told.Identity("id", 5, "static")
     [
         told.Register("m", UUID(int=9), "etl", WHO, 3, (POSITION,), 4, (POSITION,), "parquet:/out", False),
         told.Contributed(CUT, GIVEN),
-        told.Moved(WHO, (PART,)),
+        told.AssignmentChanged(WHO, (PART,)),
         told.AskStarts(1, (PART,)),
         told.Looked(1, (POSITION,), ("t",)),
         told.AskReset("why", forced=True),
@@ -69,7 +69,7 @@ def test_what_is_said_comes_back_as_it_was(message: told.Report | told.Ask) -> N
         told.Alive(),
     ],
 )
-def test_what_is_heard_comes_back_as_it_was(message: told.Order | told.Told) -> None:
+def test_what_is_heard_comes_back_as_it_was(message: told.Order | told.Answer) -> None:
     back = decode_heard(encode(message))
     assert back == message and repr(back) == repr(message), "also what does not compare"
 

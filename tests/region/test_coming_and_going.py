@@ -52,7 +52,7 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
     machine = MemberMachine("r", "m3", UUID(int=3), "etl", "s")
     for report in says(machine, does.Connected()):
         driven.say(3, report)
-    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 2), (P0,)))
     [welcome] = driven.orders(3, told.Welcome)
     for report in says(machine, does.Ordered(welcome), does.Assigned(Identity("m3", 2), (P0,))):
         driven.say(3, report)
@@ -160,7 +160,7 @@ def test_who_alone_can_publish_what_is_owed_leaves_when_it_has_though_it_holds_n
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_cut_goes_on_without_who_stays_to_publish_alone(drained: bool) -> None:
     driven = owing()
-    driven.say(2, told.Moved(Identity("m2", 2), (P1,)))
+    driven.say(2, told.AssignmentChanged(Identity("m2", 2), (P1,)))
     cut = driven.cut()
     if drained:
         driven.say(1, told.Drained(cut))
@@ -196,7 +196,7 @@ def ends(machine: MemberMachine, *events: does.Event) -> bool:
 
 def test_who_leaves_while_what_it_gave_is_committed_stays_until_that_is_published() -> None:
     driven = two("other")
-    driven.say(2, told.Moved(Identity("m2", 2), (P1,)))
+    driven.say(2, told.AssignmentChanged(Identity("m2", 2), (P1,)))
     cut = driven.cut()
     for connection in (1, 2):
         driven.say(connection, told.Drained(cut))

@@ -45,7 +45,7 @@ def test_all_go_back_as_soon_as_the_process_of_a_member_has_ended() -> None:
     effects = driven.machine.step(happens.Disconnected(1), 0)
     assert happens.LookAtProcess("p") in effects and driven.stands(RegionState.RUNNING), "it may come back"
     driven.do(happens.ProcessEnded("p"))
-    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.figures.resets == {Why.DEAD: 1}
+    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {Why.DEAD: 1}
     assert driven.machine.plane.names() == ("m2",), "what it has said last may be on its way"
     driven.do(happens.Disconnected(2))
     driven.do(happens.ProcessEnded("p"))
@@ -80,7 +80,7 @@ def test_a_new_control_plane_does_not_wait_for_who_has_ended() -> None:
     driven.do(happens.ProcessEnded("q"))
     assert driven.stands(RegionState.FORMING)
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5, process="p")
-    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.figures.resets == {Why.DEAD: 1}
+    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {Why.DEAD: 1}
     late = Driven(EXPECTED)
     late.join(1, "m1", holds=(at(P0, 70),), epoch=5, process="p")
     late.do(happens.ProcessEnded("another"))
@@ -101,7 +101,7 @@ def test_a_new_control_plane_waits_for_all_of_an_application_that_is_started_aga
     driven.join(1, "m1", process="r")
     assert driven.stands(RegionState.FORMING)
     driven.join(2, "m2", process="r")
-    assert driven.stands(RegionState.RUNNING) and not driven.machine.plane.figures.resets
+    assert driven.stands(RegionState.RUNNING) and not driven.machine.plane.metrics.resets
 
 
 def test_the_control_plane_notes_the_process_of_who_contributes() -> None:

@@ -180,7 +180,7 @@ def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> Non
     driven = contributed()
     driven.do(told.Completed(3, 8, 6))
     assert driven.effects(happens.Retire) == [happens.Retire(8, 6, counts=True)]
-    assert driven.effects(happens.GoOn) and driven.stands(RegionMemberState.RECORDS_FETCHED)
+    assert driven.effects(happens.ResumeSubmitting) and driven.stands(RegionMemberState.RECORDS_FETCHED)
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}
 
 
@@ -190,7 +190,7 @@ def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
     assert driven.said(told.Drained) == [told.Drained(Cut(8, 2))] and driven.stands(RegionMemberState.DRAINED)
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 70, 1: 71}
     driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
-    assert driven.effects(happens.GoOn), "a new control plane does not know of the cut"
+    assert driven.effects(happens.ResumeSubmitting), "a new control plane does not know of the cut"
 
 
 @pytest.mark.parametrize("says", [told.Completed(3, 8, 6, counts=False), told.Welcome(4, 5, 8, ("m1",), counts=False)])
@@ -217,7 +217,7 @@ def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     assert not driven.effects(happens.ReleasePartitions)
     driven.do(told.Completed(3, 8, 6))
     assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P1,))]
-    assert [report.gone for report in driven.said(told.Moved)] == [(P1,)]
+    assert [report.gone for report in driven.said(told.AssignmentChanged)] == [(P1,)]
 
 
 def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> None:
@@ -297,9 +297,9 @@ def test_who_closes_ends_when_it_is_told_to() -> None:
 def test_why_it_can_not_go_on_is_said_to_the_next_control_plane_too() -> None:
     driven = reading()
     driven.do(happens.Failed("records are lost", "reset it"))
-    assert driven.said(told.CantGoOn) == [told.CantGoOn("records are lost", "reset it")]
+    assert driven.said(told.UnrecoverableFailure) == [told.UnrecoverableFailure("records are lost", "reset it")]
     driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
-    assert driven.said(told.CantGoOn) == [told.CantGoOn("records are lost", "reset it")]
+    assert driven.said(told.UnrecoverableFailure) == [told.UnrecoverableFailure("records are lost", "reset it")]
 
 
 def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut() -> None:

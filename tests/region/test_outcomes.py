@@ -39,14 +39,14 @@ def test_no_reset_waits_while_a_generation_is_asked_for(why: str) -> None:
     else:
         driven.say(2, told.AskReset("the disk is full"))
     assert driven.stands(RegionState.RESETTING)
-    driven.say(1, told.Moved(Identity("m1", 2)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 2)))
     assert len(driven.commits) == 1, "nothing of the cut goes on"
 
 
 def test_a_reset_waits_again_once_the_commit_is_tried_again() -> None:
     driven, cut = committing()
     driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
-    driven.say(1, told.Moved(Identity("m1", 2)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 2)))
     assert len(driven.commits) == 2
     driven.say(2, told.AskReset("the disk is full"))
     assert driven.stands(RegionState.COMMITTING)
@@ -78,7 +78,7 @@ def test_who_does_not_tell_its_generation_in_time_has_all_go_back() -> None:
 def stopped() -> tuple[Driven, Cut]:
     """The region has stopped while sequence 8 is being committed."""
     driven, cut = committing()
-    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
+    driven.say(2, told.UnrecoverableFailure("what no reset mends", "mend it"))
     assert driven.stands(RegionState.STOPPED)
     return driven, cut
 
@@ -115,7 +115,7 @@ def test_of_a_commit_that_was_refused_when_it_had_stopped_nothing_is_there(first
 def test_a_region_that_stops_while_a_generation_is_asked_for_waits_for_no_outcome() -> None:
     driven, cut = committing()
     driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
-    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
+    driven.say(2, told.UnrecoverableFailure("what no reset mends", "mend it"))
     driven.do(happens.Resumed())
     assert driven.stands(RegionState.FORMING)
 
@@ -124,7 +124,7 @@ def test_who_resumes_before_the_topic_has_it_that_it_stopped_waits_for_that() ->
     """A member that registered in between would have been stopped with the earlier ones."""
     driven = two()
     driven.saves = False
-    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
+    driven.say(2, told.UnrecoverableFailure("what no reset mends", "mend it"))
     driven.do(happens.Resumed())
     driven.join(3, "m3")
     assert driven.stands(RegionState.STOPPED) and driven.orders(3, told.Stop) and 3 in driven.closed

@@ -53,7 +53,7 @@ class Driven:
         self.facts: list[Fact] = []
         self.commits: list[happens.Commit] = []
         self.looks: list[happens.LookAt] = []
-        self.lines: list[happens.Told] = []
+        self.lines: list[happens.RegionLogLine] = []
         self.now_ms = 0
         self.saves = True
 
@@ -74,7 +74,7 @@ class Driven:
                         self.commits.append(effect)
                     case happens.LookAt():
                         self.looks.append(effect)
-                    case happens.Told():
+                    case happens.RegionLogLine():
                         self.lines.append(effect)
 
     def say(self, connection: int, report: told.Report) -> None:
@@ -163,7 +163,7 @@ def test_a_cut_is_complete_when_all_have_contributed() -> None:
     assert driven.orders(1, told.Publish) and not driven.orders(2, told.Publish), "one publishes for all"
 
 
-def complete(driven: Driven, end: int) -> list[happens.Told]:
+def complete(driven: Driven, end: int) -> list[happens.RegionLogLine]:
     """One sequence, to which one member gives a partition up to `end`; what is told of it."""
     driven.lines.clear()
     cut = driven.cut()
@@ -181,13 +181,15 @@ def complete(driven: Driven, end: int) -> list[happens.Told]:
 def test_a_sequence_is_a_line_in_the_log_and_a_reset_is_one_with_its_cause() -> None:
     driven = two()
     assert complete(driven, 80) == [
-        happens.Told(happens.LogLevel.INFO, "region r: sequence 8 is complete: 10 records, members: 2, 40 ms")
+        happens.RegionLogLine(happens.LogLevel.INFO, "region r: sequence 8 is complete: 10 records, members: 2, 40 ms")
     ]
     [empty] = complete(driven, 80)
     assert empty.level is happens.LogLevel.DEBUG, "nobody needs to read that nothing was read"
     driven.lines.clear()
     driven.say(1, told.AskReset("the disk is full"))
-    assert driven.lines == [happens.Told(happens.LogLevel.WARNING, "region r resets to sequence 9: the disk is full")]
+    assert driven.lines == [
+        happens.RegionLogLine(happens.LogLevel.WARNING, "region r resets to sequence 9: the disk is full")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_what_can_not_be_contributed_has_all_go_back(
 def test_a_partition_that_another_may_be_reading_is_given_to_nobody() -> None:
     driven = two()
     assert driven.ask(2, P0) != (at(P0, 70),)
-    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 2), (P0,)))
     assert driven.orders(2, told.Starts)[-1] == told.Starts(3, 1, (at(P0, 70),)), "when it was let go"
 
 
@@ -232,7 +234,7 @@ def test_no_start_is_given_during_a_cut() -> None:
     driven = two()
     cut = driven.cut()
     driven.say(1, told.Drained(cut))
-    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 2), (P0,)))
     driven.say(2, told.AskStarts(2, (P0,)))
     assert len(driven.orders(2, told.Starts)) == 1
     driven.say(2, told.Drained(cut))
@@ -249,7 +251,7 @@ def test_what_left_a_members_hands_voids_what_it_contributed() -> None:
     for connection in (1, 2):
         driven.say(connection, told.Drained(cut))
     driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 2), (P0,)))
     assert driven.stands(RegionState.DRAINING)
     again = driven.orders(1, told.Drain)[-1].cut
     assert again != cut and again.sequence == cut.sequence
@@ -336,7 +338,7 @@ def test_nothing_is_swept_by_a_floor_that_is_not_in_the_topic() -> None:
 def test_that_it_has_stopped_is_in_the_topic_before_anyone_hears_of_it() -> None:
     driven = two()
     driven.saves = False
-    driven.say(1, told.CantGoOn("records are lost", "reset it"))
+    driven.say(1, told.UnrecoverableFailure("records are lost", "reset it"))
     assert driven.stands(RegionState.STOPPED) and not driven.orders(1, told.Stop) and not driven.closed
     token = driven.machine.plane._tokens
     driven.do(happens.Saved(token))
@@ -465,7 +467,7 @@ def test_a_refused_commit_is_tried_again_under_the_generation_that_holds_now() -
     cut = _contributed(driven)
     driven.do(happens.CommitEnded(cut, {"m1": "ILLEGAL_GENERATION"}))
     assert driven.last(1) == told.Identify(3, cut) and driven.stands(RegionState.COMMITTING)
-    driven.say(1, told.Moved(Identity("m1", 9)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 9)))
     assert driven.commits[-1].offsets[0].identity == Identity("m1", 9) and len(driven.commits) == 2
     driven.do(happens.CommitEnded(cut))
     assert driven.machine.plane.sequence == 8
@@ -475,7 +477,7 @@ def test_a_refused_commit_of_a_member_that_let_go_is_cut_again() -> None:
     driven = two()
     cut = _contributed(driven)
     driven.do(happens.CommitEnded(cut, {"m1": "ILLEGAL_GENERATION"}))
-    driven.say(1, told.Moved(Identity("m1", 9), (P0,)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 9), (P0,)))
     assert driven.stands(RegionState.DRAINING) and len(driven.commits) == 1
 
 
@@ -500,7 +502,7 @@ def test_a_reset_that_is_asked_for_while_a_commit_is_out_waits_for_its_outcome()
 def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: int, why: Why) -> None:
     driven = two()
     driven.say(connection, told.AskReset("a cause", forced=True))
-    assert driven.machine.plane.figures.resets == {why: 1}
+    assert driven.machine.plane.metrics.resets == {why: 1}
 
 
 def test_what_is_to_be_published_is_said_again_to_who_comes_back_before_it_was_told_its_epoch() -> None:
@@ -583,7 +585,7 @@ def test_a_cut_that_waited_for_a_publish_and_begins_again_waits_for_its_members_
     driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 75, 76))))
     driven.tick(2 * RegionConfig().drain_ms)
     assert driven.stands(RegionState.CHECKPOINTING), "it is not the members who are late"
-    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    driven.say(1, told.AssignmentChanged(Identity("m1", 2), (P0,)))
     assert driven.orders(1, told.Drain)[-1].cut != cut and driven.stands(RegionState.DRAINING)
     driven.tick(RegionConfig().drain_ms - 1)
     assert driven.stands(RegionState.DRAINING)

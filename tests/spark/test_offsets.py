@@ -45,12 +45,12 @@ def test_outside_a_region_an_earlier_kohort_reads_what_is_written() -> None:
 
 
 def test_in_a_region_a_batch_keeps_its_epoch_and_under_which_handing_out_it_had_its_partitions() -> None:
-    spans, handings = {A0: OffsetRange(0, 9), A10: OffsetRange(3, 3)}, {A0: 12, A10: 4}
-    one = BatchOffset("q", 3, 7, spans, {}, "g", 0, handings)
+    spans, assignment_versions = {A0: OffsetRange(0, 9), A10: OffsetRange(3, 3)}, {A0: 12, A10: 4}
+    one = BatchOffset("q", 3, 7, spans, {}, "g", 0, assignment_versions)
     told = json.loads(json.dumps(one.to_json()))
     assert (told["kohort"], told["epoch"], told["topics"]["a"]["10"]) == (3, 0, {"start": 3, "end": 3, "handing": 4})
     assert BatchOffset.from_json(told) == one
-    for other in (replace(one, epoch=1), replace(one, handings=handings | {A0: 13})):
+    for other in (replace(one, epoch=1), replace(one, assignment_versions=assignment_versions | {A0: 13})):
         assert other.to_json() != one.to_json() and BatchOffset.from_json(other.to_json()) == other
 
 

@@ -366,7 +366,7 @@ class Member:
                 self.look_whether_idle()
             case member_events.SaveState(cut):
                 self.later(lambda: self.save(cut))
-            case member_events.GoOn():
+            case member_events.ResumeSubmitting():
                 self.drains = None
                 self.flow.open()
             case member_events.GoBack():

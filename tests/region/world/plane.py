@@ -224,7 +224,7 @@ class Plane:
                 self._write(self._writer.save(effect), lambda: self._is_saved(effect))
             case plane_events.Commit():
                 self._write(self._writer.commit(effect))
-            case plane_events.Told(_, text):
+            case plane_events.RegionLogLine(_, text):
                 self.clock.tell(f"term {self.term}: {text}")
             case plane_events.LookAt(group):
                 self.clock.after(20, lambda: self.step(plane_events.GroupSeen(group, ())) if self.alive else None)

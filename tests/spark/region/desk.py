@@ -50,20 +50,22 @@ class Desk:
         self.waits: list[int] = []
         self.idle: list[Idle | None] = []
         self.before_begin: Callable[[], None] = lambda: None
-        self.starts: dict[int, int] = {}  # by handing
+        self.starts: dict[int, int] = {}  # by assignment version
         self._changed = threading.Condition()
         self._parts: dict[TopicPartition, HandedPart] = {}
-        self._version = self._handing = 0
+        self._version = self._assignment_version = 0
         self._running: int | None = None
 
     def hand(self, starts: dict[int, int], topic: str | None = None, topic_id: TopicId | None = None) -> None:
         """Hand out partitions, each under a new number."""
         with self._changed:
             for number, start in starts.items():
-                self._handing += 1
+                self._assignment_version += 1
                 self._version += 1
-                self.starts[self._handing] = start
-                part = HandedPart(topic or self.topic, topic_id or self.topic_id, number, start, self._handing)
+                self.starts[self._assignment_version] = start
+                part = HandedPart(
+                    topic or self.topic, topic_id or self.topic_id, number, start, self._assignment_version
+                )
                 self._parts[TopicPartition(part.topic, number)] = part
             self._changed.notify_all()
 
@@ -121,21 +123,23 @@ class Desk:
 
 
 def check_chains(batches: list[BatchOffset], starts: dict[int, int], moved: dict[int, int] | None = None) -> None:
-    """Each handing-out is read from its start, without a gap or a record twice: what a cut relies on.
+    """Each assignment is read from its start, without a gap or a record twice: what a cut relies on.
 
     Args:
         batches: in the order of planning.
-        starts: by handing.
-        moved: by handing, where it went on instead because records are gone.
+        starts: by assignment version.
+        moved: by assignment version, where it went on instead because records are gone.
     """
     at = starts | (moved or {})
     for batch in batches:
         assert batch.epoch == EPOCH, batch
-        assert set(batch.handings) == set(batch.spans), batch
+        assert set(batch.assignment_versions) == set(batch.spans), batch
         for tp, span in batch.spans.items():
-            handing = batch.handings[tp]
-            assert span.start == at[handing], f"{tp} under {handing} begins at {span.start}, was at {at[handing]}"
-            at[handing] = span.end
+            assignment_version = batch.assignment_versions[tp]
+            assert span.start == at[assignment_version], (
+                f"{tp} under {assignment_version} begins at {span.start}, was at {at[assignment_version]}"
+            )
+            at[assignment_version] = span.end
 
 
 @dataclass
@@ -190,7 +194,7 @@ class Region:
 
     def check(self) -> None:
         """Check that all plans so far are in order, and that nothing is committed to the group."""
-        moved = {part.handing: part.next for lost in self.desk.lost_parts for part in lost.parts}
+        moved = {part.assignment_version: part.next for lost in self.desk.lost_parts for part in lost.parts}
         check_chains(self.batches, self.desk.starts, moved)
         assert self.place.committed() == {}
 

@@ -102,7 +102,7 @@ class Run:
         self.may_stop.set()
         self._sink = sink
         self._identities = {seat: uuid.uuid4().hex for seat in seats}
-        self._reached: dict[tuple[int, int], int] = {}  # by source and handing
+        self._reached: dict[tuple[int, int], int] = {}  # by source and assignment version
         self._offsets = [BatchOffset(self._identities[seat]) for seat in seats]
         for log in ("offsets", "commits"):
             (self.folder / log).mkdir(exist_ok=True)
@@ -133,12 +133,12 @@ class Run:
         assert self.ask("begin", source, version=held.version, batch=before.batch + 1) == {"ok": True}
         spans = {}
         for part in held.parts:
-            start = self._reached.get((source, part.handing), part.start)
-            self._reached[source, part.handing] = start + rows
+            start = self._reached.get((source, part.assignment_version), part.start)
+            self._reached[source, part.assignment_version] = start + rows
             spans[_tp(part)] = OffsetRange(start, start + rows)
-        handings = {_tp(part): part.handing for part in held.parts}
+        assignment_versions = {_tp(part): part.assignment_version for part in held.parts}
         self._offsets[source] = BatchOffset(
-            before.query, before.batch + 1, 1, spans, {"t": TOPIC, "u": TOPIC}, "g", held.epoch, handings
+            before.query, before.batch + 1, 1, spans, {"t": TOPIC, "u": TOPIC}, "g", held.epoch, assignment_versions
         )
         ends = [json.dumps(offset.to_json()) for offset in self._offsets]
         (self.folder / "offsets" / f"{self._number + 1}").write_text("\n".join(["v1", "{}", *ends]))

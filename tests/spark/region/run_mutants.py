@@ -24,12 +24,15 @@ def _by_the_last_batch_alone(self: RegionQuery, run: Any, member: QueryThread, l
         return _ENDS(self, run, member, last)
 
 
-def _whatever_the_handing(self: RegionQuery, run: Any, member: QueryThread, last: int | None) -> Any:
+def _under_any_assignment_version(self: RegionQuery, run: Any, member: QueryThread, last: int | None) -> Any:
     batch = None if last is None else self._batch_of(run, last, member)
-    handings = {} if batch is None else dict(batch.handings)
+    assignment_versions = {} if batch is None else dict(batch.assignment_versions)
 
     def handed(seat: SourceAssignments) -> Any:
-        return {at: mock.Mock(handing=handings.get(at), topic_id=topic.topic_id) for at, topic in _HANDED(seat).items()}
+        return {
+            at: mock.Mock(assignment_version=assignment_versions.get(at), topic_id=topic.topic_id)
+            for at, topic in _HANDED(seat).items()
+        }
 
     with (
         mock.patch.object(SourceAssignments, "handed", handed),
@@ -68,8 +71,8 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
         lambda: mock.patch.object(RegionQuery, "_ends", _by_the_last_batch_alone),
         "test_what_is_wanted_back_ends_where_a_batch_has_read_it_last",
     ),
-    "a batch counts under another handing-out": (
-        lambda: mock.patch.object(RegionQuery, "_ends", _whatever_the_handing),
+    "a batch counts under another assignment": (
+        lambda: mock.patch.object(RegionQuery, "_ends", _under_any_assignment_version),
         "test_a_new_handing_out_begins_where_it_was_told",
     ),
     "what is wanted back is given during a cut": (

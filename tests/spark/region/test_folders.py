@@ -23,7 +23,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.spark.region import folders
-from kohort.spark.region.checkpoint_state import Operator, StateKind, Store
+from kohort.spark.region.checkpoint_files import Operator, StateKind, Store
 from kohort.spark.region.folders import check_place, derive, epoch_folder, forget, last_batch, operators, state_kinds
 
 pytestmark = [pytest.mark.spark, LAST_RESORT]

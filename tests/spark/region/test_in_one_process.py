@@ -13,7 +13,7 @@ from tests.spark.conftest import SESSION_MS, Stage
 from tests.spark.region.gated import Gated
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.region.checkpoint_logs import last_batch
+from kohort.spark.region.checkpoint_files import last_batch
 from kohort.spark.region.query_thread import AHEAD
 from kohort.spark.region.spark_region import SparkRegion
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.spark.queries import Place, place
 from tests.spark.region.desk import Desk
-from tests.spark.region.faults import always_at_the_start, ignores_handings, no_handings
+from tests.spark.region.faults import always_at_the_start, ignores_assignment_versions, no_assignment_versions
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.client.producer.producer import Producer
@@ -48,7 +48,7 @@ class Runner:
         """A new run, with these partitions."""
         self.finished, self.planned = self.kept, None
         self.new: list[BatchOffset] = []  # finished since the last cut
-        self.held: dict[int, tuple[int, int]] = {}  # by partition, handing and start
+        self.held: dict[int, tuple[int, int]] = {}  # by partition, assignment version and start
         self.desk = Desk(self.days.topic, self.days.topic_id)
         self.desk.epoch = self.days.epoch
         self.hand(starts)
@@ -90,9 +90,9 @@ class Runner:
     def contribution(self) -> dict[int, int]:
         """Where each partition has got to, by the last batch in the checkpoint."""
         last, found = self.finished, {}
-        for number, (handing, start) in self.held.items():
+        for number, (assignment_version, start) in self.held.items():
             tp = TopicPartition(self.days.topic, number)
-            same = last.epoch == self.days.epoch and last.handings.get(tp) == handing
+            same = last.epoch == self.days.epoch and last.assignment_versions.get(tp) == assignment_version
             found[number] = last.spans[tp].end if same else start
         return found
 
@@ -219,7 +219,11 @@ def test_whatever_happens_every_record_is_published_once(days: Callable[[int], D
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [("_keep_positions", ignores_handings), ("_keep_positions", always_at_the_start), ("wait_assigned", no_handings)],
+    [
+        ("_keep_positions", ignores_assignment_versions),
+        ("_keep_positions", always_at_the_start),
+        ("wait_assigned", no_assignment_versions),
+    ],
 )
 def test_faults_are_seen(
     days: Callable[[int], Days], monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., Any]

@@ -38,7 +38,7 @@ def test_partitions_start_where_they_are_handed_out_and_only_the_region_commits(
     batch = region.batch(query, FIRST)
     assert region.spans(batch) == {0: (4, 10), 1: (0, 10)}
     assert (batch.epoch, batch.generation, batch.batch) == (EPOCH, GENERATION, 1)
-    assert set(batch.handings.values()) == {1, 2} and batch.ids == {region.desk.topic: region.desk.topic_id}
+    assert set(batch.assignment_versions.values()) == {1, 2} and batch.ids == {region.desk.topic: region.desk.topic_id}
     assert BatchOffset.from_json(batch.to_json()) == batch
     assert region.desk.begun == [1] and region.desk.ended == []
     assert region.trigger(query, batch) is None
@@ -272,7 +272,7 @@ def test_records_that_are_gone_are_told(region: Region, strict: bool, where: str
     (part,) = lost.parts
     assert lost.fatal is strict and text in lost.text
     assert (part.topic, part.topic_id, part.partition) == (region.desk.topic, region.desk.topic_id, 0)
-    assert (part.handing, part.at, part.next) == (1, region.desk.starts[1], first)
+    assert (part.assignment_version, part.at, part.next) == (1, region.desk.starts[1], first)
     region.check()
 
 

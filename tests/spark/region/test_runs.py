@@ -336,7 +336,7 @@ def test_who_runs_ahead_asks_until_there_is_a_sequence_and_is_held(query: Driven
 def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven) -> None:
 
     def said() -> int:
-        return len(query.said(told.AskReset)) + len(query.said(told.CantGoOn))
+        return len(query.said(told.AskReset)) + len(query.said(told.UnrecoverableFailure))
 
     query.begin()
     query.give({0: 100})
@@ -345,12 +345,12 @@ def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven
         query.run.fail(ValueError("a record that nobody can read"))
         until(lambda number=number: query.turn() or said() > number, "it is seen", 10)  # type: ignore[misc]
         if number < FAILURES_IN_A_ROW_MAX - 1:
-            assert len(query.said(told.AskReset)) == number + 1 and not query.said(told.CantGoOn)
+            assert len(query.said(told.AskReset)) == number + 1 and not query.said(told.UnrecoverableFailure)
             query.reset(6 + number, None, 0)
             query.goes_back()
             query.give({0: 100})
             until(lambda number=number: len(query.spark.runs) == number + 2, "it runs again", 10)  # type: ignore[misc]
-    assert "a record that nobody can read" in query.said(told.CantGoOn)[0].cause
+    assert "a record that nobody can read" in query.said(told.UnrecoverableFailure)[0].cause
 
 
 def test_a_query_that_fails_before_it_has_planned_anything_begins_again_alone(query: Driven) -> None:

@@ -49,7 +49,7 @@ def test_what_is_handed_out_has_its_start_and_a_number_of_its_own() -> None:
     seated.seat.assign_partition(position(0, 10))
     again = seated.run.wait_partitions(0)
     assert again is not None
-    first, second = held.parts[0].handing, again.parts[0].handing
+    first, second = held.parts[0].assignment_version, again.parts[0].assignment_version
     assert first != second, "the same partition under the number that it had"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.spark.region.checkpoint_state import operator_noted, with_paths_below
+from kohort.spark.region.checkpoint_files import operator_noted, with_paths_below
 from kohort.spark.region.folders import find_source, last_batch, offsets_of
 from kohort.spark.source.batch_offset import BatchOffset
 
