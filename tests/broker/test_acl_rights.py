@@ -175,7 +175,7 @@ def test_group_with_hidden_topics_is_not_described(
     assert (group.error_code, len(group.members)) == (0, 1)
 
 
-def test_operations_that_a_client_may_do_are_told(client: RawClient, names: Names, allow: Grant) -> None:
+def test_responses_list_the_operations_that_a_client_may_do(client: RawClient, names: Names, allow: Grant) -> None:
     """KIP-430."""
     read, describe, alter, describe_configs = 1 << 3, 1 << 8, 1 << 7, 1 << 10
     asked = [MetadataRequest.MetadataRequestTopic(name=names.t)]
@@ -305,7 +305,7 @@ def test_librdkafka_makes_finds_and_deletes_rules(guarded: str, admin: RawClient
     assert told.value.args[0].code() == confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED
 
 
-def test_librdkafka_produces_and_consumes_with_rights_and_is_told_without(
+def test_librdkafka_produces_and_consumes_with_rights_and_gets_errors_without(
     guarded: str, names: Names, allow: Grant
 ) -> None:
     told: list[object] = []

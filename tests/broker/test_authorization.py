@@ -164,7 +164,9 @@ def test_a_push_frame_that_is_not_allowed_is_refused_and_its_connection_ends(
         (AclOperation.READ, Resource.TOPIC),
     ],
 )
-def test_a_push_consumer_without_the_right_is_told(tmp_path: Path, operation: AclOperation, resource: Resource) -> None:
+def test_push_consumer_without_the_right_gets_an_error(
+    tmp_path: Path, operation: AclOperation, resource: Resource
+) -> None:
     """The consumer ends with the authorization error and does not retry for ever."""
     keeper = Gatekeeper(NOTHING)
 
@@ -181,7 +183,7 @@ def test_a_push_consumer_without_the_right_is_told(tmp_path: Path, operation: Ac
     guarded(tmp_path, keeper, client)
 
 
-def test_a_push_consumer_whose_right_is_taken_away_is_told(tmp_path: Path) -> None:
+def test_push_consumer_whose_right_is_taken_away_gets_an_error(tmp_path: Path) -> None:
     """At its next answer, as from Kafka at the next heartbeat."""
     keeper = Gatekeeper(NOTHING)
 

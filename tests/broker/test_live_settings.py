@@ -128,7 +128,9 @@ def test_a_file_that_can_not_be_read_says_what_to_do(tmp_path: Path, content: st
         LiveSettings(tmp_path, broker_configs({}))
 
 
-def test_a_resource_that_can_not_be_altered_is_told_apart_from_those_that_were(broker: Broker, tmp_path: Path) -> None:
+def test_a_resource_that_can_not_be_altered_is_reported_apart_from_those_that_were(
+    broker: Broker, tmp_path: Path
+) -> None:
     (tmp_path / "group-settings.json.tmp").mkdir()
     make = IncrementalAlterConfigsRequest.AlterConfigsResource
     entry = IncrementalAlterConfigsRequest.AlterableConfig

@@ -150,7 +150,7 @@ def test_a_frame_of_the_coordinator_that_ends_the_connection(
 
 
 @pytest.mark.parametrize("action", ["drop", "drop_reply"])
-def test_pings_that_are_lost_end_in_silence(broker: Broker, start: Start, name: str, action: str) -> None:
+def test_lost_pings_end_the_session(broker: Broker, start: Start, name: str, action: str) -> None:
     """One that is lost is repeated; when all are, the consumer is out."""
     a = start("a", session_timeout_ms=SESSION_MS)
     a.until(started(4))

@@ -225,7 +225,7 @@ def test_a_proof_grows_old_while_the_machine_sleeps(proving: Proving) -> None:
     assert proving.told(beat) == [ErrorCode.NOT_COORDINATOR]
 
 
-def test_a_held_heartbeat_needs_its_proof_when_it_is_let_go(proving: Proving) -> None:
+def test_long_polled_heartbeat_needs_its_proof_when_it_is_released(proving: Proving) -> None:
     beat = proving.beat(delay_ms=3_000)
     proving.turns.pass_time(2.0)
     assert proving.answered == []

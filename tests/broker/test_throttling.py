@@ -104,7 +104,7 @@ def silent_for(client: RawClient, asked: Any) -> float:
     return time.monotonic() - began
 
 
-def test_a_producer_over_its_quota_is_told_and_not_read(client: RawClient, topic: str, name: str) -> None:
+def test_a_producer_over_its_quota_is_throttled_and_not_read(client: RawClient, topic: str, name: str) -> None:
     set_quota(client, {"client-id": name}, producer_byte_rate=20_000)
     with RawClient(client.address, client_id=name) as limited:
         for _ in range(2):

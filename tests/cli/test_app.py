@@ -109,7 +109,7 @@ def test_what_was_not_read_is_not_committed(our_broker: Broker, topic: str) -> N
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_input_is_told_in_one_line(
+def test_bad_input_is_an_error_of_one_line(
     our_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], code: int, told: str
 ) -> None:
     from kohort.cli.app import run

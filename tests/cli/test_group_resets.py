@@ -35,7 +35,7 @@ def part(servers: str, topic: str) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_offset_that_is_not_as_asked_is_told(
+def test_an_offset_that_is_not_as_asked_is_reported(
     kohort: Kohort,
     group: str,
     part: str,
@@ -59,7 +59,7 @@ def test_an_offset_that_is_not_as_asked_is_told(
     assert [(row["new"], row["note"], row["done"]) for row in done.json] == [(new, told, True)]
 
 
-def test_a_file_out_of_bounds_is_told(kohort: Kohort, group: str, part: str, tmp_path: Path) -> None:
+def test_a_file_out_of_bounds_is_reported(kohort: Kohort, group: str, part: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.csv"
     plan.write_text(f'"{part.partition(":")[0]}",0,77\n')
     (row,) = kohort("groups", "reset-offsets", group, "--from-file", str(plan), "--json").json

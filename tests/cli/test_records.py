@@ -101,20 +101,20 @@ def test_nothing_there_is_a_file_without_rows(kohort: Kohort, topic: str, tmp_pa
     assert pyarrow.parquet.read_table(file).num_rows == 0
 
 
-def test_group_goes_on_where_it_stopped(kohort: Kohort, topic: str) -> None:
+def test_group_continues_where_it_stopped(kohort: Kohort, topic: str) -> None:
     kohort("produce", topic, "--partition", "0", stdin=b"1\n2\n3\n4\n5\n")
     group = ("--group", f"{topic}-group", "--from-beginning")
     assert kohort("consume", topic, *group, "--max-messages", "2")[1] == b"1\n2\n"
     assert kohort("consume", topic, *group, "--until-end")[1] == b"3\n4\n5\n"
 
 
-def test_unknown_topic_is_told(kohort: Kohort) -> None:
+def test_unknown_topic_is_reported(kohort: Kohort) -> None:
     code, _, told = kohort("consume", "never-made")
     assert code == 1
     assert "never-made" in told
 
 
-def test_bad_lines_are_told(kohort: Kohort, topic: str) -> None:
+def test_bad_lines_are_reported(kohort: Kohort, topic: str) -> None:
     code, _, told = kohort("produce", topic, "--format", "json", stdin=b'{"value": "ok"}\nnonsense\n')
     assert code == 1
     assert "line 2" in told

@@ -343,7 +343,7 @@ def test_a_static_member_that_restarts_moves_nothing(servers: str, topic: str, p
         assert len(log.events) == events
 
 
-def test_a_consumer_that_does_not_poll_is_evicted_and_told(servers: str, topic: str) -> None:
+def test_a_consumer_that_does_not_poll_is_evicted_and_gets_an_error(servers: str, topic: str) -> None:
     log = Log()
     settings = {"group_id": topic, "max_poll_interval_ms": 1000, "session_timeout_ms": 6000, **QUICK}
     with Consumer(servers, **settings) as slow, Consumer(servers, **settings) as other:

@@ -187,7 +187,7 @@ def test_who_is_to_be_asked_again_later_than_another_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 3])
-def test_a_leader_that_stood_still_does_not_reset_what_its_successor_has(epoch: int) -> None:
+def test_a_leader_that_was_paused_does_not_reset_what_its_successor_has(epoch: int) -> None:
     """The old leader woke without records that another consumer had read from its successor: reading restarted at 0."""
     log = Log({A0: 50})
     metadata = log.world.handlers["Metadata"]
@@ -216,7 +216,7 @@ def test_that_a_position_is_not_there_is_believed_in_the_end(epoch: int, patienc
     assert patience_ms <= log.world.runtime.now_ms - began_ms < patience_ms + 1_000
 
 
-def test_truncation_is_found_and_reading_goes_on_where_both_histories_agree() -> None:
+def test_reader_finds_a_truncation_and_continues_where_both_histories_agree() -> None:
     log = Log({A0: 100})
     log.core.seek(A0, FetchPosition(80, 3))
     log.facts["diverging_epoch"] = FetchResponse.EpochEndOffset(epoch=2, end_offset=60)
@@ -274,7 +274,7 @@ def test_lag_is_known_from_the_last_fetch() -> None:
     assert log.core.lag(A0) == 80
 
 
-def test_figures_count_what_happened() -> None:
+def test_metrics_count_what_happened() -> None:
     log = Log({A0: 40})
     log.poll()
     log.poll()

@@ -209,7 +209,7 @@ class Told(RebalanceListener):
         self.assigned |= set(partitions)
 
 
-def test_what_the_group_gave_is_told_also_when_it_rebalances_anew_before_the_poll(servers: str, topic: str) -> None:
+def test_assignment_is_announced_also_when_the_group_rebalances_anew_before_the_poll(servers: str, topic: str) -> None:
     group, listener, client = f"g-{uuid.uuid4().hex[:8]}", Told(), RawClient(servers)
     everything = [TopicPartition(topic, number) for number in range(4)]
     leader = Member(client, group, topic, protocol="cooperative-sticky")

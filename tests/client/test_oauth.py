@@ -156,7 +156,7 @@ def test_secret_is_not_sent_to_where_the_endpoint_points() -> None:
         ({"sasl.oauthbearer.token.endpoint.url": None}, "sasl.oauthbearer.token.endpoint.url"),
     ],
 )
-def test_missing_settings_are_told_before_the_first_connection(others: dict[str, Any], text: str) -> None:
+def test_missing_settings_are_reported_before_the_first_connection(others: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
         Admin("127.0.0.1:1", **settings("http://127.0.0.1:1/", **others))
 

@@ -54,7 +54,7 @@ def read(servers: str, topic: str, **settings: Any) -> list[dict[str, Any]]:
         return rows
 
 
-def test_a_refused_record_is_told_from_the_others_of_its_batch(servers: str, topic: str) -> None:
+def test_a_refused_record_is_reported_apart_from_the_others_of_its_batch(servers: str, topic: str) -> None:
     """Source: KIP-467: the answer names the records without a key that a compacted topic refuses the batch for."""
     with Admin(servers) as admin:
         admin.create_topics([NewTopic(topic, 1, configs={"cleanup.policy": "compact"})]).all()

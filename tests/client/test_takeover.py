@@ -228,7 +228,7 @@ def test_a_member_that_is_cut_off_from_its_coordinator_hands_out_nothing_when_ot
 
 
 @pytest.mark.parametrize(("way", "protocol"), [("poll", "classic"), ("for", "consumer"), ("async for", "classic")])
-def test_a_silence_shorter_than_its_session_only_pauses_a_member_whose_connection_stays(
+def test_a_pause_shorter_than_its_session_only_pauses_a_member_whose_connection_stays(
     broker: Broker, group: str, way: str, protocol: str, flow: None
 ) -> None:
     with Reader(broker, group, protocol, "paused", way) as reader:
@@ -264,7 +264,7 @@ def test_a_member_that_does_not_read_waits_for_its_coordinator_to_answer(
         assert member.owns()
 
 
-def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_silent(
+def test_members_keep_their_ids_when_it_was_the_broker_that_was_silent(
     protocol: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The members released their partitions by their own clocks.

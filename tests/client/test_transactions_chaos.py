@@ -108,7 +108,9 @@ class Application:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_was_told_committed_is_there(broker: Broker, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_transactions_that_were_reported_committed_are_there(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     chance = random.Random(seed)
     if seed % 2:
         monkeypatch.setattr(transactions, "FEATURE", "a cluster without the feature")

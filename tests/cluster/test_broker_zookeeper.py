@@ -211,7 +211,7 @@ def session_of(look: Look, path: str) -> int | None:
     return None if found is None else int(found.ephemeralOwner)
 
 
-def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, look: Look, tmp_path: Path) -> None:
+def test_an_expired_session_is_followed_by_another_and_groups_continue(run: Run, look: Look, tmp_path: Path) -> None:
     """The broker registers and is elected again, and repairs nodes that changed or were spoiled meanwhile."""
     broker = run(tmp_path, look.address)
     make_topic(broker)

@@ -79,7 +79,7 @@ def test_enter_suspect_retire(all_doors: AnyDoors) -> None:
     run(all_doors, story)
 
 
-def test_wrongly_suspected_comes_back(doors: AnyDoors) -> None:
+def test_wrongly_suspected_coordinator_returns(doors: AnyDoors) -> None:
     """A living candidate gets its place and its shards back, the leader as well."""
 
     async def story(doors: AnyDoors) -> None:

@@ -122,7 +122,7 @@ def test_killed_is_out_before_its_session(candidates: Candidates) -> None:
     agreed(*others, candidates.begin(elected.number, LONG_MS))
 
 
-def test_stopped_is_out_with_its_session_and_comes_back(candidates: Candidates) -> None:
+def test_stopped_coordinator_is_out_with_its_session_and_returns(candidates: Candidates) -> None:
     """The elected one sleeps beyond its session: the others take its shards; awake, it is one of them again."""
     some = [candidates.begin(number, SHORT_MS) for number in (1, 2, 3)]
     agreed(*some)

@@ -18,7 +18,7 @@ from tests.cluster.coordination_services import GroupDoors, candidate, run, unti
 from tests.support.secured_kafka import SecuredKafka
 
 
-def test_who_asks_is_told_no_map_from_before(our_broker: Broker) -> None:
+def test_request_gets_no_map_from_before(our_broker: Broker) -> None:
     """A removed member learns of it by its next heartbeat, which is far away here."""
 
     async def story(doors: GroupDoors) -> None:

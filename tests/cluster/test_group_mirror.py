@@ -234,7 +234,7 @@ def test_planted_fault_offset_that_goes_backwards(zookeeper: ZooKeeper, monkeypa
         _away_story(zookeeper, monkeypatch)
 
 
-def test_owners_that_were_deleted_are_told_once_and_written_after_the_rebalance(zookeeper: ZooKeeper) -> None:
+def test_deleted_owners_are_logged_once_and_written_after_the_rebalance(zookeeper: ZooKeeper) -> None:
     """At the next look at the group, by who wrote them and by who comes after it."""
 
     async def story(mirrors: Mirrors) -> None:
@@ -473,7 +473,7 @@ def test_a_read_that_fails_keeps_no_other_group_from_being_written(
     play(zookeeper, story)
 
 
-def test_a_group_that_is_new_and_rebalances_is_told_of_nothing(zookeeper: ZooKeeper) -> None:
+def test_nothing_is_logged_of_a_new_group_that_rebalances(zookeeper: ZooKeeper) -> None:
     """A group's first consumer does the same: its owners are written when the rebalance ends, and none was deleted."""
 
     async def story(mirrors: Mirrors) -> None:
@@ -489,7 +489,7 @@ def test_a_group_that_is_new_and_rebalances_is_told_of_nothing(zookeeper: ZooKee
     play(zookeeper, story)
 
 
-def test_a_group_that_came_between_the_load_and_the_first_look_is_told_of_nothing(zookeeper: ZooKeeper) -> None:
+def test_nothing_is_logged_of_a_group_that_came_between_the_load_and_the_first_look(zookeeper: ZooKeeper) -> None:
     """Nobody can have written its owners; one that was loaded had them, or comes from a time without ZooKeeper."""
 
     async def story(mirrors: Mirrors) -> None:

@@ -108,7 +108,7 @@ def test_end_and_refusal_is_suspicion() -> None:
     run(story)
 
 
-def test_who_comes_back_is_believed_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_returns_is_suspected_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each suspicion of one process takes twice as long a refusal as the one before; of another, it does not."""
     monkeypatch.setattr(peers, "SUSPICION_DELAY_S", 0.2)
 
@@ -150,7 +150,7 @@ def test_refused_from_the_start() -> None:
     run(story)
 
 
-def test_silence_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_pause_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that can't be reached, and does not refuse, is left to its session."""
     tries: list[object] = []
 

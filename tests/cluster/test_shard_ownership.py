@@ -266,7 +266,7 @@ def test_another_life_under_the_same_id_gives_nothing(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_door_that_says_nothing_any_more_takes_nothing(tmp_path: Path) -> None:
+def test_a_coordination_service_that_says_nothing_any_more_takes_nothing(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.door.give(ME.id, ME.id, ME.id)
         host.tenures.begin(ME)

@@ -80,7 +80,7 @@ def test_a_broker_that_knew_of_another_does_not_count_twice_when_that_is_gone() 
     assert asked.poll(B) == ("t",)
 
 
-def test_a_broker_that_still_knows_a_topic_takes_back_what_was_told_before() -> None:
+def test_a_broker_that_still_knows_a_topic_overrules_an_earlier_answer() -> None:
     asked = Asked()
     asked.poll(A, topic())
     assert asked.poll(A) == ()
@@ -138,7 +138,7 @@ def test_a_broker_that_lags_brings_no_replaced_topic_back() -> None:
     assert asked.id_of() == NEW
 
 
-def test_a_broker_that_lags_takes_no_topic_away_that_was_told_first() -> None:
+def test_a_broker_that_lags_takes_no_topic_away_that_another_reported_first() -> None:
     """A coordinator that begins may hear the newer id first: one broker that knows the older one is no evidence."""
     asked = Asked()
     asked.poll(A, topic(topic_id=NEW))
@@ -148,7 +148,7 @@ def test_a_broker_that_lags_takes_no_topic_away_that_was_told_first() -> None:
     assert asked.id_of() == NEW
 
 
-def test_a_deleted_topic_comes_back_when_two_brokers_have_it() -> None:
+def test_a_deleted_topic_returns_when_two_brokers_have_it() -> None:
     """Two brokers that lag can be wrong together; one that has not heard of the deletion yet can't."""
     asked = Asked()
     asked.poll(A, topic())

@@ -34,7 +34,7 @@ from kohort.zookeeper import ZooKeeper
 from tests.cluster.coordination_services import SHARDS, ZooKeeperDoors, candidate, run, until
 
 
-def test_the_nodes_of_the_one_in_office(zookeeper: ZooKeeper) -> None:
+def test_the_nodes_of_the_leader(zookeeper: ZooKeeper) -> None:
     """Each election raises the epoch; who retires is there until its shards are another's."""
 
     async def story(doors: ZooKeeperDoors) -> None:

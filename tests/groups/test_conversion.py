@@ -211,7 +211,7 @@ def test_classic_members_of_a_consumer_group_are_checked() -> None:
     assert errors == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_MEMBER_ID]
 
 
-def test_a_classic_member_that_was_evicted_is_told_so_before_it_joins_again() -> None:
+def test_a_classic_member_that_was_evicted_gets_an_error_before_it_joins_again() -> None:
     """Else it would go on with partitions that others have by now."""
     trial = make_trial(consumer_session_timeout_ms=100_000)
     trial.beat("new")
@@ -278,7 +278,7 @@ def test_a_static_member_goes_from_one_protocol_to_the_other_and_back() -> None:
     assert [member.instance_id for member in reply.members] == ["i"]
 
 
-def test_a_round_that_is_under_way_goes_on_when_a_static_member_turns_its_group_into_a_consumer_group() -> None:
+def test_a_round_that_is_under_way_continues_when_a_static_member_turns_its_group_into_a_consumer_group() -> None:
     """The one that takes its place changes nothing, and what a member left behind has no other owner."""
     trial = make_trial()
     first = trial.join(protocols=offer(), instance_id="i")
@@ -442,7 +442,7 @@ def test_a_classic_member_that_does_not_join_in_time_keeps_its_partitions_for_it
     assert has(trial, member) == []
 
 
-def test_a_classic_member_that_was_too_late_goes_on_when_it_joins() -> None:
+def test_a_classic_member_that_was_too_late_continues_when_it_joins() -> None:
     trial = make_trial(consumer_session_timeout_ms=200_000)
     member, generation, kept = mixed_pair(trial)
     trial.beat("third")

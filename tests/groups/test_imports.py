@@ -145,7 +145,7 @@ def test_members_at_the_earlier_coordinator_refuse_the_group_until_they_have_lef
     assert trial.fetch() == POSITIONS
 
 
-def test_a_member_under_kip_848_is_told_what_to_do() -> None:
+def test_a_member_under_kip_848_learns_what_to_do() -> None:
     trial = Importing()
     trial.beat("m")
     trial.answer(error=MEMBERS_THERE, text="stop them")
@@ -189,7 +189,7 @@ def expire(trial: Importing) -> None:
 
 @pytest.mark.parametrize("end", [delete, expire])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_group_that_is_gone_does_not_come_back_with_old_offsets(
+def test_a_group_that_is_gone_does_not_return_with_old_offsets(
     end: Callable[[Importing], None], restarted: bool
 ) -> None:
     trial = Importing()

@@ -120,7 +120,7 @@ def test_connections_are_forgotten_with_their_members() -> None:
     assert not context.connections
 
 
-def test_a_consumer_member_is_evicted_after_the_interval_it_was_told() -> None:
+def test_a_consumer_member_is_evicted_after_the_interval_that_it_got() -> None:
     trial = Trial()
     trial.set_topics(t=4)
     epoch = trial.beat("a", connection=1).member_epoch
@@ -164,7 +164,7 @@ def lost(connection: int) -> ConnectionLost:
 
 
 @pytest.mark.parametrize(("silent_ms", "grace_ms"), [(0, 5_000), (1_200, 3_800), (3_900, 1_250), (7_000, 1_250)])
-def test_a_lease_runs_since_the_member_was_heard_and_leaves_time_to_come_back(silent_ms: int, grace_ms: int) -> None:
+def test_a_lease_runs_since_the_member_was_heard_and_leaves_time_to_rejoin(silent_ms: int, grace_ms: int) -> None:
     trial, members, generation = classic()
     trial.pass_time(silent_ms)
     trial.feed(lost(2))

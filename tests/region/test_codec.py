@@ -50,7 +50,7 @@ WHO = told.Identity("id", 5, "static")
         told.Describe(),
     ],
 )
-def test_what_is_said_comes_back_as_it_was(message: told.Report | told.Ask) -> None:
+def test_reports_are_decoded_as_they_were(message: told.Report | told.Ask) -> None:
     assert decode_said(encode(message)) == message
 
 
@@ -69,7 +69,7 @@ def test_what_is_said_comes_back_as_it_was(message: told.Report | told.Ask) -> N
         told.Alive(),
     ],
 )
-def test_what_is_heard_comes_back_as_it_was(message: told.Order | told.Answer) -> None:
+def test_orders_are_decoded_as_they_were(message: told.Order | told.Answer) -> None:
     back = decode_heard(encode(message))
     assert back == message and repr(back) == repr(message), "also what does not compare"
 

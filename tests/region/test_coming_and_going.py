@@ -114,7 +114,7 @@ def test_what_is_complete_without_a_member_is_not_its_own() -> None:
     assert [effect.counts for effect in effects if isinstance(effect, does.Retire)] == [False]
 
 
-def test_who_contributed_is_told_so_with_the_sequence() -> None:
+def test_a_member_that_contributed_learns_the_sequence() -> None:
     driven = two()
     cut = driven.cut()
     driven.join(3, "m3")
@@ -158,7 +158,7 @@ def test_who_alone_can_publish_what_is_owed_leaves_when_it_has_though_it_holds_n
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_a_cut_goes_on_without_who_stays_to_publish_alone(drained: bool) -> None:
+def test_a_cut_continues_without_a_member_that_stays_to_publish_alone(drained: bool) -> None:
     driven = owing()
     driven.say(2, told.AssignmentChanged(Identity("m2", 2), (P1,)))
     cut = driven.cut()
@@ -176,7 +176,7 @@ def test_a_cut_goes_on_without_who_stays_to_publish_alone(drained: bool) -> None
     assert driven.commits[-1].manifest.members == ("m1",)
 
 
-def test_who_closes_while_it_publishes_ends_when_it_is_told_to() -> None:
+def test_a_member_that_closes_while_it_publishes_waits_for_stop() -> None:
     """With nothing in its hands, too: it may be the only one who can."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     machine.step(does.Connected())

@@ -73,7 +73,7 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
     return bound
 
 
-def test_all_bad_rows_of_a_table_are_told_apart_from_the_good_ones(sink: Sink) -> None:
+def test_all_bad_rows_of_a_table_are_separated_from_the_good_ones(sink: Sink) -> None:
     """Whatever the columns that refuse them, and though a check names those of one column alone."""
     given = rows((1, "mon"), (None, "mon"), (2, None), (None, None), (3, "tue"), (None, "wed"))
     good, reasons = divide(sink, given)

@@ -170,7 +170,7 @@ def test_a_region_says_which_place_it_waits_for_when_who_wrote_there_has_died() 
 
 @pytest.mark.parametrize("sink", ["t", ""])
 @pytest.mark.parametrize("goes_back", [False, True])
-def test_who_closes_with_nothing_in_its_hands_ends_when_it_is_told_to_if_it_writes_somewhere(
+def test_a_member_that_closes_with_nothing_to_submit_waits_for_stop_if_it_writes_somewhere(
     sink: str, goes_back: bool
 ) -> None:
     """The member does not know of a reset whose manifest is on its way to the topic, and may be needed."""

@@ -59,7 +59,7 @@ def test_a_process_without_a_name_is_not_looked_at() -> None:
 
 
 @pytest.mark.parametrize("how", ["of another", "came back", "came back in another"])
-def test_who_may_live_has_its_time_to_come_back(how: str) -> None:
+def test_a_process_that_may_live_has_its_time_to_rejoin(how: str) -> None:
     driven = of_one_process()
     incarnation = driven.machine.plane.members["m1"].incarnation
     driven.do(happens.Disconnected(1))

@@ -101,7 +101,7 @@ def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() 
     assert driven.effects(happens.Seek) == [happens.Seek((at(P0, 70),))], "not what it has not"
 
 
-def test_what_is_revoked_before_anything_was_fetched_is_let_go() -> None:
+def test_partitions_revoked_before_anything_was_fetched_are_released() -> None:
     driven = Driven()
     driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Assigned(Identity("id", 1), (P0,)))
     driven.do(told.Starts(3, 1, (at(P0, 70),)), happens.Revoked((P0,)))
@@ -282,7 +282,7 @@ def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}, "it was complete"
 
 
-def test_who_closes_ends_when_it_is_told_to() -> None:
+def test_a_member_that_closes_waits_for_stop() -> None:
     """With the next sequence, or at once if it holds nothing: the control plane knows what it is needed for."""
     idle = Driven()
     idle.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
@@ -294,7 +294,7 @@ def test_who_closes_ends_when_it_is_told_to() -> None:
         assert driven.effects(happens.End) == [happens.End("", "")]
 
 
-def test_why_it_can_not_go_on_is_said_to_the_next_control_plane_too() -> None:
+def test_the_next_control_plane_too_hears_of_an_unrecoverable_failure() -> None:
     driven = reading()
     driven.do(happens.Failed("records are lost", "reset it"))
     assert driven.said(told.UnrecoverableFailure) == [told.UnrecoverableFailure("records are lost", "reset it")]

@@ -65,7 +65,7 @@ def test_a_commit_that_takes_long_is_waited_for() -> None:
     assert driven.machine.plane.sequence == 8
 
 
-def test_who_does_not_tell_its_generation_in_time_has_all_go_back() -> None:
+def test_a_member_that_does_not_say_its_generation_in_time_resets_the_region() -> None:
     driven, cut = committing()
     driven.tick(RegionConfig().drain_ms)
     driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
@@ -84,7 +84,7 @@ def stopped() -> tuple[Driven, Cut]:
 
 
 @pytest.mark.parametrize("first", ["the outcome", "the person"])
-def test_who_is_resumed_goes_on_from_the_sequence_whose_commit_was_out_when_it_stopped(first: str) -> None:
+def test_a_resumed_region_begins_at_the_sequence_whose_commit_was_out_when_it_stopped(first: str) -> None:
     driven, cut = stopped()
     if first == "the person":
         driven.do(happens.Resumed())

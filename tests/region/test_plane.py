@@ -268,7 +268,9 @@ def test_what_left_a_members_hands_voids_what_it_contributed() -> None:
         ((at(P1, 71),), 5, "another holds it"),
     ],
 )
-def test_who_comes_back_with_what_can_not_be_goes_back_alone(holds: tuple[Position, ...], epoch: int, why: str) -> None:
+def test_a_member_that_returns_with_what_can_not_be_is_reset_alone(
+    holds: tuple[Position, ...], epoch: int, why: str
+) -> None:
     driven = Driven(replace(KNOWN, expected=frozenset({"m1", "m2"})))
     driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
     driven.join(1, "m1", holds=holds, epoch=epoch)
@@ -279,7 +281,7 @@ def test_who_comes_back_with_what_can_not_be_goes_back_alone(holds: tuple[Positi
     assert driven.ask(1, P0) == (), "until it has gone back"
 
 
-def test_who_comes_back_with_what_it_holds_goes_on() -> None:
+def test_a_member_that_returns_with_what_it_holds_continues() -> None:
     driven = Driven(replace(KNOWN, expected=frozenset({"m1"}), contributors={"m1": 5}))
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5)
     assert driven.stands(RegionState.RUNNING)
@@ -473,7 +475,7 @@ def test_a_refused_commit_is_tried_again_under_the_generation_that_holds_now() -
     assert driven.machine.plane.sequence == 8
 
 
-def test_a_refused_commit_of_a_member_that_let_go_is_cut_again() -> None:
+def test_a_refused_commit_of_a_member_that_released_partitions_is_cut_again() -> None:
     driven = two()
     cut = _contributed(driven)
     driven.do(happens.CommitEnded(cut, {"m1": "ILLEGAL_GENERATION"}))
@@ -505,7 +507,7 @@ def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: i
     assert driven.machine.plane.metrics.resets == {why: 1}
 
 
-def test_what_is_to_be_published_is_said_again_to_who_comes_back_before_it_was_told_its_epoch() -> None:
+def test_publish_orders_are_repeated_to_a_member_that_returns_before_it_got_its_epoch() -> None:
     """The order went out on a connection that had ended, and no checkpoint completed any more."""
     key = StagedKey(REGION_ID, 5, "m2", 0)
     driven = Driven(replace(KNOWN, keys={"s": (key,)}))
@@ -529,7 +531,7 @@ def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_di
     assert driven.stands(RegionState.RUNNING) and driven.machine.plane.sequence == 8
 
 
-def test_who_comes_during_a_reset_is_told_its_epoch_once() -> None:
+def test_a_member_that_comes_during_a_reset_gets_its_epoch_once() -> None:
     """A second reset sent it back once the region ran, and no other member waited for it."""
     driven = Driven(replace(KNOWN, expected=frozenset({"m1"})))
     driven.saves = False
@@ -634,7 +636,7 @@ def test_a_new_control_plane_waits_for_nobody_where_the_last_sequence_is_shown()
     assert list(emptied.machine.plane.owed) == ["s"], "one that is empty too"
 
 
-def test_what_a_place_showed_of_the_sequence_before_is_not_told_of_this_one() -> None:
+def test_what_a_place_showed_of_the_sequence_before_does_not_count_for_this_one() -> None:
     driven = two(t="t")
     driven.do(happens.CommitEnded(_contributed(driven)))
     driven.saves = False
@@ -781,7 +783,7 @@ def test_who_was_there_before_a_takeover_comes_before_a_newcomer_that_was_faster
     assert refused(driven, 2) and refused(driven, 4)
 
 
-def test_who_comes_back_with_its_epoch_is_let_in_and_who_must_go_back_alone_is_a_newcomer() -> None:
+def test_a_member_that_returns_with_its_epoch_is_let_in_and_one_that_must_reset_alone_is_a_newcomer() -> None:
     driven = Driven(replace(KNOWN, expected=frozenset({"m1", "m2"})))
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5, shares=False)
     driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
@@ -849,7 +851,7 @@ def test_back_at_the_initial_state_sinks_are_emptied_before_the_next_sequence_an
     assert driven.orders(1, told.Publish)[-1].sequence == 9 and not driven.orders(1, told.Publish)[-1].empties
 
 
-def test_a_new_control_plane_goes_on_emptying() -> None:
+def test_a_new_control_plane_continues_to_empty_sinks() -> None:
     driven = Driven(replace(KNOWN, empties=True, places=("s",)))
     driven.join(1, "m1")
     assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (), 4, empties=True, place="s")]

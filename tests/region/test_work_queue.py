@@ -136,7 +136,7 @@ def test_of_what_was_given_up_nothing_more_is_taken(flow: RecordQueue) -> None:
     assert offsets(flow.take()) == [(1, 0)]
 
 
-def test_whoever_waits_is_told_of_the_end(flow: RecordQueue) -> None:
+def test_all_that_wait_learn_of_the_end(flow: RecordQueue) -> None:
     told: list[object] = []
 
     def take() -> None:

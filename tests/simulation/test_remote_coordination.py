@@ -83,7 +83,7 @@ def test_who_suspects_another_and_stops_in_the_same_turn_has_deposed_it() -> Non
     _suspected_story()
 
 
-def test_who_stops_while_nothing_comes_back_does_not_wait_for_that() -> None:
+def test_a_coordinator_that_stops_while_nothing_answers_does_not_wait_for_that() -> None:
     world, zookeeper, first, second = entered()
     died(first)
     zookeeper.cut_off["k2"] = world.now_ms + 60_000

@@ -136,7 +136,7 @@ def test_scenario_16_a_member_closes_or_is_killed_while_its_commit_is_in_flight(
 
 
 @pytest.mark.parametrize("kind", ["ClassicMember", "OwnClassicMember", "ConsumerMember"])
-def test_scenario_21_all_members_come_back_after_a_restart_and_no_one_expires(kind: str) -> None:
+def test_scenario_21_all_members_rejoin_after_a_restart_and_no_one_expires(kind: str) -> None:
     """The members are away for half their session; sessions restart once the coordinator has loaded."""
     count = 40
     run = Run(

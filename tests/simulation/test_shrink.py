@@ -45,7 +45,7 @@ def test_a_shrunk_plan_is_a_plan_of_its_seed_with_steps_left_out() -> None:
     assert again == small
 
 
-def test_a_failure_is_told_with_the_command_that_repeats_it(
+def test_a_failure_is_printed_with_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = failing().seed

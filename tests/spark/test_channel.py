@@ -122,7 +122,7 @@ def test_when_the_application_is_gone_nothing_hangs(closing: Callable[[Any], Any
     assert not line._thread.is_alive()
 
 
-def test_a_source_with_another_token_is_told_nothing(closing: Callable[[Any], Any]) -> None:
+def test_a_source_with_another_token_gets_no_answer(closing: Callable[[Any], Any]) -> None:
     told: list[str] = []
     board = closing(ChannelServer(told.append))  # type: ignore[arg-type]
     sock = closing(socket.create_connection((LOOPBACK, board.address.port), 60))

@@ -101,7 +101,7 @@ def test_a_first_batch_that_is_not_finished_gets_its_initial_offsets(tmp_path: P
 
 
 @pytest.mark.parametrize("done", [5, 4], ids=["finished", "unfinished"])
-def test_partitions_that_others_have_read_go_on_where_the_group_is(tmp_path: Path, done: int) -> None:
+def test_partitions_that_others_have_read_continue_where_the_group_is(tmp_path: Path, done: int) -> None:
     folder = write(tmp_path, {4: ours(4, {}, group="etl"), 5: ours(5, {T0: (2, 7)}, group="etl")}, done)
     asked: list[str] = []
 

@@ -44,7 +44,7 @@ def test_outside_a_region_an_earlier_kohort_reads_what_is_written() -> None:
     assert not {"epoch", "handings"} & told.keys()
 
 
-def test_in_a_region_a_batch_keeps_its_epoch_and_under_which_handing_out_it_had_its_partitions() -> None:
+def test_in_a_region_a_batch_keeps_its_epoch_and_the_assignment_versions_of_its_partitions() -> None:
     spans, assignment_versions = {A0: OffsetRange(0, 9), A10: OffsetRange(3, 3)}, {A0: 12, A10: 4}
     one = BatchOffset("q", 3, 7, spans, {}, "g", 0, assignment_versions)
     told = json.loads(json.dumps(one.to_json()))

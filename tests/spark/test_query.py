@@ -280,7 +280,7 @@ def test_partitions_that_were_given_away_before_the_word(
         ("an administrator", "or the member was removed"),
     ],
 )
-def test_partitions_that_were_taken_away_are_told_with_their_cause(
+def test_partitions_that_were_taken_away_are_reported_with_their_cause(
     stage: Stage, closing: Callable[[SourceQuery], SourceQuery], by: str, words: str
 ) -> None:
     stage.produce(10)

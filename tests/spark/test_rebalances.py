@@ -17,7 +17,7 @@ def of(number: int, began_ms: float, ended_ms: float) -> Rebalance:
     return Rebalance(number, 7, "m-1", 2, 1, 3, began_ms, ended_ms)
 
 
-def test_before_the_first_there_is_nothing_to_tell() -> None:
+def test_before_the_first_there_is_nothing_to_report() -> None:
     rebalances = Rebalances("etl")
     rebalances.take([])
     assert (rebalances.count, rebalances.downtime_ms) == (0, None)

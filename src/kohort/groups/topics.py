@@ -44,4 +44,6 @@ def topic_info(topic: Topic, left: Sequence[int]) -> AssignableTopic:
     """Describe some partitions of a topic for the assignors, numbered from 0."""
     if not topic.racks:
         return AssignableTopic(len(left))
-    return AssignableTopic(len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks)))
+    return AssignableTopic(
+        len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks))
+    )

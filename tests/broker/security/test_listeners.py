@@ -97,7 +97,7 @@ def test_each_listener_tells_clients_its_own_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "PLAINTEXT://0.0.0.0:0", "PLAINTEXT://127.0.0.1:0,B://:0"])
-def test_open_listener_beyond_loopback_is_refused_with_the_ways_to_go_on(tmp_path: Path, listen: str) -> None:
+def test_open_listener_beyond_loopback_is_refused_with_the_ways_to_secure_it(tmp_path: Path, listen: str) -> None:
     listen = listen.replace("B://:0", "B://0.0.0.0:0")
     with pytest.raises(InvalidInputError) as refused:
         Broker(tmp_path, {"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,B:PLAINTEXT"}, listen)

@@ -116,7 +116,7 @@ def test_unknown_mechanism_is_refused_with_the_known_ones(secured: SecuredBroker
         ),
     ],
 )
-def test_failed_login_is_told_in_kafkas_words_and_ends_the_connection(
+def test_failed_login_is_answered_in_kafkas_words_and_ends_the_connection(
     secured: SecuredBroker, mechanism: str, token: bytes, text: str
 ) -> None:
     with RawClient(secured.address("SASL")) as client:
@@ -159,7 +159,7 @@ def test_login_ends_and_the_next_request_with_it(secured: SecuredBroker) -> None
         assert client.closed()
 
 
-def test_login_that_is_renewed_goes_on(secured: SecuredBroker) -> None:
+def test_connection_survives_a_renewed_login(secured: SecuredBroker) -> None:
     with RawClient(secured.address("SHORT")) as client:
         log_in(client)
         for _ in range(3):
@@ -255,7 +255,7 @@ def test_log_names_each_mistake_once_for_a_client(tmp_path: Path, capfd: pytest.
     assert PASSWORD not in told
 
 
-def test_credentials_that_nothing_checks_are_told_in_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_warns_of_credentials_that_nothing_checks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from kohort import Admin
     from kohort.client.admin.values import ScramCredential
 

@@ -73,11 +73,11 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     ),
     "a batch counts under another assignment": (
         lambda: mock.patch.object(RegionQuery, "_ends", _under_any_assignment_version),
-        "test_a_new_handing_out_begins_where_it_was_told",
+        "test_a_new_assignment_is_read_from_its_start",
     ),
     "what is wanted back is given during a cut": (
         lambda: mock.patch.object(QueryThread, "_give_back_between_cuts", _gives_back_in_a_cut),
-        "test_what_one_member_is_asked_for_during_a_cut_is_not_let_go_with_it",
+        "test_partitions_revoked_from_one_member_during_a_cut_are_not_released_with_it",
     ),
     "what is wanted back is given during a batch": (
         lambda: mock.patch.object(QueryThread, "_keep_when_idle", _keeps_in_a_batch),
@@ -89,7 +89,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     ),
     "what is lost is answered for later": (
         lambda: mock.patch.object(QueryThread, "_is_not_asked_back"),
-        "test_what_is_lost_is_not_answered_for_once_it_has_come_back",
+        "test_what_is_lost_is_not_reported_once_it_has_returned",
     ),
     "a query leaves in the middle": (
         lambda: mock.patch.object(QueryThread, "_leave_when_idle", _leaves_in_a_cut),

@@ -96,9 +96,7 @@ def _in_batch(apps: Applications, query: str) -> Callable[[], bool]:
     return lambda: apps.running(query).members[0].assignments.running() is not None
 
 
-def test_partitions_move_during_a_long_batch_and_come_back_and_nobody_goes_back(
-    apps: Applications, stage: Stage
-) -> None:
+def test_partitions_move_during_a_long_batch_and_return_and_nobody_resets(apps: Applications, stage: Stage) -> None:
     """A member asked for partitions finishes its batch, a checkpoint follows, then they move. Later they return."""
     stage.produce(400)
     apps.set("closed")

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Build, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_operators_that_keep_state_are_told_by_the_plan(spark: SparkSession, name: str) -> None:
+def test_the_plan_names_operators_that_keep_state(spark: SparkSession, name: str) -> None:
     build, wanted = CASES[name]
     frame = build(spark.readStream.format("rate").load())
     assert stateful_operators(frame) == wanted

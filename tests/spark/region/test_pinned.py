@@ -59,7 +59,7 @@ def test_a_second_member_of_a_name_waits_until_the_first_has_given_up() -> None:
     assert then == {"m-1": of("a"), "m-2": []}
 
 
-def test_members_that_disagree_are_told() -> None:
+def test_members_that_disagree_are_reported() -> None:
     with pytest.raises(InvalidInputError, match="a says a, b, c, and d says d, e"):
         PinnedAssignor("a", NAMES).assign({"m-a": member("a"), "m-d": member("d", names=("e", "d"))}, TOPICS)
     with pytest.raises(InvalidInputError, match="no query that is pinned"):

@@ -89,7 +89,7 @@ def test_what_is_wanted_back_during_a_batch_waits_for_it(query: Driven) -> None:
     assert query.sequence(Cut(8, 1)) == {0: (100, 120), 1: (200, 220)}
 
 
-def test_what_is_wanted_back_during_a_cut_is_not_let_go_with_it(query: Driven) -> None:
+def test_partitions_revoked_during_a_cut_are_not_released_with_it(query: Driven) -> None:
     """The batch after the one that was contributed has read it."""
     reading(query)
     query.contribute(Cut(8, 1))
@@ -124,7 +124,7 @@ def test_what_is_lost_just_as_a_batch_has_begun_has_all_go_back(query: Driven) -
     assert [report.forced for report in query.said(told.AskReset)] == [True]
 
 
-def test_what_is_lost_is_not_answered_for_once_it_has_come_back(query: Driven) -> None:
+def test_what_is_lost_is_not_reported_once_it_has_returned(query: Driven) -> None:
     """The group wanted the partition, the batch took too long, the group reassigned it, and then returned it."""
     query.begin()
     query.give({0: 100})
@@ -144,7 +144,7 @@ def test_what_is_lost_is_not_answered_for_once_it_has_come_back(query: Driven) -
     assert query.sequence(Cut(9, 1)) == {0: (110, 120), 1: (200, 210)}
 
 
-def test_a_new_handing_out_begins_where_it_was_told(query: Driven) -> None:
+def test_a_new_assignment_is_read_from_its_start(query: Driven) -> None:
     """An idle query's last batch names what it has given away since, and got back."""
     reading(query)
     query.want(1)
@@ -281,7 +281,7 @@ def test_members_of_one_query_contribute_the_same_batch(join: Driven) -> None:
     assert spans_of(join.contribute(Cut(8, 1), member=1)) == {0: (100, 110)}
 
 
-def test_what_one_member_is_asked_for_during_a_cut_is_not_let_go_with_it(join: Driven) -> None:
+def test_partitions_revoked_from_one_member_during_a_cut_are_not_released_with_it(join: Driven) -> None:
     """The batch that counts was fixed by the other member, and a later one has read of what is wanted back."""
     for member in (0, 1):
         join.begin(epoch=5 + member, member=member)

@@ -78,7 +78,7 @@ def test_nothing_begins_while_there_is_a_reason_to_hold() -> None:
     assert seat.wait_partitions(0, RUN) is not None
 
 
-def test_who_waits_is_told_at_once() -> None:
+def test_a_source_that_waits_gets_the_answer_at_once() -> None:
     seat = Seated().seat
     seat.pause_batches("wanted back")
     found: list[object] = []
@@ -138,7 +138,7 @@ NEWS: list[Callable[[SourceAssignments], object]] = [
 
 
 @pytest.mark.parametrize("tell", NEWS, ids=["given", "taken", "kept", "cleared"])
-def test_an_idle_source_is_told_at_once_of_what_is_new(tell: Callable[[SourceAssignments], object]) -> None:
+def test_an_idle_source_hears_at_once_of_what_is_new(tell: Callable[[SourceAssignments], object]) -> None:
     seated = Seated()
     asking = Asking(seated)
     tell(seated.seat)
@@ -147,7 +147,7 @@ def test_an_idle_source_is_told_at_once_of_what_is_new(tell: Callable[[SourceAss
     assert told == seated.run.wait_partitions(0)
 
 
-def test_an_idle_source_is_told_at_once_that_nothing_may_be_planned() -> None:
+def test_an_idle_source_hears_at_once_that_nothing_may_be_planned() -> None:
     seated = Seated()
     asking = Asking(seated, wait_ms=0)
     seated.seat.pause_batches("wanted back")
@@ -186,11 +186,11 @@ _HELD = SourceAssignments.wait_partitions
     ("fault", "test"),
     [
         (_has_stop_wait, lambda: test_neither_stop_nor_reset_waits_for_an_idle_source("the run is to end")),
-        (_has_stop_wait, test_an_idle_source_is_told_at_once_that_nothing_may_be_planned),
-        (_hears_of_no_change, lambda: test_an_idle_source_is_told_at_once_of_what_is_new(NEWS[0])),
+        (_has_stop_wait, test_an_idle_source_hears_at_once_that_nothing_may_be_planned),
+        (_hears_of_no_change, lambda: test_an_idle_source_hears_at_once_of_what_is_new(NEWS[0])),
     ],
 )
-def test_a_seat_that_leaves_an_idle_source_waiting_is_seen(
+def test_a_session_that_leaves_an_idle_source_waiting_is_seen(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Handed | None], test: Callable[[], None]
 ) -> None:
     monkeypatch.setattr(SourceAssignments, "wait_partitions", fault)
@@ -220,7 +220,7 @@ def test_what_is_wanted_back_is_kept_and_not_planned() -> None:
     assert seat.handed().keys() == {T1}
 
 
-def test_a_batch_is_told_when_it_begins_and_when_it_is_done() -> None:
+def test_the_begin_and_the_end_of_a_batch_are_reported() -> None:
     seated = Seated()
     held = seated.run.wait_partitions(0)
     assert held is not None
@@ -243,7 +243,7 @@ def test_the_next_run_knows_nothing_of_a_batch_that_ran() -> None:
     assert now is not None and now.epoch == 5
 
 
-def test_who_finds_that_nothing_runs_was_told_of_all_that_ran() -> None:
+def test_whoever_finds_that_nothing_runs_has_heard_of_all_that_ran() -> None:
     """A batch begins while the member's thread wants partitions back: it must not think that nothing was read."""
     telling, goes_on = threading.Event(), threading.Event()
 

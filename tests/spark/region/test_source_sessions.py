@@ -78,7 +78,7 @@ def test_a_question_gets_its_own_answer(answering: Callable[..., ChannelClient])
     assert line._answers == {}, "nothing is kept"
 
 
-def test_what_is_told_does_not_wait_for_an_answer_that_takes_its_time(answering: Callable[..., ChannelClient]) -> None:
+def test_notices_do_not_wait_for_an_answer_that_takes_its_time(answering: Callable[..., ChannelClient]) -> None:
     go, heard = threading.Event(), queue.Queue[Message]()
     line = answering(lambda query, message: {"late": go.wait(60)}, heard.put)
     answers: list[Message] = []
@@ -114,7 +114,7 @@ print(line.ask({"kind": "ask"}, 1.0)["first"], flush=True)
 """
 
 
-def test_time_in_which_the_source_itself_stood_still_is_not_its_applications_silence(
+def test_time_in_which_the_source_itself_was_paused_does_not_count_for_its_application(
     closing: Callable[[Any], Any],
 ) -> None:
     asked: list[float] = []
@@ -157,7 +157,7 @@ def test_an_application_that_is_gone_is_known_at_once(answering: Callable[..., C
     go.set()
 
 
-def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_told(closing: Callable[[Any], Any]) -> None:
+def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_reported(closing: Callable[[Any], Any]) -> None:
     board = closing(ChannelServer(answers={"ask": lambda query, message: {"query": query}}))
     line = closing(ChannelClient(board.address, {}))
     with pytest.raises(ConnectionError, match="can't be reached on port"):
@@ -183,7 +183,7 @@ def ask(seats: SourceSessions, what: str, seat: object = "s", query: str = "q1",
     return seats.answer(query, {"kind": "ask", "number": 1, "seat": seat, "what": what, **facts})
 
 
-def test_a_seat_answers_its_query_and_nobody_else() -> None:
+def test_a_session_answers_its_query_and_nobody_else() -> None:
     seats, desk = SourceSessions(), Desk("a", A)
     unknown = {"refused": "the option regionSeat is set by SparkRegion alone, for the run that it starts: leave it out"}
     assert ask(seats, "held", wait_ms=0) == unknown
@@ -230,7 +230,7 @@ def test_a_question_that_can_not_be_is_refused(what: str, facts: dict[str, Any])
     assert "use one version of" in ask(seats, what, **facts)["refused"]
 
 
-def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_records_are_reported_to_their_session(caplog: pytest.LogCaptureFixture) -> None:
     seats, desk = SourceSessions(), Desk("a", A)
     seats.add("s", desk)
     lost = LostRecords("records are gone", False, (LostPart("a", A, 0, 1, 5, 7),))
@@ -240,7 +240,7 @@ def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -
     assert desk.lost_parts == [lost] and caplog.messages == ["records are gone"] * 2
 
 
-def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closing: Callable[[Any], Any]) -> None:
+def test_the_application_of_a_session_answers_for_the_sessions_of_its_process(closing: Callable[[Any], Any]) -> None:
     from kohort.spark.driver_server import Application
     from kohort.spark.source_sessions import SOURCE_SESSIONS
 

@@ -53,7 +53,7 @@ def rows(sink: Sink) -> list[tuple[int, int]]:
         return sorted((row[1], row[2]) for batch in sink.batches.values() for row in batch)
 
 
-def test_a_query_reads_what_its_seat_hands_out(run: Callable[..., Any], stage: Stage, desk: Desk, seat: str) -> None:
+def test_a_query_reads_what_its_session_assigns(run: Callable[..., Any], stage: Stage, desk: Desk, seat: str) -> None:
     stage.produce(80)  # twenty in each of four partitions
     desk.hand({0: 0, 1: 5})
     sink = Sink()
