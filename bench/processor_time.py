@@ -31,7 +31,7 @@ _SENT, _SEND_ROUNDS = 2_000, 60
 _BATCHES = 200
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each operation."""
     for title, unit, prepare in _OPERATIONS:
         if options.only in title:

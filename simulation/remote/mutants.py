@@ -24,7 +24,7 @@ from simulation.checkers.offset_checkers import DurabilityChecker
 from simulation.checkers.property import Checker
 from simulation.mutants.disk_mutants import DiskMutant
 from simulation.mutants.swapped import swapped
-from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
+from simulation.remote.checkers import CoordinationChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.kafka import LATEST
 from simulation.remote.zookeeper import VirtualSession, Watch
 
@@ -240,6 +240,6 @@ REMOTE_MUTANTS: dict[type[DiskMutant], type[Checker]] = {
     ReadsWithoutProof: OvertakenChecker,
     TakesLateAnswersForProof: OvertakenChecker,
     EndsSessionsEarly: KeptAliveChecker,
-    TakesEarlierNodesForItsOwn: DoorChecker,
-    SetsWatchesOnce: DoorChecker,
+    TakesEarlierNodesForItsOwn: CoordinationChecker,
+    SetsWatchesOnce: CoordinationChecker,
 }

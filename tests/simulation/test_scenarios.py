@@ -46,11 +46,11 @@ def test_scenario_4_a_cooperative_sync_that_meets_a_new_rebalance_revokes_nothin
             partitions=20,
         )
     )
-    told: list[ErrorCode] = []
+    reported: list[ErrorCode] = []
     step = run.server.checkers.on_stepped
 
     def seen(event: Any, outcome: Effects, waiting: Any) -> None:
-        told.extend(value.error for _, value in outcome.replies if isinstance(value, SyncGroupReply))
+        reported.extend(value.error for _, value in outcome.replies if isinstance(value, SyncGroupReply))
         step(event, outcome, waiting)
 
     run.server.checkers.on_stepped = seen  # type: ignore[method-assign]
@@ -66,7 +66,7 @@ def test_scenario_4_a_cooperative_sync_that_meets_a_new_rebalance_revokes_nothin
 
     run.checkers.on_hold = holds  # type: ignore[method-assign]
     assert run.play().failure is None
-    assert ErrorCode.REBALANCE_IN_PROGRESS in told
+    assert ErrorCode.REBALANCE_IN_PROGRESS in reported
     assert emptied == []
 
 

@@ -52,10 +52,10 @@ def test_a_failure_is_printed_with_the_command_that_repeats_it(
     words = ["simulation", "--start", str(seed), "--seeds", "1", "--jobs", "1", "--mutant", "NeverEndsSessions"]
     monkeypatch.setattr(sys, "argv", words)
     assert command_line.main() == 1
-    told = capsys.readouterr().out
-    found = re.search(rf"seed {seed} at commit \w+\+?: (\w+Checker):", told)
+    reported = capsys.readouterr().out
+    found = re.search(rf"seed {seed} at commit \w+\+?: (\w+Checker):", reported)
     assert found is not None
-    repeat = next(line for line in told.splitlines() if line.startswith("shrunk")).split("python -m simulation ")[1]
+    repeat = next(line for line in reported.splitlines() if line.startswith("shrunk")).split("python -m simulation ")[1]
     monkeypatch.setattr(sys, "argv", ["simulation", *repeat.split()])
     assert command_line.main() == 1
     assert found[1] in capsys.readouterr().out
