@@ -300,21 +300,21 @@ def test_librdkafka_makes_finds_and_deletes_rules(guarded: str, admin: RawClient
     assert deleted.result(30) == [rule]
     allow("DESCRIBE CLUSTER cluster")
     (refused,) = librdkafka.create_acls([rule]).values()
-    with pytest.raises(confluent_kafka.KafkaException) as told:
+    with pytest.raises(confluent_kafka.KafkaException) as reported:
         refused.result(30)
-    assert told.value.args[0].code() == confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED
+    assert reported.value.args[0].code() == confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED
 
 
 def test_librdkafka_produces_and_consumes_with_rights_and_gets_errors_without(
     guarded: str, names: Names, allow: Grant
 ) -> None:
-    told: list[object] = []
+    reported: list[object] = []
 
     def send() -> object:
         producer = confluent_kafka.Producer({"bootstrap.servers": guarded, "message.timeout.ms": 20_000})
-        producer.produce(names.t, b"x", on_delivery=lambda error, _: told.append(error))
+        producer.produce(names.t, b"x", on_delivery=lambda error, _: reported.append(error))
         assert producer.flush(30) == 0
-        return told[-1]
+        return reported[-1]
 
     allow("DESCRIBE TOPIC t")
     refused = send()

@@ -176,9 +176,9 @@ def test_push_consumer_without_the_right_gets_an_error(
         keeper.refuse(Need(operation, resource))
         with Consumer(address, group_id="g", group_protocol="push") as consumer:
             consumer.subscribe(["t"])
-            with pytest.raises(NotAuthorizedError, match="'g'") as told:
+            with pytest.raises(NotAuthorizedError, match="'g'") as reported:
                 consumer.poll(30_000)
-        assert told.value.code is resource.refusal
+        assert reported.value.code is resource.refusal
 
     guarded(tmp_path, keeper, client)
 
@@ -195,9 +195,9 @@ def test_push_consumer_whose_right_is_taken_away_gets_an_error(tmp_path: Path) -
             while not consumer.assignment():
                 consumer.poll(100)
             keeper.refuse(READ_GROUP)
-            with pytest.raises(NotAuthorizedError, match="'g'") as told:
+            with pytest.raises(NotAuthorizedError, match="'g'") as reported:
                 consumer.poll(30_000)
-        assert told.value.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
+        assert reported.value.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
 
     guarded(tmp_path, keeper, client)
 

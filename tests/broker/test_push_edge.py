@@ -52,20 +52,20 @@ def address(broker: Broker) -> tuple[str, int]:
     return host, int(port)
 
 
-def figures(broker: Broker) -> dict[str, tuple[int, int]]:
+def frame_metrics(broker: Broker) -> dict[str, tuple[int, int]]:
     """How often each frame was asked, and how often answered."""
     found = broker.metrics()
     return {api: (count, found["latency"][api]["count"]) for api, count in found["requests"].items()}
 
 
 def test_all_frames_are_counted_and_timed_in_both_directions(broker: Broker, start: Start) -> None:
-    before = figures(broker)
+    before = frame_metrics(broker)
     a, b = start("a", session_timeout_ms=SESSION_MS), start("b", session_timeout_ms=SESSION_MS)
     a.until(lambda each: started(2)(each) and each.asked[-1] == "ping")
     b.until(lambda each: started(2)(each) and each.asked[-1] == "ping")
     for consumer in (a, b):
         consumer.close()
-    after = figures(broker)
+    after = frame_metrics(broker)
 
     def grown(api: str) -> tuple[int, ...]:
         return tuple(now - then for now, then in zip(after[api], before.get(api, (0, 0)), strict=True))

@@ -421,7 +421,7 @@ def test_command_config_with_unknown_property(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("option", "word", "told"),
+    ("option", "word", "reported"),
     [
         ("--state", "Stabel", "did you mean Stable?"),
         ("--state", "empty,compltingrebalance", "did you mean CompletingRebalance?"),
@@ -430,10 +430,10 @@ def test_command_config_with_unknown_property(tmp_path: Path, capsys: pytest.Cap
         ("--protocol", "conect", "did you mean connect?"),
     ],
 )
-def test_a_filter_that_can_not_be_names_the_nearest(kohort: Kohort, option: str, word: str, told: str) -> None:
+def test_a_filter_that_can_not_be_names_the_nearest(kohort: Kohort, option: str, word: str, reported: str) -> None:
     said = kohort("groups", "list", option, word)
     assert (said.code, said.out) == (2, "")
-    assert told in said.err
+    assert reported in said.err
 
 
 def test_filters_choose(kohort: Kohort, group: str) -> None:

@@ -88,14 +88,14 @@ def test_a_broker_that_is_back_is_reached_before_a_third_as_long_again_as_it_was
     world = VirtualCluster(refuse={9092})
     links, runtime = world.cluster.connections, world.runtime
 
-    async def reach(lane: str) -> None:
+    async def reach(channel: str) -> None:
         while True:
             with contextlib.suppress(ConnectionFailed):
-                await links.acquire(1, Address("127.0.0.1", 9092), lane, 10_000)
+                await links.acquire(1, Address("127.0.0.1", 9092), channel, 10_000)
                 return
 
-    for lane in ("main", "fetch", "push"):
-        runtime.spawn(reach(lane), lane)
+    for channel in ("main", "fetch", "push"):
+        runtime.spawn(reach(channel), channel)
     assert tries(world, 2_000) == [0, 50, 113, 191, 289, 411, 563, 754, 993, 1_291, 1_663]
 
 

@@ -199,7 +199,7 @@ def test_commits_of_all_kinds_are_read_back(servers: str, topic: str) -> None:
     fill(servers, topic, 100)
     parts = [TopicPartition(topic, number) for number in range(4)]
     done = threading.Event()
-    told: list[KafkaError | None] = []
+    reported: list[KafkaError | None] = []
     with Consumer(servers, group_id=topic, enable_auto_commit=False, **QUICK) as consumer:
         consumer.subscribe([topic])
         read_all(consumer, 100)
@@ -210,8 +210,8 @@ def test_commits_of_all_kinds_are_read_back(servers: str, topic: str) -> None:
         found = consumer.committed([parts[0]])[parts[0]]
         assert found is not None and (found.offset, found.metadata) == (7, "why")
         consumer.commit_async({parts[0]: 8})
-        consumer.commit_async({parts[0]: 9}, lambda offsets, error: (told.append(error), done.set()))
-        assert done.wait(10) and told == [None]
+        consumer.commit_async({parts[0]: 9}, lambda offsets, error: (reported.append(error), done.set()))
+        assert done.wait(10) and reported == [None]
         found = consumer.committed([parts[0]])[parts[0]]
         assert found is not None and found.offset == 9
 

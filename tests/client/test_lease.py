@@ -83,12 +83,12 @@ def test_a_lease_that_arrives_during_the_first_heartbeat_delays_no_other() -> No
     assert len(trial.beats()) == count + 1
 
 
-@pytest.mark.parametrize("silence", [PARK, DROP])
-def test_without_an_answer_it_ends_and_the_next_answer_renews_it(trial: Trial, silence: object) -> None:
+@pytest.mark.parametrize("no_answer", [PARK, DROP])
+def test_without_an_answer_it_ends_and_the_next_answer_renews_it(trial: Trial, no_answer: object) -> None:
     handler = trial.world.handlers[beat_name(trial)]
     pass_ms(trial, 4_000)
     answered_ms = [request.at_ms for request in trial.world.sent(beat_name(trial))][-1]
-    trial.world.handlers[beat_name(trial)] = lambda message, version: silence
+    trial.world.handlers[beat_name(trial)] = lambda message, version: no_answer
     trial.world.run(answered_ms + END_MS - 1)
     assert trial.member.owns
     trial.world.run(answered_ms + END_MS + 1)

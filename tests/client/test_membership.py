@@ -77,7 +77,7 @@ class Coordinator:
             protocol_name=protocol.name,
             leader=message.member_id if self.leader else "other",
             member_id=message.member_id,
-            members=[entry(member_id=member_id, metadata=told) for member_id, told in members.items()]
+            members=[entry(member_id=member_id, metadata=reported) for member_id, reported in members.items()]
             if self.leader
             else [],
         )
@@ -467,9 +467,9 @@ def test_log_reports_an_unreachable_group_at_last_and_then_less_often(
     trial.world.run(2_000)
     assert not caplog.records
     trial.world.run(60_000)
-    told = [record.getMessage() for record in caplog.records]
-    assert 2 <= len(told) <= 4
-    assert all("[group g] still not done after" in text and "coordinator" in text for text in told)
+    reported = [record.getMessage() for record in caplog.records]
+    assert 2 <= len(reported) <= 4
+    assert all("[group g] still not done after" in text and "coordinator" in text for text in reported)
 
 
 def test_an_instance_id_that_another_took_ends_the_member_for_good() -> None:
@@ -536,10 +536,10 @@ def test_a_leader_whose_assignor_fails_gives_up_what_it_held_since_nobody_beats_
     assert not member.assignment.partitions
 
 
-@pytest.mark.parametrize("told", [b"", b"\0", b"\xff\xff", b"\0\1\x7f\xff\xff\xff"])
-def test_a_member_whose_subscription_can_not_be_read_gets_nothing_and_stops_nobody(told: bytes) -> None:
+@pytest.mark.parametrize("reported", [b"", b"\0", b"\xff\xff", b"\0\1\x7f\xff\xff\xff"])
+def test_a_member_whose_subscription_can_not_be_read_gets_nothing_and_stops_nobody(reported: bytes) -> None:
     trial = Coordinator()
-    trial.others["m-2"] = told
+    trial.others["m-2"] = reported
     member = trial.subscribe("a")
     assert member.assignment.partitions == tuple(parts(0, 1, 2, 3))
 

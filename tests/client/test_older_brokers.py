@@ -146,9 +146,9 @@ def test_committed_offsets_are_asked_for_in_the_layout_of_any_version(newest: in
             assert (message.group_id, message.topics) == ("", [])
             inner = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
             part = inner.OffsetFetchResponsePartitions(partition_index=0, committed_offset=7)
-            told = inner(name=topic.name, topic_id=topic.topic_id, partitions=[part])
+            reported = inner(name=topic.name, topic_id=topic.topic_id, partitions=[part])
             return OffsetFetchResponse(
-                groups=[OffsetFetchResponse.OffsetFetchResponseGroup(group_id="g", topics=[told])]
+                groups=[OffsetFetchResponse.OffsetFetchResponseGroup(group_id="g", topics=[reported])]
             )
         assert message.group_id == "g" and message.groups == []
         assert message.require_stable is (version >= 7)

@@ -311,11 +311,11 @@ def test_when_no_bootstrap_broker_is_there_the_log_says_so(caplog: pytest.LogCap
     ):
         consumer.subscribe(["t"])
 
-        def told() -> bool:
+        def reported() -> bool:
             consumer.poll(timeout_ms=20)
             return any("AllKnownBrokersNotAvailable" in record.getMessage() for record in caplog.records)
 
-        eventually(told)
+        eventually(reported)
 
 
 def test_consumer_continues_with_what_it_has_when_the_broker_was_killed(tmp_path: Any, broker: Broker) -> None:

@@ -176,7 +176,7 @@ def sleep_is_taken_off_the_proof(partition: FakePartition) -> None:
     assert holder.durable_at == {token: sent_ms - 5_000}
 
 
-def who_stood_still_sends_nothing(partition: FakePartition) -> None:
+def paused_owner_sends_nothing(partition: FakePartition) -> None:
     """Kafka may have forgotten its producer, and would take its epoch for a new one."""
     holder = VirtualHolder(partition)
     holder.load()
@@ -475,7 +475,7 @@ PROPERTIES: list[Callable[[FakePartition], None]] = [
     no_batch_is_sent_again_after_sleep,
     an_answer_that_waited_through_sleep_is_not_taken,
     sleep_is_taken_off_the_proof,
-    who_stood_still_sends_nothing,
+    paused_owner_sends_nothing,
     reads_what_came_before_its_fence,
     an_offset_that_is_not_the_next_one_ends_the_term,
     the_epoch_is_renewed_with_a_fence_of_its_own,
@@ -508,7 +508,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
         journal_writing,
         "SILENCE_MAX_MS",
         10**9,
-        who_stood_still_sends_nothing,
+        paused_owner_sends_nothing,
     ),
     "counts time that stands still": (
         JournalPartition,

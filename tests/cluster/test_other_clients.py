@@ -265,11 +265,11 @@ def test_own_clients_wait_while_nobody_says_what_they_may_do(host: CoordinatorHo
     connection = cast("Any", SimpleNamespace(client=request.client))
     metrics = SimpleNamespace(apis={})
     cast("Any", host).metrics, cast("Any", host).faults = metrics, SimpleNamespace(active=False)
-    door = OwnClientsDispatcher(lambda _, frame: served.append(frame), refusals)
+    service = OwnClientsDispatcher(lambda _, frame: served.append(frame), refusals)
     answer = cast("Any", refusals.metadata(request))
     assert answer.topics[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     with pytest.raises(BadFrame):  # the frame is nobody's: what counts is that it is not served
-        door.dispatch(connection, memoryview(b"\0\0"))
+        service.dispatch(connection, memoryview(b"\0\0"))
     rules.is_stale = False
-    door.dispatch(connection, memoryview(b"\0\0"))
+    service.dispatch(connection, memoryview(b"\0\0"))
     assert len(served) == 1

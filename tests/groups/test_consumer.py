@@ -654,7 +654,7 @@ def test_members_of_a_large_group_are_heard_one_after_the_other() -> None:
         trial.feed(event)
     while any(trial.reply(event.request) is None for event in joins.values()):
         trial.do_work()
-    _, *told = [trial.reply(event.request).heartbeat_interval_ms for event in joins.values()]
-    assert 2_500 < min(told) < 3_000 and 4_500 < max(told) <= 5_000
+    _, *reported = [trial.reply(event.request).heartbeat_interval_ms for event in joins.values()]
+    assert 2_500 < min(reported) < 3_000 and 4_500 < max(reported) <= 5_000
     epochs = {name: trial.reply(event.request).member_epoch for name, event in joins.items() if name != "m0"}
     assert {trial.beat(name, epoch).heartbeat_interval_ms for name, epoch in epochs.items()} == {5_000}

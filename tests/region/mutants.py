@@ -196,7 +196,7 @@ def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int, *, cou
 _COMPLETE = MemberMachine.complete
 
 
-def _knows_all_but_silence(producer: Any) -> None:
+def _knows_all_but_no_answer(producer: Any) -> None:
     """Take each error but a missing answer for an abort."""
     try:
         producer.commit_transaction()
@@ -398,7 +398,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "names are not synced": _no_syncs,
     "who waits for its sink is late": _instead(Checkpoints, "waiting_is_not_late", lambda machine, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
-        RegionLogWriter, "_commit", staticmethod(_knows_all_but_silence)
+        RegionLogWriter, "_commit", staticmethod(_knows_all_but_no_answer)
     ),
     "what stands is settled by looking": _instead(RegionLogWriter, "settle", _settles_by_looking),
     "an unknown outcome is taken for done": _instead(RegionLogWriter, "settle", lambda pen: 10**6),

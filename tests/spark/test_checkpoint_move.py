@@ -219,10 +219,10 @@ def moving(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess
 
 def check_that_each_row_was_read_once(output: str) -> None:
     """Hold the sinks of both queries to what was sent."""
-    told = json.loads(output.splitlines()[-1])
-    assert told["taken"] == list(range(told["sent"]))
-    counts = [sum(number % 10 == digit for number in range(told["sent"])) for digit in range(10)]
-    assert told["counts"] == {str(digit): count for digit, count in enumerate(counts)}
+    reported = json.loads(output.splitlines()[-1])
+    assert reported["taken"] == list(range(reported["sent"]))
+    counts = [sum(number % 10 == digit for number in range(reported["sent"])) for digit in range(10)]
+    assert reported["counts"] == {str(digit): count for digit, count in enumerate(counts)}
 
 
 def test_a_checkpoint_goes_over_and_back_three_times_and_each_row_is_read_once(

@@ -38,8 +38,8 @@ def test_only_offsets_of_this_source_are_reported_and_each_source_of_a_query_is(
     assert query_of(text("q1", 1)) == "q1"
     for other in ('{"flights":{"0":5}}', '"kohort"', "7", "None", "", None, '{"query":"q1"}', '{"kohort":1,"query":7}'):
         assert query_of(other) is None
-    told = CompletedBatches().progress("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
-    assert told == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
+    reported = CompletedBatches().progress("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
+    assert reported == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
 
 
 def test_a_source_that_connects_late_hears_the_last_of_its_query_until_the_run_is_over() -> None:

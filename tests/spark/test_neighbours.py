@@ -136,9 +136,9 @@ def test_no_batch_and_no_revocation_waits_for_the_answer(broker: Broker, protoco
         assert not looked(place)
 
 
-def member(name: str, *topics: str, regex: str | None = None, told: bool = True) -> MemberDescription:
+def member(name: str, *topics: str, regex: str | None = None, reported: bool = True) -> MemberDescription:
     return MemberDescription(
-        name, f"client-{name}", "/127.0.0.1", subscription=topics if told else None, subscription_regex=regex
+        name, f"client-{name}", "/127.0.0.1", subscription=topics if reported else None, subscription_regex=regex
     )
 
 
@@ -193,7 +193,7 @@ def test_the_first_few_are_named() -> None:
 
 def test_nothing_is_concluded_while_a_classic_group_shows_no_subscriptions() -> None:
     assert has_subscriptions(group(member("a", "x"), member("b", "y")), "a")
-    assert not has_subscriptions(group(member("a", "x"), member("b", told=False)), "a")
+    assert not has_subscriptions(group(member("a", "x"), member("b", reported=False)), "a")
     assert not has_subscriptions(group(member("b", "y")), "a"), "another group has the name by now"
 
 

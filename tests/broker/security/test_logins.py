@@ -242,7 +242,7 @@ def test_log_names_each_mistake_once_for_a_client(tmp_path: Path, capfd: pytest.
                 handshake(client)
                 client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0guess-one"))
                 assert client.receive().error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-    told = capfd.readouterr().err
+    reported = capfd.readouterr().err
     for text in (
         "it speaks TLS and this listener does not",
         "[listener TLS] closing the connection from 127.0.0.1",
@@ -250,9 +250,9 @@ def test_log_names_each_mistake_once_for_a_client(tmp_path: Path, capfd: pytest.
         "[listener SASL] unexpected request of type Metadata during SASL handshake; its security.protocol must be",
         "[listener SASL] login of user 'alice' from 127.0.0.1",
     ):
-        assert told.count(text) == 1, told
-    assert "guess-one" not in told
-    assert PASSWORD not in told
+        assert reported.count(text) == 1, reported
+    assert "guess-one" not in reported
+    assert PASSWORD not in reported
 
 
 def test_log_warns_of_credentials_that_nothing_checks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

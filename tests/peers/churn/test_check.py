@@ -17,8 +17,8 @@ PLACE = "orders/0"
 
 def member(name: str, *events: tuple[float, str, dict[str, Any]], **facts: Any) -> Member:
     """A member with this log; times in seconds."""
-    told = [{"t": round(at_s * SECOND), "e": event, **more} for at_s, event, more in events]
-    return Member(name, "kohort", "classic", Path(name), 0, events=told, **facts)
+    report = [{"t": round(at_s * SECOND), "e": event, **more} for at_s, event, more in events]
+    return Member(name, "kohort", "classic", Path(name), 0, events=report, **facts)
 
 
 def holds(at_s: float) -> tuple[float, str, dict[str, Any]]:

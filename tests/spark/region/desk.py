@@ -148,19 +148,19 @@ class Region:
 
     place: Place
     desk: Desk
-    seats: SourceSessions
+    sessions: SourceSessions
     board: ChannelServer
     made: list[tuple[SourceQuery, ChannelClient]] = field(default_factory=list)
     batches: list[BatchOffset] = field(default_factory=list)
-    seat: str = field(default_factory=lambda: uuid.uuid4().hex)
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def query(self, identity: str = "q1", **more: object) -> SourceQuery:
         """A query of the region."""
-        options = parse_options(self.place.options(regionSeat=self.seat, **more), streaming=True)
+        options = parse_options(self.place.options(regionSeat=self.session, **more), streaming=True)
         handlers = {"done": lambda message: None}
         line = ChannelClient(self.board.address, handlers)
         line.drives(identity)
-        query = SourceQuery(options, identity, partial(_region_place, line=line, session=self.seat))
+        query = SourceQuery(options, identity, partial(_region_place, line=line, session=self.session))
         self.made.append((query, line))
         line.start()
         return query
@@ -208,11 +208,11 @@ def region(place: Place) -> Iterator[Region]:
     """A topic with two partitions of ten records each, none of them handed out."""
     topic_id = place.make()
     place.produce(range(20))
-    seats = SourceSessions()
+    sessions = SourceSessions()
     desk = Desk(place.topic(), uuid.UUID(topic_id))
-    board = ChannelServer(handlers={"lost": seats.lost}, answers={"ask": seats.answer})
-    region = Region(place, desk, seats, board)
-    seats.add(region.seat, desk)
+    board = ChannelServer(handlers={"lost": sessions.lost}, answers={"ask": sessions.answer})
+    region = Region(place, desk, sessions, board)
+    sessions.add(region.session, desk)
     yield region
     desk.silent.set()
     for query, line in region.made:

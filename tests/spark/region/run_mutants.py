@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from kohort.region.member import events as happens
+from kohort.region.member import events
 from kohort.region.messages import Cut
 from kohort.spark.region import query_run
 from kohort.spark.region.query_run import RegionQuery
@@ -28,10 +28,10 @@ def _under_any_assignment_version(self: RegionQuery, run: Any, member: QueryThre
     batch = None if last is None else self._batch_of(run, last, member)
     assignment_versions = {} if batch is None else dict(batch.assignment_versions)
 
-    def handed(seat: SourceAssignments) -> Any:
+    def handed(session: SourceAssignments) -> Any:
         return {
             at: mock.Mock(assignment_version=assignment_versions.get(at), topic_id=topic.topic_id)
-            for at, topic in _HANDED(seat).items()
+            for at, topic in _HANDED(session).items()
         }
 
     with (
@@ -58,7 +58,7 @@ def _keeps_in_a_batch(self: QueryThread) -> None:
 
 def _leaves_in_a_cut(self: QueryThread) -> None:
     if self._leaves and not self.machine.closing:
-        self._step(happens.Closing())
+        self._step(events.Closing())
 
 
 def _contributes_what_it_finds(self: RegionQuery, member: int, cut: Cut, names: tuple[str, ...]) -> Any:

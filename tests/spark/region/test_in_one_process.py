@@ -39,9 +39,9 @@ class Applications:
         for query in queries:
             into = Gated(self.out)
             into.gate = str(self.stage.folder)
-            told = {"subscribe": self.stage.topic, "group.id": self.stage.group} | source
-            told["kafka.session.timeout.ms"] = str(SESSION_MS)
-            region.query(query, _values, source=told, into=into, start="beginning")
+            options = {"subscribe": self.stage.topic, "group.id": self.stage.group} | source
+            options["kafka.session.timeout.ms"] = str(SESSION_MS)
+            region.query(query, _values, source=options, into=into, start="beginning")
         region.start()
         return region
 
@@ -148,8 +148,8 @@ def test_who_runs_ahead_asks_for_a_sequence_and_is_held_until_there_is_one(
         stage.until(lambda: apps.regions[0].describe().sequence > 0, "it has asked for a sequence")
         apps.set("full")
         stage.produce(800)
-        seat = apps.running("a").members[0].assignments
-        stage.until(lambda: AHEAD in seat._holds and seat.running() is None, "it is held")
+        session = apps.running("a").members[0].assignments
+        stage.until(lambda: AHEAD in session._holds and session.running() is None, "it is held")
         run = apps.running("a").query._run
         held_at = last_batch(run.folder)
         assert run.staged.ahead(held_at) < 12

@@ -72,7 +72,7 @@ def test_a_source_that_cant_go_back_is_refused(spark: SparkSession) -> None:
 
 
 def test_files_that_stay_are_a_source_that_can_go_back(spark: SparkSession, tmp_path: Path) -> None:
-    for told in ({}, {"cleanSource": "OFF"}):
-        refuse_unreplayable(spark.readStream.options(**told).text(str(tmp_path)))
+    for reported in ({}, {"cleanSource": "OFF"}):
+        refuse_unreplayable(spark.readStream.options(**reported).text(str(tmp_path)))
     with pytest.raises(InvalidInputError, match="cleanSource=delete"):
         refuse_unreplayable(spark.readStream.option("cleanSource", "delete").text(str(tmp_path)))

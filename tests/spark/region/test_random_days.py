@@ -52,12 +52,12 @@ class Runner:
         self.desk = Desk(self.days.topic, self.days.topic_id)
         self.desk.epoch = self.days.epoch
         self.hand(starts)
-        seat = uuid.uuid4().hex
-        self.days.seats.add(seat, self.desk)
+        session = uuid.uuid4().hex
+        self.days.sessions.add(session, self.desk)
         self.line = ChannelClient(self.days.board.address, {})
         self.line.drives(self.name)
-        options = parse_options(self.days.place.options(regionSeat=seat, maxOffsetsPerTrigger=7))
-        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, session=seat))
+        options = parse_options(self.days.place.options(regionSeat=session, maxOffsetsPerTrigger=7))
+        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, session=session))
         self.line.start()
 
     planned: BatchOffset | None
@@ -73,17 +73,17 @@ class Runner:
             self.query.finish(self.finished)
             self.planned = self.query.plan(self.finished, limited=True)
 
-    def finish(self, *, told: bool) -> None:
+    def finish(self, *, reported: bool) -> None:
         """The batch is in the checkpoint, of which the application may tell before Spark does."""
         if self.planned is not None:
             self.finished, self.planned = self.planned, None
             self.new.append(self.finished)
-            if told:
+            if reported:
                 assert self.query.sink_done(self.finished)
 
     def settle(self) -> None:
         """No batch runs, and the seat knows it."""
-        self.finish(told=False)
+        self.finish(reported=False)
         self.query.finish(self.finished)
         until(lambda: self.desk._running is None, "the end is told", STILL_S)
 
@@ -108,8 +108,8 @@ class Days:
         self.place, self.chance = place, random.Random(seed)
         self.topic = place.topic()
         self.topic_id = uuid.UUID(place.make(count=PARTITIONS))
-        self.seats = SourceSessions()
-        self.board = ChannelServer(answers={"ask": self.seats.answer})
+        self.sessions = SourceSessions()
+        self.board = ChannelServer(answers={"ask": self.sessions.answer})
         self.epoch = 0
         self.at = dict.fromkeys(range(PARTITIONS), 0)
         self.sent = dict.fromkeys(range(PARTITIONS), 0)
@@ -166,8 +166,8 @@ class Days:
         calls: list[Callable[[Runner], None]] = [
             Runner.plan,
             Runner.plan,
-            partial(Runner.finish, told=True),
-            partial(Runner.finish, told=False),
+            partial(Runner.finish, reported=True),
+            partial(Runner.finish, reported=False),
         ]
         for _ in range(STEPS):
             what = self.chance.random()
@@ -184,7 +184,7 @@ class Days:
         for _ in range(100):
             for runner in self.runners:
                 runner.plan()
-                runner.finish(told=False)
+                runner.finish(reported=False)
             self.cut()
             if self.at == self.sent:
                 break

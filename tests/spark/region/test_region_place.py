@@ -234,7 +234,7 @@ def test_without_its_application_a_query_ends_within_five_seconds(region: Region
         region.desk.silent.clear()
         words = "did not answer within 4 s; a query in a region does nothing"
     else:
-        region.seats.remove(region.seat)
+        region.sessions.remove(region.session)
         words = "the option regionSeat is set by SparkRegion alone"
     with pytest.raises(KafkaError, match=words):
         region.trigger(query, batch)
@@ -316,7 +316,7 @@ def test_the_progress_names_generation_and_lag(region: Region) -> None:
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_session_without_an_application_is_refused(region: Region) -> None:
-    options = region.place.options(regionSeat=region.seat)
+    options = region.place.options(regionSeat=region.session)
     with Run(options) as run, pytest.raises(InvalidInputError, match="Spark Connect"):
         run.plan()
     with pytest.raises(InvalidInputError, match=r"AvailableNow.*caught-up"):
