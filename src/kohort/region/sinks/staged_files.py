@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Callable
@@ -114,7 +115,11 @@ def show(files: FileCalls, staged: str, shown: str) -> None:
     """Link a staged file to a second name, or copy it if the system does not permit the link."""
     try:
         files.link(staged, shown)
-    except PermissionError:  # Linux lets nobody link what another user may write alone (protected_hardlinks)
+    except OSError as error:
+        # Linux lets nobody link what another user may write alone (protected_hardlinks). FAT and some network file
+        # systems have no hard links.
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
         copy_file(files, staged, shown)
 
 
