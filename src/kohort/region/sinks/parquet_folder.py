@@ -258,8 +258,9 @@ class ParquetFolder(InFolder):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
-        table = self.check_rows(table)
-        name = key.text()
+        self._write_rows(key.text(), self.check_rows(table))
+
+    def _write_rows(self, name: str, table: pa.Table) -> None:
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
 
         def write(output: Output) -> None:
@@ -274,11 +275,14 @@ class ParquetFolder(InFolder):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
+        """Show the rows of these keys as this sequence, all at once."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         self._owned()
-        names = sorted({key.text() for key in keys})
+        self._show_sequence(sequence, sorted({key.text() for key in keys}))
+
+    def _show_sequence(self, sequence: int, names: list[str]) -> None:
+        """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
         files = self._files
         if not self._is_marked(sequence):
             if not self._stands(sequence):
@@ -291,9 +295,12 @@ class ParquetFolder(InFolder):
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
+        """Remove all published rows, as this sequence."""
+        if self._is_owned():
+            self._remove_shown(sequence, floor)
+
+    def _remove_shown(self, sequence: int, floor: int) -> None:
         """Remove all published rows: first the staged files that others could still publish, then the sequences."""
-        if not self._is_owned():
-            return
         files, staging = self._files, f"{self.path}/_staging"
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
             for name in self._names():
@@ -388,7 +395,7 @@ class ParquetFolder(InFolder):
             self._mark(last)
         return last
 
-    def files(self, after: int = 0) -> list[SequenceFile]:
+    def published_files(self, after: int = 0) -> list[SequenceFile]:
         """Return the files of all published sequences after a number, in order, as paths. Anybody may read them.
 
         Args:
@@ -433,6 +440,9 @@ class ParquetFolder(InFolder):
             self._owned()
         except FileNotFoundError:
             return
+        self._remove_unshown(keep)
+
+    def _remove_unshown(self, keep: Keep) -> None:
         names = self._names()
         self._tidy(names, self._last_marked())
         kept = {key.text() for key in keep.keys}
