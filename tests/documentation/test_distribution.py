@@ -152,13 +152,14 @@ def test_the_distributions_hold_what_they_should(sdist: Path, plain_wheel: Path)
         (licence,) = [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
         assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
     assert {name.partition("/")[0] for name in names} == {"kohort", metadata.partition("/")[0]}
-    assert "kohort/py.typed" in names
+    assert {"kohort/py.typed", "kohort/dashboard/static/index.html", "kohort/dashboard/static/app.js"} <= set(names)
     assert plain_wheel.name.endswith("-py3-none-any.whl"), "pip keeps it: its name says that it has no kernel"
     assert [name for name in names if name.endswith(".so")] == []
     assert facts["License-Expression"] == "Apache-2.0"
     assert set(facts.get_all("Provides-Extra", [])) == {
         "spark",
         "demo",
+        "dashboard",
         "delta",
         "lake",
         "postgres",
