@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kohort.client.consumer import fetching
@@ -320,3 +322,22 @@ def test_an_answer_that_comes_when_another_broker_has_long_answered_is_not_used(
     while len(seen) < 100:
         seen += offsets(log.poll(), A0)
     assert seen == list(range(100))
+
+
+def test_records_before_damage_on_the_broker_are_returned_before_its_error() -> None:
+    """They wait to be decoded when the error comes: whoever seeks past the damage as told must have them."""
+    log = Log({A0: 100})
+
+    def refuse_from_40(message: Any, version: int) -> Any:
+        (asked,) = [part for topic in message.topics for part in topic.partitions]
+        log.errors = {A0: ErrorCode.CORRUPT_MESSAGE} if asked.fetch_offset >= 40 else {}
+        return log.fetch(message, version)
+
+    log.world.handlers["Fetch"] = refuse_from_40
+    seen = log.poll()
+    log.world.run(1000)
+    assert log.fetches()[-1] == {0: 40}
+    seen += log.poll()
+    assert offsets(seen, A0) == list(range(40))
+    with pytest.raises(CorruptDataError):
+        log.poll()

@@ -1,4 +1,4 @@
-"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, reseal, delete, serve."""
+"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, files, reseal, delete, serve."""
 
 from __future__ import annotations
 
@@ -220,8 +220,8 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
 
     Args:
         name: the region's name.
-        place: the sink's, as messages and `describe` name it: parquet:/folder, delta:/folder, sql:URL#table. For a sink
-            of your own, call `Region.adopt` instead.
+        place: the sink's, as messages and `describe` name it: parquet:/folder, parquet:s3://bucket/folder,
+            delta:/folder, sql:URL#table. For a sink of your own, call `Region.adopt` instead.
         execute: do it; without this it is only shown.
     """
     from kohort.region.sinks.by_name import sink_of
@@ -237,6 +237,25 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
             return FAILED
         region.adopt(sink)
     show([{"region": name, "sink": place, "done": True}], ("region", "sink", "done"), as_json=common.json)
+    return DONE
+
+
+@app.command
+def files(place: str, *, after: int = 0, json: bool = False) -> int:
+    """List the files of a ParquetFolder that belong to published sequences. No broker is asked.
+
+    Readers of an object store take these files; the others there are not published yet, or will never be. Credentials
+    come from the environment, as AWS_ACCESS_KEY_ID does.
+
+    Args:
+        place: the folder's path, or its URL, or its name in `kohort region describe`.
+        after: leave out this sequence and earlier ones.
+        json: print JSON.
+    """
+    from kohort.region.sinks.by_name import folder_of
+
+    found = folder_of(place.removeprefix("parquet:")).files(after)
+    show([file._asdict() for file in found], ("sequence", "path"), as_json=json, empty="no published sequences")
     return DONE
 
 

@@ -279,6 +279,7 @@ def _open_each(
     """Open all segments; return for each whether it ends in bytes that are no batch."""
     verify = None if options.clean else _EVERYTHING if options.verified_offset is None else options.verified_offset
     torn = []
+    checksums = checkpoints.readable_index_checksums(path, fs)
     for number, segment in enumerate(segments):
         following = segments[number + 1].base_offset if number + 1 < len(segments) else None
         if following is not None and (verify is None or following <= verify):
@@ -289,7 +290,15 @@ def _open_each(
         report.scanned_bytes += found.scanned_bytes
         report.rebuilt_indexes += found.rebuilt_indexes
         report.damages += found.damages
-        if segment.path.with_suffix(".txnindex").name in found.rebuilt_indexes:
+        expected = checksums.get(segment.base_offset)
+        if (
+            expected is not None
+            and segment.readable
+            and segment.transactions.checksum(expected.entries) != expected.crc
+        ):
+            segment.transactions.reset()
+            report.rebuilt_indexes.append(segment.path.with_suffix(".txnindex").name)
+        if segment.path.with_suffix(".txnindex").name in report.rebuilt_indexes:
             _forget_snapshots_after(path, segment.base_offset, fs)
     return torn
 

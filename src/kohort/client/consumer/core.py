@@ -414,7 +414,9 @@ class ConsumerCore:
         if error is not None:
             raise error
         for partition, failure in self.partitions.unreadable():
-            if self.buffer.count(partition) == 0 and not self.partitions.of(partition).paused:
+            if self.buffer.count(partition) or self.fetcher.is_ready(partition):
+                continue  # what was fetched before comes first
+            if not self.partitions.of(partition).paused:
                 raise failure
 
     # The group.

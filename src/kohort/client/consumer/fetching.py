@@ -351,6 +351,14 @@ class Fetcher:
         paused = sum(self._undecoded[partition] for partition in self.partitions.paused)
         return self.buffer.available() + self._undecoded_records - paused
 
+    def is_ready(self, partition: TopicPartition) -> bool:
+        """Return whether a response that waits to be decoded has records at a partition's position."""
+        return any(
+            (given.topic, given.partition) == partition and self._current(given, version)
+            for fetched in self.ready
+            for given, version in zip(fetched.sets, fetched.versions, strict=True)
+        )
+
     def next_ready(self) -> CompletedFetch | None:
         """Take the oldest response for decoding, without partitions revoked or sought since; None without one."""
         while self.ready:
