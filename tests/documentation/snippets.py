@@ -48,6 +48,11 @@ class Snippet:
         """Whether it is a file for pytest."""
         return self.language == "python" and re.search(r"^(?:async )?def test_", self.code, re.MULTILINE) is not None
 
+    @property
+    def is_spark(self) -> bool:
+        """Whether it is a program that starts Spark and ends by itself."""
+        return self.language == "python" and "SparkSession.builder" in self.code and not (self.is_test or self.word)
+
 
 def snippets(page: Path) -> list[Snippet]:
     """The blocks of a page in their order.

@@ -14,6 +14,7 @@ import pytest
 
 from kohort import Broker
 from kohort.cli.common import DEFAULT_BOOTSTRAP_SERVER
+from tests.documentation.notebook import Notebook, NotebookError
 from tests.documentation.snippets import PAGES, ROOT, RUN, Snippet, snippets
 from tests.support.waiting import ATTEMPTS, LAST_RESORT, TOO_SLOW
 
@@ -28,6 +29,7 @@ class Reader:
         self.printed = ""
         self._count = 0
         self._running: list[subprocess.Popen[str]] = []
+        self._notebook: Notebook | None = None
         bin_folder = str(Path(sys.executable).parent)
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")} | {
             "PATH": os.pathsep.join([bin_folder, os.environ["PATH"]]),
@@ -42,11 +44,29 @@ class Reader:
             assert sorted(self.printed.split("\n")) == sorted(code.split("\n")), f"{snippet.place} shows something else"
         elif snippet.word == "stays":
             self._start(snippet, self._command(snippet, code))
+        elif snippet.is_spark:
+            self._run_in_notebook(snippet, self._file(code))
         elif snippet.language in RUN:
             done = self._run(self._command(snippet, code))
             assert done.returncode == 0, f"{snippet.place} ends with {done.returncode}:\n{done.stdout}\n{done.stderr}"
             assert "Warning" not in done.stderr, f"{snippet.place} warns:\n{done.stderr}"
             self.printed = done.stdout
+
+    def _run_in_notebook(self, snippet: Snippet, file: Path) -> None:
+        """Runs a Spark program beside the others of the page; again, where Spark could not start Python in time."""
+        assert "register" in snippet.code or '"kohort"' not in snippet.code, f"{snippet.place} does not stand alone"
+        for _ in range(ATTEMPTS):
+            self._notebook = self._notebook or Notebook(self.folder, self._environment)
+            try:
+                self.printed = self._notebook.run(file)
+                break
+            except NotebookError as error:
+                self._notebook.close()
+                self._notebook = None
+                if TOO_SLOW not in str(error):
+                    raise AssertionError(f"{snippet.place} {error}") from error
+        assert self._notebook is not None, f"{snippet.place}: Spark starts no Python in time"
+        assert "Warning" not in self._notebook.errors(), f"{snippet.place} warns:\n{self._notebook.errors()}"
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         """Runs it to its end; again, where Spark could not start a Python process in time."""
@@ -67,13 +87,17 @@ class Reader:
     def _command(self, snippet: Snippet, code: str) -> list[str]:
         if snippet.language == "sh":
             return ["bash", "-euo", "pipefail", "-c", code]
-        self._count += 1
-        file = self.folder / f"test_snippet_{self._count}.py"
-        file.write_text(code)
+        file = self._file(code)
         if snippet.is_test:
             options = ["-p", "no:cacheprovider", "--strict-markers", "--rootdir", str(self.folder)]
             return [sys.executable, "-m", "pytest", "-q", *options, str(file)]
         return [sys.executable, str(file)]
+
+    def _file(self, code: str) -> Path:
+        self._count += 1
+        file = self.folder / f"test_snippet_{self._count}.py"
+        file.write_text(code)
+        return file
 
     def _start(self, snippet: Snippet, command: list[str]) -> None:
         process = subprocess.Popen(
@@ -88,6 +112,8 @@ class Reader:
 
     def close(self) -> None:
         """Ends what stays, and fails if it ended before."""
+        if self._notebook is not None:
+            self._notebook.close()
         ended = [process.returncode for process in self._running if process.poll() is not None]
         for process in self._running:
             process.terminate()
@@ -113,7 +139,11 @@ def reader_of(page: Path, folder: Path) -> Iterator[Reader]:
             reader.close()
     else:
         with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:  # nobody else comes to a page's groups
-            yield Reader(folder, broker.bootstrap_servers)
+            reader = Reader(folder, broker.bootstrap_servers)
+            try:
+                yield reader
+            finally:
+                reader.close()
 
 
 @pytest.mark.spark

@@ -37,6 +37,8 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("DeleteRecordsCommand", "--offset-json-file RECORDS"),
     ("TopicCommand", f"--delete --topic {TOPIC}"),
 )
+OF_GROUPS = (*STEPS[:7], STEPS[-1])
+"""The steps that read topics and groups."""
 MAIN = {"ConfigCommand": "kafka.admin.ConfigCommand", "AclCommand": "kafka.admin.AclCommand"}
 
 
@@ -52,13 +54,16 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield {"Kafka": kafka.bootstrap_servers, "ours": ours.bootstrap_servers}
 
 
-def test_tools_print_the_same(servers: dict[str, str], kafka_tools: KafkaTools, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [OF_GROUPS, STEPS], ids=["of-groups", "whole"])
+def test_tools_print_the_same(
+    servers: dict[str, str], kafka_tools: KafkaTools, tmp_path: Path, steps: tuple[tuple[str, str], ...]
+) -> None:
     records = tmp_path / "records.json"
     records.write_text('{"partitions": [{"topic": "tools", "partition": 0, "offset": 0}], "version": 1}')
 
     def printed(address: str) -> list[str]:
         said = []
-        for tool, line in STEPS:
+        for tool, line in steps:
             args = line.replace("RECORDS", str(records)).split()
             main = MAIN.get(tool, f"{PACKAGE}.{tool}")
             done = kafka_tools.run(main, "--bootstrap-server", address, *args, timeout_s=180)
@@ -69,7 +74,7 @@ def test_tools_print_the_same(servers: dict[str, str], kafka_tools: KafkaTools, 
         theirs, mine = pool.map(printed, servers.values())
     differing = [
         f"{tool} {line}\n--- Kafka\n{left}\n--- ours\n{right}"
-        for (tool, line), left, right in zip(STEPS, theirs, mine, strict=True)
+        for (tool, line), left, right in zip(steps, theirs, mine, strict=True)
         if left != right
     ]
     assert not differing, "\n\n".join(differing)

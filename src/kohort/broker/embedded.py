@@ -33,6 +33,7 @@ from kohort.broker.security.settings import INSECURE
 from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.io.closing import ClosedOnExit
+from kohort.io.platforms import require_posix
 from kohort.settings.arguments import checked, checked_call
 
 __all__ = ["Broker", "Fault"]
@@ -72,7 +73,8 @@ class Broker(ClosedOnExit):
         data_dir: the data folder in use.
 
     Raises:
-        InvalidInputError: a property or address is invalid, or the data folder is in use.
+        InvalidInputError: a property or address is invalid, the data folder is in use, or the system is neither Linux
+            nor macOS.
         KafkaError: the port is in use, or the broker did not start.
     """
 
@@ -91,6 +93,7 @@ class Broker(ClosedOnExit):
         secure: str | Path | None = None,
         log_level: str | int = logging.WARNING,
     ) -> None:
+        require_posix("an embedded broker")
         levels = logging.getLevelNamesMapping()
         if isinstance(log_level, str) and log_level not in levels:
             raise InvalidInputError(f"log_level must be one of {', '.join(levels)}, not {log_level!r}")

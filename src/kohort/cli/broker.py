@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from kohort.cli.app import UsageError
 from kohort.cli.common import assignments, properties_of
 from kohort.cli.output import print_note
+from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:  # the broker is imported by the command that needs it
     from kohort.broker.run import Beside
@@ -130,6 +131,7 @@ def broker(
         metrics_listen: HOST:PORT where Prometheus reads the broker's metrics; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
+    require_posix("kohort broker")
     from kohort.broker.config.settings import broker_configs
     from kohort.broker.config.single_broker import place_in
     from kohort.broker.run import LISTEN_DEFAULT, run_broker

@@ -12,6 +12,7 @@ from kohort.cli.app import DONE, UsageError, family
 from kohort.cli.broker import SecurityOptions, ZooKeeperOptions
 from kohort.cli.common import REACH_MS, Common, assignments
 from kohort.cli.output import show, show_json
+from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from kohort.client.admin.coordinators import ShardStatus
@@ -78,6 +79,7 @@ def coordinator(
         metrics_listen: HOST:PORT where Prometheus reads its figures; the property metrics.listen.
         set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
     """
+    require_posix("kohort coordinator")
     from kohort.broker.security.listeners import planned_listeners
     from kohort.client.settings import ConnectionConfig, client_config
     from kohort.cluster.run import Options, run_coordinator

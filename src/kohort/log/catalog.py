@@ -15,7 +15,7 @@ import msgspec
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
 from kohort.ids import TOPIC_NAME_RULE, topic_name_allowed
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
-from kohort.log.config import LogConfig, StoreLimits, check_together
+from kohort.log.config import LogConfig, StoreLimits, check_known, check_together
 from kohort.settings.config import from_properties, parse_value, settings
 
 log = logging.getLogger("kohort.log")
@@ -301,6 +301,7 @@ def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConf
     Raises:
         InvalidInputError: a config is invalid (INVALID_CONFIG).
     """
+    check_known(configs)
     try:
         explicit = from_properties(LogConfig, configs)
     except InvalidInputError as error:

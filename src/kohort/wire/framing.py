@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kohort.wire import cluster_admin, coordinators, data, discovery, groups, offsets, security, transactions
+from kohort.wire import (
+    cluster_admin,
+    coordinators,
+    data,
+    discovery,
+    groups,
+    offsets,
+    security,
+    streams_groups,
+    transactions,
+)
 from kohort.wire.codec import skip_tags
 from kohort.wire.message import Message, RequestMessage, merge_small
 from kohort.wire.schema import NEVER, Buffer, WireError
@@ -64,7 +74,17 @@ class RequestHeader(NamedTuple):
 
 def _apis() -> dict[int, Api]:
     table: dict[int, Api] = {}
-    for module in (discovery, coordinators, cluster_admin, groups, offsets, data, transactions, security):
+    for module in (
+        discovery,
+        coordinators,
+        cluster_admin,
+        groups,
+        offsets,
+        data,
+        transactions,
+        security,
+        streams_groups,
+    ):
         for name, request in vars(module).items():
             if not name.endswith("Request") or request is RequestMessage:
                 continue

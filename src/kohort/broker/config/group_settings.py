@@ -52,7 +52,7 @@ class GroupSettingsFile:
         values: dict[str, int] = {}
         for name, text in configs.items():
             if name not in known:
-                text = f"groups have no setting {name}{did_you_mean(name, known)}"
+                text = f"Unknown group config name: {name}{did_you_mean(name, known)}"  # Kafka's text, then a hint
                 raise InvalidInputError(text, ErrorCode.INVALID_CONFIG)
             try:
                 values[name] = parse_value(known[name], text, name)

@@ -567,7 +567,7 @@ class Transactions:
         now_ms = _wall_ms()
         for transaction in list(self._known.values()):
             if transaction.status is Status.ONGOING and now_ms - transaction.start_ms > transaction.timeout_ms:
-                log.warning(
+                log.info(  # comes with every killed application of Kafka Streams
                     "transaction %s is aborted: open for longer than its timeout of %d ms",
                     transaction.id,
                     transaction.timeout_ms,

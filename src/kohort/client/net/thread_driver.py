@@ -32,6 +32,7 @@ from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
 from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
+from kohort.io.platforms import after_fork_in_child
 from kohort.io.processes import name_for_peer
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def _after_fork() -> None:
         client._orphan()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork_in_child(_after_fork)
 
 
 def transfer_outcome(promise: Promise[T], future: Future[T] | asyncio.Future[T]) -> None:
@@ -493,5 +494,5 @@ def elapsed_ms() -> float:
 
     `time.monotonic` stops meanwhile on Linux.
     """
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
     return (time.monotonic() if clock is None else time.clock_gettime(clock)) * 1000
