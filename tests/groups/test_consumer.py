@@ -24,6 +24,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.records import EpochBumped, ReconciliationState
 from kohort.ids import TopicPartition
+from tests.groups import harness
 from tests.groups.harness import Trial, owned, topic_id
 from tests.groups.test_conversion import offer
 
@@ -362,6 +363,24 @@ def test_topics_that_change_while_a_target_is_computed_are_in_the_next_target(ch
     trial.works_at_once = True
     trial.do_work()
     assert len(trial.consumer_group().targets["a"]) == 2
+
+
+def test_a_pattern_is_resolved_again_after_the_refresh_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights that change meanwhile decide what it selects; no event of the group tells of them."""
+    trial = Trial(consumer_regex_refresh_ms=20_000)
+    trial.set_topics(t1=1, t2=1)
+    member = {"subscribed_topics": None, "subscribed_regex": "t.*"}
+    assert len(trial.beat("a", **member).assignment) == 2
+    monkeypatch.setattr(harness, "match", lambda regex, topics: ["t1"])
+    for _ in range(4):
+        trial.pass_time(4_000)
+        trial.beat("a", epoch_of(trial))
+    before = epoch_of(trial)
+    trial.pass_time(4_000)
+    trial.beat("a", epoch_of(trial))
+    assert epoch_of(trial) == before + 1
+    resolved = [record.topics for record in trial.machine.snapshot() if hasattr(record, "regex")]
+    assert resolved == [("t1",)]
 
 
 def test_topics_that_came_while_no_one_read_the_pattern_are_found() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from kohort.broker.server.connection import ClientSession
 from kohort.coordinator.shard import Shard
@@ -33,9 +33,23 @@ Answer: TypeAlias = Callable[[Any], None]
 """Callback that takes the value of an event's reply, or the error code. The event determines the value's class."""
 
 
-@lru_cache(maxsize=100_000)
+NAMES_CACHED: Final = 100_000
+CACHED_NAME_MAX: Final = 255
+"""The longest name whose hash is cached, in characters. Clients may send names of 32 KiB, which would keep 3 GiB."""
+
+
 def java_hash(text: str) -> int:
     """Return Java's String.hashCode, made non-negative as in Kafka. It maps a name to an internal topic's partition."""
+    return cached_hash(text) if len(text) <= CACHED_NAME_MAX else _hash(text)
+
+
+@lru_cache(maxsize=NAMES_CACHED)
+def cached_hash(text: str) -> int:
+    """Return the hash of a short name, which the next request has again."""
+    return _hash(text)
+
+
+def _hash(text: str) -> int:
     value = 0
     data = text.encode("utf-16-be")
     for position in range(0, len(data), 2):

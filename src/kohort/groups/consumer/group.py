@@ -137,6 +137,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         if before is not None and before.classic_protocols is not None:
             self.member_changed_protocol(step, presence, member_id)
         self.answer_waiting(step, member_id)
+        self.refresh_patterns(step)
         if self.epoch > self.target_epoch:
             self.request_target(step)
             if joins:

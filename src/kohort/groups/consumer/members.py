@@ -202,6 +202,7 @@ class ConsumerMembers(GroupMembership):
         watch: the timer that checks members which have to move, None before the first time.
         computing: the ticket of the target computation, -1: none.
         resolving: the ticket of the regular expression task, -1: none.
+        resolved_ms: when all regular expressions were last resolved, or the first one was.
         given_ids: ids given to classic members that have not yet joined with them, until the timer ends.
         settings: the group's own timeouts.
     """
@@ -227,6 +228,7 @@ class ConsumerMembers(GroupMembership):
     watch: Timer | None = None
     computing: int = -1
     resolving: int = -1
+    resolved_ms: int = 0
     given_ids: dict[str, Timer] = field(default_factory=dict)
     settings: GroupSettings = field(default_factory=GroupSettings)
     _moving: set[str] | None = None
