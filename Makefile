@@ -10,6 +10,7 @@ KILLS ?= 6
 SECONDS_OF ?= 600
 START ?= 0
 PYTEST_ARGS ?=
+PYTHONS ?=
 WORKERS ?= 3
 PLAN ?= classic-range
 MINUTES ?= 10
@@ -29,7 +30,7 @@ QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/la
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps lint types layers sizes docs picture bench bench-against fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites frameworks lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs picture bench bench-against fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites frameworks lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -46,10 +47,14 @@ setup-demo:
 demo: setup-demo ## sets up, then runs the main job from start to end
 	@$(BIN)/kohort demo $(DEMO_ARGS)
 
-test: setup ## sets up, then runs the tests
+test: setup ## sets up, then runs the tests; PYTHONS="3.12 3.13": the short ones on each of these
+ifneq ($(strip $(PYTHONS)),)
+	@$(SUPERVISED) $(BIN)/python -m tools.pythons $(PYTHONS)
+else
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.support.class_archive
 	@$(SUPERVISED) $(BIN)/python -m tests.support.again -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+endif
 
 quick: setup ## a minute: lint, types of the files that changed, the tests that need no Kafka, Spark or simulation
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
@@ -108,6 +113,11 @@ docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, 
 format: setup ## let ruff format and fix what it can
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
+
+dist: setup ## build what a release uploads into dist/, and check it by twine and check-wheel-contents
+	@rm -rf dist && $(BIN)/uv build --quiet --out-dir dist
+	@$(BIN)/uv run --quiet --isolated --no-project --with-requirements requirements/release.txt \
+		sh -c 'twine check --strict dist/*.whl dist/*.tar.gz && check-wheel-contents dist/*.whl'
 
 ##@ Figures
 bench: setup ## figures beside the peers', one table for each file in bench/
@@ -179,6 +189,7 @@ lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for n
 	@for pins in frameworks/pins/*.in; do $(LOCK) $(LOCK_ARGS) $$pins -o $${pins%.in}.txt || exit 1; done
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
 	@echo pip-audit | $(LOCK) $(LOCK_ARGS) - -o requirements/audit.txt
+	@printf 'check-wheel-contents\ntwine\n' | $(LOCK) $(LOCK_ARGS) - -o requirements/release.txt
 
 clean: ## remove the environment and what was built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
