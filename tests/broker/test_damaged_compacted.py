@@ -78,7 +78,7 @@ def _read(broker: Broker) -> tuple[list[int], list[str]]:
         ("records", "*index"),
     ],
 )
-def test_all_other_records_are_served_and_the_damage_is_told_once(
+def test_all_other_records_are_served_and_the_damage_is_logged_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], field: str, lost: str
 ) -> None:
     batches = _compacted(tmp_path)
@@ -105,10 +105,10 @@ def test_all_other_records_are_served_and_the_damage_is_told_once(
             told_by_log = [
                 line for line in said.splitlines() if f"kohort.log: t-0/{path.name} is damaged at byte" in line
             ]
-            assert len(told_by_log) == 1, said
+            assert len(by_log) == 1, said
 
 
-def test_a_lost_index_of_a_compacted_file_is_told_with_what_it_leaves_open(
+def test_a_lost_index_of_a_compacted_file_is_logged_with_what_it_leaves_open(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A wrong base offset inside a gap breaks no chain. Nobody but the index can tell."""

@@ -1,4 +1,4 @@
-"""What the broker keeps by a name that clients choose is bounded in bytes, not only in entries."""
+"""The broker's caches by names that clients choose are bounded in bytes, not only in entries."""
 
 from __future__ import annotations
 

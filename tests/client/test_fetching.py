@@ -325,7 +325,7 @@ def test_an_answer_that_comes_when_another_broker_has_long_answered_is_not_used(
 
 
 def test_records_before_damage_on_the_broker_are_returned_before_its_error() -> None:
-    """They wait to be decoded when the error comes: whoever seeks past the damage as told must have them."""
+    """The records wait to be decoded when the error comes: an application that seeks past the damage needs them."""
     log = Log({A0: 100})
 
     def refuse_from_40(message: Any, version: int) -> Any:

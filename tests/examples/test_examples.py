@@ -55,11 +55,11 @@ class Program:
             lines.extend(line.rstrip() for line in stream)  # a list grows while others read it
 
     def lines(self) -> list[str]:
-        """What it has printed so far."""
+        """Return the lines that it has printed so far."""
         return list(self._lines)
 
     def errors(self) -> str:
-        """What it has said on standard error."""
+        """Return what it has written to the standard error."""
         return "\n".join(self._errors)
 
     def kill(self) -> None:

@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class View(NamedTuple):
-    """What readers and producers see of the log."""
+    """The log as readers and producers see it."""
 
     bounds: tuple[int, int]
     batches: list[tuple[int, bool]]
@@ -144,7 +144,7 @@ def test_a_catalog_that_was_edited_is_read_without_its_checksum(made: Path, tmp_
     assert catalog is not None and catalog["t"].configs["segment.bytes"] == "4000"
 
 
-def test_a_damaged_topic_id_costs_no_records_and_is_told_once(
+def test_a_damaged_topic_id_costs_no_records_and_is_logged_once(
     made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "d"

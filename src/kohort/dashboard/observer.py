@@ -74,7 +74,7 @@ class _Rings(Generic[K]):
                 ring = self._rings[key] = array("f", (math.nan,)) * READS_KEPT
                 ring[slot] = value
 
-    def names(self) -> list[K]:
+    def ring_keys(self) -> list[K]:
         """Return the keys that have a ring."""
         return list(self._rings)
 
@@ -100,7 +100,7 @@ class LagHistory:
         slot, groups = self._reads % READS_KEPT, report.groups
         self._reads += 1
         self._times[slot] = report.taken_ms
-        gone = [] if report.failures else [name for name in self._lag.names() if _is_gone(name, report)]
+        gone = [] if report.failures else [name for name in self._lag.ring_keys() if _is_gone(name, report)]
         self._lag.put(slot, {name: group.sum_lag for name, group in groups.items() if group.read}, gone)
         times = {name: group.max_time_lag_ms for name, group in groups.items()}
         self._time_lag.put(slot, {name: lag for name, lag in times.items() if lag is not None}, gone)
@@ -111,7 +111,7 @@ class LagHistory:
             if part.lag is not None
         }
         here = {(name, part.partition) for name, group in groups.items() for part in group.partitions}
-        left = [key for key in self._partitions.names() if key not in here and key[0] not in report.errors]
+        left = [key for key in self._partitions.ring_keys() if key not in here and key[0] not in report.errors]
         self._partitions.put(slot, lags, [] if report.failures else left)
         self._changes.extend(TimedChange(report.taken_ms, name, change) for name, change in latest)
 

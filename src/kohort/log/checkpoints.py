@@ -153,7 +153,7 @@ def read_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
 
 
 class IndexChecksum(NamedTuple):
-    """What the first `entries` entries of a segment's transaction index must be, by their CRC32C."""
+    """The CRC32C that the first `entries` entries of a segment's transaction index must have."""
 
     entries: int
     crc: int
