@@ -2,8 +2,8 @@
 
 The archive `tests/fixtures/kept-VERSION.tar.gz` has a broker's data folder with records, groups of three protocols,
 transactions and a region's topic. It also has the region's Parquet folder, the checkpoint of a Spark query, and
-`expected.json`, which says what a reader must find. Run it once for each release, before the tag (docs/compatibility.md). An archive is never
-written again.
+`expected.json`, which says what a reader must find. Run it once for each release, before the tag
+(docs/compatibility.md). An archive is never written again.
 """
 
 from __future__ import annotations

@@ -102,9 +102,7 @@ def test_all_other_records_are_served_and_the_damage_is_logged_once(
         said = capfd.readouterr().err
         assert "Traceback" not in said
         if field != "records":
-            told_by_log = [
-                line for line in said.splitlines() if f"kohort.log: t-0/{path.name} is damaged at byte" in line
-            ]
+            by_log = [line for line in said.splitlines() if f"kohort.log: t-0/{path.name} is damaged at byte" in line]
             assert len(by_log) == 1, said
 
 

@@ -1,4 +1,4 @@
-"""The packages that `pip install kohort` gets, with and without a compiler: built once, and installed like a release."""
+"""The packages that `pip install kohort` gets, with and without a compiler, installed like a release."""
 
 from __future__ import annotations
 
