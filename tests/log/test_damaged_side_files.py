@@ -144,7 +144,7 @@ def test_a_catalog_that_was_edited_is_read_without_its_checksum(made: Path, tmp_
     assert catalog is not None and catalog["t"].configs["segment.bytes"] == "4000"
 
 
-def test_a_damaged_topic_id_costs_no_records_and_is_told_once(
+def test_a_damaged_topic_id_costs_no_records_and_is_logged_once(
     made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "d"
@@ -204,7 +204,7 @@ def test_damage_in_files_of_the_data_folder_loses_no_record(made: Path, tmp_path
                 log = store.partition(PART)
                 assert log.append(batch(b"new"), NOW).base_offset >= 140, at
                 read = []
-                with contextlib.suppress(DamagedError):  # told: offsets that the checkpoint names and the file has not
+                with contextlib.suppress(DamagedError):  # offsets that the checkpoint names and the file has not
                     read.extend(record.offset for part in log.batches(0) for record in read_records(part))
                 assert read[:140] == list(range(140)), at
         except InvalidInputError:
