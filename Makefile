@@ -186,6 +186,7 @@ lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for n
 	@$(LOCK) $(LOCK_ARGS) pyproject.toml --all-extras --group dev --group peers -o requirements/dev.txt
 	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --group build \
 		--constraint requirements/dev.txt -o requirements/demo.txt
+	@for pins in frameworks/pins/*.in; do $(LOCK) $(LOCK_ARGS) $$pins -o $${pins%.in}.txt || exit 1; done
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
 	@echo pip-audit | $(LOCK) $(LOCK_ARGS) - -o requirements/audit.txt
 	@printf 'check-wheel-contents\ntwine\n' | $(LOCK) $(LOCK_ARGS) - -o requirements/release.txt

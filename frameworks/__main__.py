@@ -82,14 +82,14 @@ def main() -> int:
         for broker in BROKERS[asked.broker]:
             try:
                 outcomes.append(run_once(known[name](), broker, asked, console))
+                if asked.page:
+                    record_outcomes(outcomes[-1:])
+                    write_page([])
             except (FrameworkUnavailable, MavenUnavailable) as error:
                 console.print(f"{name} on {broker}: not here: {error}", highlight=False, markup=False)
             except (FrameworkStuck, KafkaError) as error:
                 failures.append(f"{name} on {broker}: {error}")
                 console.print(failures[-1], highlight=False, markup=False)
-    if asked.page:
-        record_outcomes(outcomes)
-        write_page([])
     if asked.json:
         print(json.dumps({"outcomes": [outcome.to_json() for outcome in outcomes], "stuck": failures}, indent=2))
     else:

@@ -16,17 +16,16 @@ from kohort import Admin, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.lag import LagReader
 
-pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
-
-from kohort.dashboard.cluster_lookups import ClusterLookups
-from kohort.dashboard.observer import ClusterObserver
-from kohort.dashboard.server import DashboardServer
-
 
 class Dashboard:
     """A dashboard that reads its cluster every 100 ms, and a browser's part of talking to it."""
 
     def __init__(self, stack: ExitStack, servers: str, **settings: Any) -> None:
+        pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+        from kohort.dashboard.cluster_lookups import ClusterLookups
+        from kohort.dashboard.observer import ClusterObserver
+        from kohort.dashboard.server import DashboardServer
+
         reader = LagReader(servers, **settings)
         reader.window_ms = 500
         observer = stack.enter_context(ClusterObserver(servers, reader, 100))

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from tests.dashboard.conftest import Dashboard, behind
 from tests.support.waiting import until
-from tools.dashboard_picture import CHROMIUM_OPTIONS, DESKTOP, PHONE, chromium_path
 
 from kohort import Admin, Broker, Producer, TopicPartition
+
+pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+
+from tools.dashboard_picture import CHROMIUM_OPTIONS, DESKTOP, PHONE, chromium_path
 
 Serve = Callable[..., Dashboard]
 MARKUP = "<img src=x onerror=document.title='run'>"

@@ -18,9 +18,12 @@ from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import ScramCredential
 from kohort.dashboard import cluster_lookups
 from kohort.dashboard.cluster_lookups import KeptAnswers
-from kohort.dashboard.server import FILES
 from kohort.errors import ErrorCode, KafkaError, RetriableError
 from kohort.region.region import Region
+
+pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+
+from kohort.dashboard.server import FILES
 
 Serve = Callable[..., Dashboard]
 NOBODY = "127.0.0.1:1"

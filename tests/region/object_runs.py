@@ -1,4 +1,4 @@
-"""What stores of objects do and file systems do not: answers that are lost, refusals, several writers of one name."""
+"""Faults of object stores that file systems do not have: lost answers, refusals, several writers of one name."""
 
 from __future__ import annotations
 

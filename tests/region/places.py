@@ -32,8 +32,7 @@ from kohort.region.sinks.iceberg_files import DurableFileIO
 from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.parquet_folder import ParquetFolder
-from kohort.region.sinks.parquet_objects import ParquetObjects
-from kohort.region.sinks.sequence_log import SequenceLog
+from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceLog
 from kohort.region.sinks.sql_table import SqlTable
 from tests.region.volume import Died
 
@@ -287,14 +286,14 @@ class LocalObjects(ObjectStore):
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in super().__getstate__().items() if name != "calls"}
 
-    def _open(self) -> Any:
+    def _open_store(self) -> Any:
         return HeldObjects(self.root, getattr(self, "calls", Calls()))
 
-    def race(self, path: str) -> int:
+    def race_puts(self, path: str) -> int:
         raw = self._raw
         self._opened = (os.getpid(), LocalStore(self.root, mkdir=True))
         try:
-            return super().race(path)
+            return super().race_puts(path)
         finally:
             self._opened = (os.getpid(), raw)
 

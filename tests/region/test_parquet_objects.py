@@ -19,8 +19,7 @@ from kohort.region.consuming.staging import is_away
 from kohort.region.sinks import Keep
 from kohort.region.sinks.by_name import sink_of
 from kohort.region.sinks.object_store import ObjectStore
-from kohort.region.sinks.parquet_objects import ParquetObjects
-from kohort.region.sinks.sequence_log import SequenceEntry, SequenceLog, unfinished
+from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceEntry, SequenceLog, _void_names
 from kohort.region.staged import StagedKey
 from tests.region import object_runs
 from tests.region import place_runs as runs
@@ -50,10 +49,10 @@ def test_run(run: Run, tmp_path: Path) -> None:
 
 def _creates_over_what_is_there(patch: Patch) -> None:
     def create(self: ObjectStore, path: str, data: bytes) -> bytes:
-        self.put(path, data)
+        self.put_object(path, data)
         return data
 
-    patch.setattr(ObjectStore, "create", create)
+    patch.setattr(ObjectStore, "create_object", create)
     patch.setattr(ObjectStore, "check_conditional", lambda self, path: None)
 
 
@@ -63,13 +62,13 @@ def _does_not_look_after_an_error(patch: Patch) -> None:
             self._raw.put(path, data, mode="create")
         return data
 
-    patch.setattr(ObjectStore, "create", create)
+    patch.setattr(ObjectStore, "create_object", create)
     patch.setattr(ObjectStore, "check_conditional", lambda self, path: None)
     patch.setattr(SequenceLog, "is_done", lambda self, sequence: False)
 
 
 def _takes_any_refusal_for_success(patch: Patch) -> None:
-    whole = SequenceLog.publish
+    whole = SequenceLog.create_entry
 
     def publish(self: SequenceLog, entry: SequenceEntry) -> None:
         try:
@@ -77,21 +76,21 @@ def _takes_any_refusal_for_success(patch: Patch) -> None:
         except RetriableError:
             return
 
-    patch.setattr(SequenceLog, "publish", publish)
+    patch.setattr(SequenceLog, "create_entry", publish)
 
 
 def _sweeps_without_looking(patch: Patch) -> None:
-    patch.setattr(SequenceLog, "read", lambda self, sequence: None)
+    patch.setattr(SequenceLog, "read_entry", lambda self, sequence: None)
 
 
 def _sweeps_by_an_older_listing(patch: Patch) -> None:
     def sweep(self: ParquetObjects, keep: Keep) -> None:
         self._owned()
-        names = self._store.names("_staged")
-        last = self._log.read(self._log.last())
-        shown = set() if last is None else last.keys()
+        names = self._store.list_names("_staged")
+        last = self._log.read_entry(self._log.last_number())
+        shown = set() if last is None else last.key_texts()
         kept = {key.text() for key in keep.keys} | shown
-        void = unfinished(names, self._id, keep.floor)
+        void = _void_names(names, self._id, keep.floor)
         self._remove_staged(name for name in void if name.rpartition(".")[0] not in kept)
 
     patch.setattr(ParquetObjects, "sweep", sweep)
@@ -102,27 +101,27 @@ def _leaves_what_the_dead_publisher_left(patch: Patch) -> None:
 
 
 def _empties_without_saying_so(patch: Patch) -> None:
-    patch.setattr(SequenceLog, "empty", lambda self, sequence: None)
+    patch.setattr(SequenceLog, "mark_emptied", lambda self, sequence: None)
 
 
 def _names_no_rows_before_they_are_there(patch: Patch) -> None:
-    whole = ObjectStore.put
+    whole = ObjectStore.put_object
 
     def put(self: ObjectStore, path: str, data: bytes) -> None:
         if not path.endswith(".rows"):
             whole(self, path, data)
 
-    patch.setattr(ObjectStore, "put", put)
+    patch.setattr(ObjectStore, "put_object", put)
 
 
 def _removes_before_it_is_published(patch: Patch) -> None:
-    whole = SequenceLog.publish
+    whole = SequenceLog.create_entry
 
     def publish(self: SequenceLog, entry: SequenceEntry) -> None:
-        self._store.remove([f"_staged/{name}.none" for name in entry.empty])
+        self._store.remove_objects([f"_staged/{name}.none" for name in entry.empty])
         whole(self, entry)
 
-    patch.setattr(SequenceLog, "publish", publish)
+    patch.setattr(SequenceLog, "create_entry", publish)
 
 
 MUTANTS: tuple[tuple[Callable[[Patch], None], Run], ...] = (
@@ -158,10 +157,10 @@ class _Careless(HeldObjects):
 class _Racy(LocalObjects):
     """A store that looks and then writes: it refuses a calm second put, and accepts those at once."""
 
-    def _open(self) -> Any:
+    def _open_store(self) -> Any:
         return _Careless(self.root, Calls())
 
-    def race(self, path: str) -> int:
+    def race_puts(self, path: str) -> int:
         gate = threading.Barrier(16)
 
         class Store:
@@ -176,7 +175,7 @@ class _Racy(LocalObjects):
         root, raw = Path(self.root), self._raw
         self._opened = (os.getpid(), Store())
         try:
-            return ObjectStore.race(self, path)
+            return ObjectStore.race_puts(self, path)
         finally:
             self._opened = (os.getpid(), raw)
 
@@ -222,20 +221,20 @@ def test_files_of_a_store_and_of_a_folder_are_listed_alike(place: ObjectsPlace, 
     stored, local = place.sink(), ParquetFolder(tmp_path / "local").bind("region", REGION)
     assert isinstance(stored, ParquetFolder)
     for sink in (stored, local):
-        assert sink.files() == []
+        assert sink.published_files() == []
         sink.check(SCHEMA)
         for number in range(4):
             sink.stage(key(number), table([(number, "a")]))
         sink.publish(1, [key(0), key(1)])
         sink.publish(2, [])
         sink.publish(3, [key(2)])
-        assert [file.sequence for file in sink.files()] == [1, 1, 3]
-        assert [file.sequence for file in sink.files(after=1)] == [3]
-        assert [Path(file.path).name for file in sink.files()] == [
+        assert [file.sequence for file in sink.published_files()] == [1, 1, 3]
+        assert [file.sequence for file in sink.published_files(after=1)] == [3]
+        assert [Path(file.path).name for file in sink.published_files()] == [
             f"{key(number).text()}.parquet" for number in range(3)
         ]
         sink.empty(4, 2)
-        assert sink.files() == []
+        assert sink.published_files() == []
     assert stored.path == "s3://bucket/out"
 
 
@@ -262,7 +261,7 @@ def test_place_names_the_server_and_no_credential(monkeypatch: Patch) -> None:
 def test_store_that_does_not_answer_is_waited_for(monkeypatch: Patch) -> None:
     unreachable = {**OPTIONS, "endpoint": "http://127.0.0.1:1", "allow_http": "true"}
     sink = pickle.loads(pickle.dumps(ParquetFolder("s3://bucket/out", storage_options=unreachable).bind("r", REGION)))
-    for call in (sink.published, lambda: sink.check(SCHEMA), sink.files):
+    for call in (sink.published, lambda: sink.check(SCHEMA), sink.published_files):
         with pytest.raises(RetriableError, match=r"store of s3://bucket/out/.* does not answer") as away:
             call()
         assert is_away(away.value) and SECRET not in str(away.value)

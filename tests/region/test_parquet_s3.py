@@ -48,7 +48,7 @@ def rows(*ids: int) -> pa.Table:
 
 
 def paths(sink: ParquetFolder) -> list[str]:
-    return [file.path for file in sink.files()]
+    return [file.path for file in sink.published_files()]
 
 
 def ids(address: str, sink: ParquetFolder) -> list[int]:
@@ -80,7 +80,7 @@ def test_sequences_are_written_once_and_nothing_is_left(store: str, url: str) ->
     assert again.published() == 2
     again.publish(3, KEYS[2:4])
     assert ids(store, again) == [0, 1, 2, 100, 101, 102]
-    assert [file.sequence for file in again.files(after=1)] == [3]
+    assert [file.sequence for file in again.published_files(after=1)] == [3]
     with pytest.raises(CorruptDataError, match="1 are gone"):
         again.publish(4, [KEYS[4]])
     again.sweep(Keep(2))

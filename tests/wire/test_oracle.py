@@ -127,7 +127,7 @@ def test_agrees_with_kio(kind: type[Message], version: int) -> None:
         assert out.getvalue() == encoded
 
 
-def test_a_field_of_ours_comes_back_and_leaves_no_trace_where_it_is_not_set() -> None:
+def test_a_field_of_ours_is_read_back_and_leaves_no_trace_where_it_is_not_set() -> None:
     encoded = ApiVersionsResponse(lease_ms=5_000).encode(4)
     assert ApiVersionsResponse.decode(encoded, 4) == ApiVersionsResponse(lease_ms=5_000)
     assert ApiVersionsResponse.decode(ApiVersionsResponse(lease_ms=5_000).encode(2), 2) == ApiVersionsResponse()

@@ -101,7 +101,14 @@ class Node(GroupHost):
             self.open_audit_log()
         self.transactions = Transactions(
             TransactionHost(
-                loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token
+                loop,
+                store,
+                self.config,
+                self.topics,
+                self.groups,
+                self.waits,
+                self.producer_ids.take,
+                self.next_request_id,
             )
         )
         self.streams_refusals = IntervalThrottle(STREAMS_REFUSAL_LINE_S)

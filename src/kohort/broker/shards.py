@@ -65,11 +65,11 @@ class GroupShards:
         on_end: called with the index of a shard that this process gives up.
     """
 
-    def __init__(self, token: Callable[[], int], make: MakeShard) -> None:
+    def __init__(self, next_request_id: Callable[[], int], make: MakeShard) -> None:
         self.count = 1
         self.on_end: Callable[[int], None] = lambda index: None
         self._shards: dict[int, Shard] = {}
-        self._token = token
+        self._next_request_id = next_request_id
         self._make = make
 
     def __iter__(self) -> Iterator[Shard]:
@@ -114,7 +114,7 @@ class GroupShards:
 
     def prove(self, index: int) -> None:
         """Check whether another process has fenced a shard, with a request that needs proof of ownership."""
-        self.ask_at(index, ListGroups(self._token(), states=("none",)), lambda _: None)
+        self.ask_at(index, ListGroups(self._next_request_id(), states=("none",)), lambda _: None)
 
     def __contains__(self, index: int) -> bool:
         return index in self._shards
@@ -158,7 +158,7 @@ class GroupShards:
         """Split a request for several groups by shard, and answer when all shards have.
 
         Args:
-            make_event: creates a shard's event from a token and its groups.
+            make_event: creates a shard's event from a request id and its groups.
             entries: returns one entry per group of a shard's event, in order, from the value of its reply or an error
                 code.
             answer: called with the entries by group.
@@ -172,7 +172,7 @@ class GroupShards:
             answer(entries_by_group)
             return
 
-        def collect(names: tuple[str, ...], value: ReplyValue | ErrorCode) -> None:
+        def collect_reply(names: tuple[str, ...], value: ReplyValue | ErrorCode) -> None:
             nonlocal left
             entries_by_group.update(zip(names, entries(names, value), strict=True))
             left -= 1
@@ -181,7 +181,7 @@ class GroupShards:
 
         for index, of_shard in by_shard.items():
             names = tuple(of_shard)
-            self.ask_at(index, make_event(self._token(), names), partial(collect, names))
+            self.ask_at(index, make_event(self._next_request_id(), names), partial(collect_reply, names))
 
     def ask_all(self, make_event: Callable[[int], Request], answer: Callable[[list[Any]], None]) -> None:
         """Send a request to every shard here except damaged ones. `answer` gets the values or error codes in order."""
@@ -192,7 +192,7 @@ class GroupShards:
             answer(values)
             return
 
-        def collect(index: int, value: ReplyValue | ErrorCode) -> None:
+        def collect_reply(index: int, value: ReplyValue | ErrorCode) -> None:
             nonlocal left
             values[index] = value
             left -= 1
@@ -200,7 +200,7 @@ class GroupShards:
                 answer(values)
 
         for index, shard in enumerate(asked):
-            shard.ask(make_event(self._token()), partial(collect, index))
+            shard.ask(make_event(self._next_request_id()), partial(collect_reply, index))
 
     # -- news
 
@@ -247,8 +247,8 @@ class GroupShards:
 
     def release(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on its connection."""
-        for token, index in client.held.items():
-            self._queue_at(index, ReleaseLongPolls((token,)))
+        for request_id, index in client.held.items():
+            self._queue_at(index, ReleaseLongPolls((request_id,)))
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:

@@ -72,10 +72,10 @@ def dashboard(
         except InvalidInputError as error:
             raise UsageError(f"--listen {listen}: {error.message}") from error
         with server:
-            return _serve(server, common.json)
+            return _serve_until_signal(server, common.json)
 
 
-def _serve(server: DashboardServer, as_json: bool) -> int:
+def _serve_until_signal(server: DashboardServer, as_json: bool) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

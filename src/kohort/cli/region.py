@@ -240,8 +240,8 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
     return DONE
 
 
-@app.command
-def files(place: str, *, after: int = 0, json: bool = False) -> int:
+@app.command(name="files")
+def published_files(place: str, *, after: int = 0, json: bool = False) -> int:
     """List the files of a ParquetFolder that belong to published sequences. No broker is asked.
 
     Readers of an object store take these files; the others there are not published yet, or will never be. Credentials
@@ -254,7 +254,7 @@ def files(place: str, *, after: int = 0, json: bool = False) -> int:
     """
     from kohort.region.sinks.by_name import folder_of
 
-    found = folder_of(place.removeprefix("parquet:")).files(after)
+    found = folder_of(place.removeprefix("parquet:")).published_files(after)
     show([file._asdict() for file in found], ("sequence", "path"), as_json=json, empty="no published sequences")
     return DONE
 

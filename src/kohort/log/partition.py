@@ -188,7 +188,7 @@ class PartitionLog:
             checkpoints.write_partition_metadata(self.path, self._topic_id, fs)
         if self._epochs:
             checkpoints.write_epochs(self.path, self._epochs, fs)
-        self.active.create()
+        self.active.create_file()
         self.missing = False
 
     def check_readable(self) -> None:
@@ -562,7 +562,7 @@ class PartitionLog:
     def _made(self, offset: int) -> Segment:
         """Create a segment."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
-        fresh.create()
+        fresh.create_file()
         self._names_new = True
         return fresh
 

@@ -401,7 +401,7 @@ class SegmentFile:
         self.index.append(batch.header.last_offset - self.base_offset, batch.position)
         return 1
 
-    def create(self) -> None:
+    def create_file(self) -> None:
         """Create an empty log file. The index files are created with their first entries."""
         self._files.open(self, self._path, os.O_CREAT)
 

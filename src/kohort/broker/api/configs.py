@@ -340,7 +340,7 @@ def list_config_resources(node: Node, request: Request[ListConfigResourcesReques
         if kind in wanted:
             names.append((kind, str(node.id)))
     if ConfigResourceType.GROUP in wanted:
-        names += [(ConfigResourceType.GROUP, name) for name in node.group_settings.names()]
+        names += [(ConfigResourceType.GROUP, name) for name in node.group_settings.group_names()]
     make = ListConfigResourcesResponse.ConfigResource
     return ListConfigResourcesResponse(
         config_resources=[

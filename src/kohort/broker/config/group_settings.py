@@ -33,7 +33,7 @@ class GroupSettingsFile:
         found = settings(GroupConfig)
         return {name: found["group." + name] for name in (_HEARTBEAT, _SESSION)}
 
-    def names(self) -> list[str]:
+    def group_names(self) -> list[str]:
         """Return the groups with settings of their own."""
         return sorted(self._by_group)
 

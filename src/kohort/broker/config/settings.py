@@ -297,7 +297,7 @@ class BrokerConfig:
         why="partitions that one answer describes; clients ask for the rest",
     )
     metrics_listen: str | None = declare_setting(
-        "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's figures; nowhere when not given"
+        "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's metrics; nowhere when not given"
     )
     shutdown_ms: int = declare_setting(
         "shutdown.grace.ms", 5_000, low=0, unit="ms", why="answers under way get this long when the broker ends"

@@ -523,7 +523,7 @@ class Fetcher:
             for part in topic.partitions:
                 partition = TopicPartition(name, part.partition_index)
                 entry, state = asked.get(partition), self.partitions.get(partition)
-                if entry is not None and state is not None and _goes_on(state, entry):
+                if entry is not None and state is not None and _continues(state, entry):
                     self._take_partition(fetched, partition, entry, state, part)
         if fetched.sets:
             self.fetched_bytes += fetched.bytes
@@ -626,7 +626,7 @@ class Fetcher:
             self.cluster.runtime.at(when).on_done(lambda _: self.pump())
 
 
-def _goes_on(state: PartitionState, asked: _PartitionFetch) -> bool:
+def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:
     """Return whether a response continues at the current fetch position; a stalled broker's may be outdated."""
     position = state.fetch_position
     return (

@@ -139,7 +139,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         """Stop a member's timers and refuse its waiting requests."""
         presence = self.presences.pop(member_id, None)
         if presence is not None:
-            presence.cancel()
+            presence.cancel_timers()
             presence.unbind(step)
             self.refuse_waiting(step, presence, Refusal(error, f"Member {member_id} was removed."))
 

@@ -1,7 +1,7 @@
 """Objects of a store (S3, Google Cloud Storage, Azure) below one URL, as sinks need them.
 
-The library's own retries are off. With them a lost answer turns the success of a conditional put into a refusal
-(obstore 0.12): the second request finds the object of the first. `ObjectStore.create` therefore reads the object after
+The library's own retries are off. With them a lost answer turns a successful conditional put into a refusal (obstore
+0.12): the second request finds the object of the first. `ObjectStore.create_object` therefore reads the object after
 any error, and its caller compares.
 
 Each object is put in one request, so that no multipart upload can be left behind. Stores accept 5 GB in one request; a
@@ -73,7 +73,7 @@ class _StoreUrl(NamedTuple):
     bucket: str
     prefix: str
 
-    def text(self) -> str:
+    def joined(self) -> str:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
 
@@ -121,7 +121,7 @@ class ObjectStore:
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         self._url = _parsed(url)
-        self.url = self._url.text()
+        self.url = self._url.joined()
         self._options = {name.lower(): str(value) for name, value in options.items()}
         for name in _CLIENT:
             for prefix in ("aws_", "azure_", "google_"):
@@ -176,10 +176,10 @@ class ObjectStore:
     @property
     def _raw(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = (os.getpid(), self._open())
+            self._opened = (os.getpid(), self._open_store())
         return self._opened[1]
 
-    def _open(self) -> Any:
+    def _open_store(self) -> Any:
         client: dict[str, Any] = {**_TIMEOUTS, **{k: v for k, v in self._options.items() if k in _CLIENT}}
         client["allow_http"] = self._allows_http()
         config = {name: value for name, value in self._options.items() if name not in _CLIENT}
@@ -217,7 +217,7 @@ class ObjectStore:
 
     # -- objects
 
-    def create(self, path: str, data: bytes) -> bytes:
+    def create_object(self, path: str, data: bytes) -> bytes:
         """Create an object unless there is one of this name; return the content that the name has afterwards.
 
         After any error the object is read: an earlier request may have created it, this one also if its answer was
@@ -227,37 +227,37 @@ class ObjectStore:
             self._raw.put(path, data, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError) as error:
             try:
-                return self.read(path)
+                return self.read_object(path)
             except FileNotFoundError:
                 raise RetriableError(f"{self.url}/{path} was removed meanwhile: {self._line(error)}") from None
         except (BaseError, OSError):
             with contextlib.suppress(FileNotFoundError, RetriableError, NotAuthorizedError):
-                return self.read(path)
+                return self.read_object(path)
             with self._translated(path):
                 raise
         return data
 
-    def put(self, path: str, data: bytes) -> None:
+    def put_object(self, path: str, data: bytes) -> None:
         """Write an object, over an older one."""
         with self._translated(path):
             self._raw.put(path, data, use_multipart=False)
 
-    def read(self, path: str) -> bytes:
+    def read_object(self, path: str) -> bytes:
         """Return an object's content; raise FileNotFoundError if there is none."""
         with self._translated(path):
             return bytes(self._raw.get(path).bytes())
 
-    def read_all(self, paths: Sequence[str]) -> dict[str, bytes]:
+    def read_objects(self, paths: Sequence[str]) -> dict[str, bytes]:
         """Return the content of objects that exist."""
         return dict(self._each(self._content, paths))
 
-    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+    def object_sizes(self, paths: Sequence[str]) -> dict[str, int]:
         """Return the sizes of objects that exist."""
         return dict(self._each(self._size, paths))
 
     def _content(self, path: str) -> Any:
         with contextlib.suppress(FileNotFoundError):
-            return path, self.read(path)
+            return path, self.read_object(path)
         return None
 
     def _size(self, path: str) -> Any:
@@ -273,24 +273,24 @@ class ObjectStore:
                 answers = list(pool.map(ask, paths))
         return [answer for answer in answers if answer is not None]
 
-    def pages(self, folder: str, after: str = "") -> Iterator[list[str]]:
+    def list_pages(self, folder: str, after: str = "") -> Iterator[list[str]]:
         """Return the names in a folder that come after a name, in pages of a thousand; in order if the store is."""
         with self._translated(folder):
             offset = f"{folder}/{after}" if after else None
             for page in self._raw.list(f"{folder}/", offset=offset, chunk_size=1000):
                 yield [str(entry["path"]).removeprefix(f"{folder}/") for entry in page]
 
-    def names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
-        return [name for page in self.pages(folder) for name in page]
+        return [name for page in self.list_pages(folder) for name in page]
 
-    def top_names(self) -> list[str]:
+    def list_top(self) -> list[str]:
         """Return the names at the top, those of folders too."""
         with self._translated(""):
             found = self._raw.list_with_delimiter()
             return [*found["common_prefixes"], *(str(entry["path"]) for entry in found["objects"])]
 
-    def remove(self, paths: Iterable[str]) -> None:
+    def remove_objects(self, paths: Iterable[str]) -> None:
         """Remove objects, those that are there."""
         gone = list(paths)
         if not gone:
@@ -310,14 +310,14 @@ class ObjectStore:
         Raises:
             InvalidInputError: the store lacks conditional puts.
         """
-        if (winners := self.race(path)) > 1:
-            self.remove([path])
+        if (winners := self.race_puts(path)) > 1:
+            self.remove_objects([path])
             raise self._unconditional(f"of {_RACERS} puts at once {winners} were accepted")
-        first, again = self.create(path, b"first"), uuid.uuid4().hex.encode()
-        if self.create(path, again) == again:
+        first, again = self.create_object(path, b"first"), uuid.uuid4().hex.encode()
+        if self.create_object(path, again) == again:
             raise self._unconditional(f"a second put replaced what was {first.decode(errors='replace')!r}")
 
-    def race(self, path: str) -> int:
+    def race_puts(self, path: str) -> int:
         """Return how many of several puts at once created an object."""
 
         def wins(number: int) -> bool:

@@ -30,6 +30,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -55,6 +56,8 @@ from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
+_OBJECTS: Final = "kohort.region.sinks.parquet_objects"
+"""The module of folders in object stores, which needs an extra of the package."""
 _ROWS: Final = ".staged"
 _EMPTY: Final = ".empty"
 _SHOWN: Final = re.compile("sequence=([0-9]+)")
@@ -98,9 +101,8 @@ class ParquetFolder(InFolder):
     def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> ParquetFolder:
         """Return a folder, or for a store's URL a `ParquetObjects`."""
         if cls is ParquetFolder and is_store_url(path):
-            from kohort.region.sinks.parquet_objects import ParquetObjects  # an extra of the package
-
-            return object.__new__(ParquetObjects)
+            stored: type[ParquetFolder] = import_module(_OBJECTS).ParquetObjects  # it derives from this class
+            return object.__new__(stored)
         return object.__new__(cls)
 
     def __init__(
@@ -258,8 +260,9 @@ class ParquetFolder(InFolder):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
-        table = self.check_rows(table)
-        name = key.text()
+        self._write_rows(key.text(), self.check_rows(table))
+
+    def _write_rows(self, name: str, table: pa.Table) -> None:
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
 
         def write(output: Output) -> None:
@@ -274,11 +277,14 @@ class ParquetFolder(InFolder):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
+        """Show the rows of these keys as this sequence, all at once."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         self._owned()
-        names = sorted({key.text() for key in keys})
+        self._show_sequence(sequence, sorted({key.text() for key in keys}))
+
+    def _show_sequence(self, sequence: int, names: list[str]) -> None:
+        """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
         files = self._files
         if not self._is_marked(sequence):
             if not self._stands(sequence):
@@ -291,9 +297,12 @@ class ParquetFolder(InFolder):
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
+        """Remove all published rows, as this sequence."""
+        if self._is_owned():
+            self._remove_shown(sequence, floor)
+
+    def _remove_shown(self, sequence: int, floor: int) -> None:
         """Remove all published rows: first the staged files that others could still publish, then the sequences."""
-        if not self._is_owned():
-            return
         files, staging = self._files, f"{self.path}/_staging"
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
             for name in self._names():
@@ -388,7 +397,7 @@ class ParquetFolder(InFolder):
             self._mark(last)
         return last
 
-    def files(self, after: int = 0) -> list[SequenceFile]:
+    def published_files(self, after: int = 0) -> list[SequenceFile]:
         """Return the files of all published sequences after a number, in order, as paths. Anybody may read them.
 
         Args:
@@ -433,6 +442,9 @@ class ParquetFolder(InFolder):
             self._owned()
         except FileNotFoundError:
             return
+        self._remove_unshown(keep)
+
+    def _remove_unshown(self, keep: Keep) -> None:
         names = self._names()
         self._tidy(names, self._last_marked())
         kept = {key.text() for key in keep.keys}
