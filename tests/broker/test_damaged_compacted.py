@@ -50,8 +50,8 @@ def _compacted(folder: Path, dirty: int = 0) -> list[tuple[Path, int, list[int]]
 
 
 def _read(broker: Broker) -> tuple[list[int], list[str]]:
-    """Return the offsets that a consumer gets that goes on behind damage, and what it is told of the damage."""
-    seen, told = [], []
+    """Return the offsets that a consumer gets that goes on behind damage, and the errors that it gets."""
+    seen, reported = [], []
     with Consumer(broker.bootstrap_servers) as consumer:
         consumer.assign([PART])
         (end,) = consumer.end_offsets([PART]).values()
@@ -60,11 +60,11 @@ def _read(broker: Broker) -> tuple[list[int], list[str]]:
             try:
                 seen += [record.offset for record in consumer.poll(10_000)]
             except CorruptDataError as error:
-                told.append(str(error))
+                reported.append(str(error))
                 following = re.search(r"next readable one is (\d+)", str(error))
                 at = consumer.position(PART)
                 consumer.seek(PART, int(following[1]) if following else at + 1)
-    return seen, told
+    return seen, reported
 
 
 @pytest.mark.parametrize(
@@ -92,18 +92,18 @@ def test_all_other_records_are_served_and_the_damage_is_logged_once(
         capfd.readouterr()
         with Broker(tmp_path, SETTINGS) as broker:
             for _ in range(2):
-                seen, told = _read(broker)
+                seen, reported = _read(broker)
                 missing = {*whole} - {*seen}
                 assert missing <= {*damaged}, "only of the damaged batch"
                 assert [offset for offset in seen if offset in whole] == [o for o in whole if o not in missing]
-                assert told, "the reader is told"
+                assert reported, "to the reader"
             with Producer(broker.bootstrap_servers) as producer:
                 producer.send("t", b"new", key=b"k").result(timeout_ms=30_000)
         said = capfd.readouterr().err
         assert "Traceback" not in said
         if field != "records":
-            by_log = [line for line in said.splitlines() if f"kohort.log: t-0/{path.name} is damaged at byte" in line]
-            assert len(by_log) == 1, said
+            logged = [line for line in said.splitlines() if f"kohort.log: t-0/{path.name} is damaged at byte" in line]
+            assert len(logged) == 1, said
 
 
 def test_a_lost_index_of_a_compacted_file_is_logged_with_what_it_leaves_open(
@@ -114,9 +114,9 @@ def test_a_lost_index_of_a_compacted_file_is_logged_with_what_it_leaves_open(
     for index in (tmp_path / "t-0").glob("*index"):
         index.unlink()
     with Broker(tmp_path) as broker:
-        seen, told = _read(broker)
+        seen, reported = _read(broker)
     assert seen == [offset for _, _, offsets in batches for offset in offsets]
-    assert not told
+    assert not reported
     said = capfd.readouterr().err
     assert said.count("its offset index was missing or wrong, and nothing else tells") == 3, said
     with Broker(tmp_path) as broker:
@@ -143,9 +143,9 @@ def test_compaction_leaves_a_damaged_file_alone_and_says_so_once(
     capfd.readouterr()
     with Broker(tmp_path, SETTINGS) as broker:
         until(refused, "compaction is refused")
-        seen, told = _read(broker)
+        seen, reported = _read(broker)
         assert {offset for _, _, offsets in batches for offset in offsets} - {*seen} == {*damaged}
-        assert told
+        assert reported
     said += capfd.readouterr().err
     assert said.count("is not compacted until it is repaired") == 1
     assert f"t-0/{path.name} is damaged at byte {position}" in said

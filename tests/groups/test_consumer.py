@@ -22,7 +22,7 @@ from kohort.groups.events import (
     OffsetFetch,
     ReleaseLongPolls,
 )
-from kohort.groups.records import EpochBumped, ReconciliationState
+from kohort.groups.records import EpochBumped, ReconciliationState, RegexResolved
 from kohort.ids import TopicPartition
 from tests.groups import harness
 from tests.groups.harness import Trial, owned, topic_id
@@ -379,7 +379,7 @@ def test_a_pattern_is_resolved_again_after_the_refresh_interval(monkeypatch: pyt
     trial.pass_time(4_000)
     trial.beat("a", epoch_of(trial))
     assert epoch_of(trial) == before + 1
-    resolved = [record.topics for record in trial.machine.snapshot() if hasattr(record, "regex")]
+    resolved = [record.topics for record in trial.machine.snapshot() if isinstance(record, RegexResolved)]
     assert resolved == [("t1",)]
 
 
