@@ -143,6 +143,8 @@ def test_source_distribution_has_the_package_and_what_builds_it_and_nothing_else
 def test_wheels_hold_the_package_alone(built: Built) -> None:
     sources = {name.removeprefix("src/") for name in tracked_files() if name.startswith("src/kohort/")}
     python_files = {name for name in sources if name.endswith(".py")}
+    pages = {name for name in sources if name.startswith("kohort/dashboard/static/")}
+    assert pages
     for path in (built.plain, built.windows, *([built.compiled] if built.compiled else [])):
         with zipfile.ZipFile(path) as wheel:
             names = set(wheel.namelist())
@@ -154,7 +156,7 @@ def test_wheels_hold_the_package_alone(built: Built) -> None:
         kernels = {name for name in names if name.endswith(".so")}
         assert len(kernels) == (3 if path == built.compiled else 0)
         of_package = {name for name in names if not name.startswith(f"{home}/")} - kernels
-        assert python_files | {"kohort/py.typed"} <= of_package <= sources
+        assert python_files | pages | {"kohort/py.typed"} <= of_package <= sources
         assert facts["License-Expression"] == "Apache-2.0"
         assert set(facts.get_all("Provides-Extra", [])) == set(PROJECT["project"]["optional-dependencies"])
 

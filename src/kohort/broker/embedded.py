@@ -27,7 +27,6 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import IO, Any
 
-from kohort.broker.config.single_broker import idle_text
 from kohort.broker.security.addresses import addresses_of
 from kohort.broker.security.development import LISTENER, DevelopmentFiles, development_files
 from kohort.broker.security.settings import INSECURE
@@ -43,6 +42,12 @@ END_S = 15.0
 """Time that a broker gets to shut down before it is killed."""
 CONTROL_MS = 30_000
 _CODE = "import sys; sys.path.insert(1, {root!r}); from kohort.broker.child import main; main()"
+
+
+def _ignored_text(config: Mapping[str, Any]) -> str:
+    from kohort.broker.config.settings import ignored_text  # loads the declarations: only where there are settings
+
+    return ignored_text(config)
 
 
 @checked
@@ -92,7 +97,7 @@ class Broker(ClosedOnExit):
         levels = logging.getLevelNamesMapping()
         if isinstance(log_level, str) and log_level not in levels:
             raise InvalidInputError(f"log_level must be one of {', '.join(levels)}, not {log_level!r}")
-        if text := idle_text(config or {}):
+        if config and (text := _ignored_text(config)):
             warnings.warn(text, stacklevel=3)  # this method's caller is the check of its arguments
         config = dict(config or {})
         self._files: DevelopmentFiles | None = None

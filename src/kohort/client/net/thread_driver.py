@@ -446,15 +446,15 @@ class _IoThread:
 
     def _take_arrived(self) -> None:
         while self._arrived:
-            link, sock, told = self._arrived.popleft()
+            link, sock, arrived = self._arrived.popleft()
             if sock is None:
-                self._cluster.connections.closed(link, told if isinstance(told, TlsError) else str(told))
+                self._cluster.connections.closed(link, arrived if isinstance(arrived, TlsError) else str(arrived))
                 continue
             channel = Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
             self._channels[link] = channel
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
-            mechanism = told if isinstance(told, SaslMechanism) else None
+            mechanism = arrived if isinstance(arrived, SaslMechanism) else None
             if not self._cluster.connections.opened(link, mechanism, name_for_peer(sock)):
                 self._drop(channel)
 

@@ -246,10 +246,10 @@ class Accumulator:
 
     def explain(self, batch: Batch) -> str:
         """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
-        told: list[str] = []
+        reasons: list[str] = []
         with contextlib.suppress(ClientClosed):
-            self._wake(lambda: told.append(self.why_late(batch)))
-        return told[0] if told else "the producer is closed"
+            self._wake(lambda: reasons.append(self.why_late(batch)))
+        return reasons[0] if reasons else "the producer is closed"
 
     def why_late(self, batch: Batch) -> str:
         """Return why a batch is not done yet, on the client's thread or loop or under its lock."""

@@ -523,16 +523,16 @@ def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, 
 def no_assignment(member: GroupMember, limit_ms: int, bound: Limit) -> str:
     """Return the error text of a query that got no partitions in time."""
     return (
-        f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.waits_for()}. A rebalance waits "
-        f"for the running batches of all members, for {bound.option} of each: raise joinTimeoutMs above that, or look "
-        f"at who is in the group: kohort groups describe {member.group_id}"
+        f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.why_unassigned()}. A rebalance "
+        f"waits for the running batches of all members, for {bound.option} of each: raise joinTimeoutMs above that, or "
+        f"look at who is in the group: kohort groups describe {member.group_id}"
     )
 
 
 def waits_for_assignment(member: GroupMember, limit_ms: int) -> str:
     """Return the warning of a query that has waited for its partitions for `WAIT_WARNING_MS`."""
     return (
-        f"[group {member.group_id}] the query waits for its partitions: {member.waits_for()}; it fails after "
+        f"[group {member.group_id}] the query waits for its partitions: {member.why_unassigned()}; it fails after "
         f"{limit_ms} ms (joinTimeoutMs). A rebalance waits for the running batches of all members"
     )
 

@@ -44,7 +44,7 @@ ADDRESS = "/10.0.0.2"
 OUT = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.GROUP_ID_NOT_FOUND)
 
 
-class Seat:
+class GroupMembership:
     """A member's own view of its membership.
 
     Attributes:
@@ -53,7 +53,7 @@ class Seat:
         asked: what its application was asked to give up, and has not yet.
         mute_until_ms: nothing that it says arrives until then.
         flying: a request is not answered yet.
-        told: epoch and partitions that its application was last told.
+        announced: epoch and partitions of which its application heard last.
     """
 
     def __init__(self, group: Group, member: Member) -> None:
@@ -65,7 +65,7 @@ class Seat:
         self.asked: set[Part] = set()
         self.mute_until_ms = 0
         self.flying = False
-        self.told: tuple[int, frozenset[Part]] = (0, frozenset())
+        self.announced: tuple[int, frozenset[Part]] = (0, frozenset())
 
     def begin(self) -> None:
         """Say something now, and again and again."""
@@ -75,7 +75,7 @@ class Seat:
 
     def sits(self) -> bool:
         """Whether it is still the member's."""
-        return self.member.alive and self.group.seats.get(self.member.incarnation) is self
+        return self.member.alive and self.group.memberships.get(self.member.incarnation) is self
 
     def can_speak(self) -> bool:
         awake = self.clock.now_ms >= max(self.mute_until_ms, self.member.dozes_until_ms)
@@ -117,15 +117,15 @@ class Seat:
             self.member.revoked(tuple(sorted(back)))
         if not self.owned - self.target:
             self.owned |= self.target
-        told = (self.epoch, frozenset(self.owned))
-        if told != self.told and self.sits():
-            self.told = told
+        announced = (self.epoch, frozenset(self.owned))
+        if announced != self.announced and self.sits():
+            self.announced = announced
             who = Identity(self.member_id, self.epoch)
             self.member.step(member_events.Assigned(who, tuple(sorted(self.owned))))
             self.member.in_turn(self.say)
 
 
-class ConsumerSeat(Seat):
+class ConsumerGroupMembership(GroupMembership):
     """KIP-848: heartbeats say what it has, answers what it should have."""
 
     def __init__(self, group: Group, member: Member) -> None:
@@ -169,7 +169,7 @@ class ConsumerSeat(Seat):
         self.group.do(self._heartbeat(-1))
 
 
-class ClassicSeat(Seat):
+class ClassicGroupMembership(GroupMembership):
     """JoinGroup and SyncGroup, cooperative: what another holds is given out when it has let go and joined again."""
 
     joins = True

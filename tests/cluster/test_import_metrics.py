@@ -14,7 +14,7 @@ def scraped(metrics: Metrics) -> str:
     return generate_latest(registry).decode()
 
 
-def test_imports_are_told_where_there_are_any() -> None:
+def test_imports_are_logged_where_there_are_any() -> None:
     metrics = Metrics()
     assert "import" not in scraped(metrics)
     metrics.take(Counted(Meter.GROUP_IMPORTS, 2))

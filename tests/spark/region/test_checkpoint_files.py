@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.spark.region.checkpoint_state import operator_noted, with_paths_below
+from kohort.spark.region.checkpoint_files import operator_noted, with_paths_below
 from kohort.spark.region.folders import find_source, last_batch, offsets_of
 from kohort.spark.source.batch_offset import BatchOffset
 
@@ -43,7 +43,7 @@ def test_the_last_batch_is_the_highest_that_is_done(checkpoint: Path) -> None:
     ("gone", "last"), [("commits/4", 3), ("offsets/4", 3), ("offsets/3", 2), ("offsets/2", 4), ("commits/3", 4)]
 )
 @pytest.mark.parametrize("left", [None, b"", b"v1", b"v1\n", b"v1\n{", b"\x00" * 30, b"\xff\xfe"])
-def test_a_batch_counts_if_spark_could_go_on_after_it(
+def test_a_batch_counts_if_spark_could_continue_after_it(
     checkpoint: Path, gone: str, last: int, left: bytes | None
 ) -> None:
     if left is None:
