@@ -1,9 +1,9 @@
 """Checks the pinned dependencies: the licence of each by its metadata, and known vulnerabilities by pip-audit.
 
-The licence check needs the development environment (`make setup`). pip-audit and the checks of distributions have
-environments and pins of their own (requirements/audit.txt, release.txt). pip-audit asks the package index. Without an
-answer the check says what was not looked up. It fails for a licence that is not allowed, and for a known
-vulnerability.
+The licence check needs the development environment (`make setup`). The tools pip-audit, twine and check-wheel-contents
+have environments and pins of their own: requirements/audit.txt and release.txt. Of these pip-audit asks the package
+index. Without an answer the check says what was not looked up. It fails for a licence that is neither allowed nor
+excepted, and for a known vulnerability.
 """
 
 from __future__ import annotations

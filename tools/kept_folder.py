@@ -1,8 +1,8 @@
 """Keeps what this version writes to a disk, for later versions to open: `python -m tools.kept_folder`.
 
-The archive `tests/fixtures/kept-VERSION.tar.gz` has a broker's data folder with records, groups of three protocols,
-transactions and a region's topic. It also has the region's Parquet folder, the checkpoint of a Spark query, and
-`expected.json`, which says what a reader must find. Run it once for each release, before the tag
+The archive `tests/fixtures/kept-VERSION.tar.gz` has a broker's data folder: records, groups of three protocols,
+transactions and a region's topic. Beside it are the region's Parquet folder and the checkpoint of a Spark query. The
+file `expected.json` says what a reader must find. Run the tool once for each release, before the tag
 (docs/compatibility.md). An archive is never written again.
 """
 

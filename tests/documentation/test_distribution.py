@@ -1,4 +1,4 @@
-"""The packages that `pip install kohort` gets, with and without a compiler, installed like a release."""
+"""The contents of `pip install kohort`, with and without a compiler: built once, and installed like a release."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 class Built(NamedTuple):
-    """The files that were built from one checkout."""
+    """The distributions of one checkout."""
 
     sdist: Path
     plain: Path

@@ -1,4 +1,4 @@
-"""Differences between operating systems: parts that need Linux or macOS, and calls that one of them lacks.
+"""Differences between operating systems: a refusal where Linux or macOS is needed, and calls that one of them lacks.
 
 docs/platforms.md lists every such call with what happens where it is absent.
 """

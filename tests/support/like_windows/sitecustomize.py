@@ -5,7 +5,7 @@ only kohort meets the lack. Source: "Availability: Unix" in the documentation of
 `socket` and `time`.
 """
 
-import asyncio
+import asyncio.selector_events
 import concurrent.futures
 import getpass
 import importlib.abc
@@ -70,6 +70,7 @@ for home, names in NAMES.items():
             delattr(home, name)
 for name in ("sendmsg", "recvmsg", "recvmsg_into"):
     setattr(socket.socket, name, property(lacking))
+asyncio.selector_events._HAS_SENDMSG = False  # type: ignore[attr-defined]
 selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc]
 asyncio.SelectorEventLoop.add_signal_handler = lacking  # type: ignore[assignment,method-assign]
 asyncio.SelectorEventLoop.add_reader = lacking  # type: ignore[assignment,method-assign]
