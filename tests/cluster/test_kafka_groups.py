@@ -15,7 +15,7 @@ from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster.host import KafkaGroups
 from kohort.errors import ErrorCode
-from kohort.groups.effects import Counted, ImportGroup, Meter
+from kohort.groups.effects import Counted, ImportGroupOffsets, Meter
 from kohort.groups.events import Event, GroupImported, OffsetToCommit
 from kohort.zookeeper import free_ports
 
@@ -50,7 +50,7 @@ async def groups_at(servers: str) -> AsyncIterator[KafkaGroups]:
 async def asked(groups: KafkaGroups, group: str) -> GroupImported:
     """Return the state of a group."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-    groups.ask(ImportGroup(group, TICKET), found.set_result)
+    groups.ask(ImportGroupOffsets(group, TICKET), found.set_result)
     async with asyncio.timeout(WAIT_S):
         answer = await found
     assert isinstance(answer, GroupImported)

@@ -226,7 +226,12 @@ class PushedConsumers:
         value = push.value
         try:
             if isinstance(value, DismissConsumer):
-                log.info("closing the connection from %s: group %s: %s", connection.name, value.group_id, value.why)
+                log.info(
+                    "[group %s] closing a push consumer's connection from %s: %s",
+                    value.group_id,
+                    connection.name,
+                    value.why,
+                )
                 connection.finish()
             else:
                 self._ask(found, value, *asking_frame(value, self._leader))
@@ -235,7 +240,7 @@ class PushedConsumers:
 
     @staticmethod
     def _end(connection: Connection, group_id: str, error: KafkaError) -> None:
-        log.warning("closing the connection from %s: group %s: %s", connection.name, group_id, error)
+        log.warning("[group %s] closing a push consumer's connection from %s: %s", group_id, connection.name, error)
         connection.finish()
 
     def _ask(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:

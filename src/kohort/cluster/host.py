@@ -29,7 +29,7 @@ from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError, RetriableError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Counted, FindOffsets, ImportGroup, LookForTopics, Lookup, Meter
+from kohort.groups.effects import Counted, FindOffsets, ImportGroupOffsets, LookForTopics, Lookup, Meter
 from kohort.groups.events import Event, GroupImported, OffsetsFound, OffsetToCommit, PushPosition
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import ApiVersionsResponse
@@ -146,7 +146,7 @@ class KafkaGroups:
         self._tasks: set[asyncio.Task[None]] = set()
         self._doubled: frozenset[str] = frozenset()
 
-    def ask(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
+    def ask(self, question: ImportGroupOffsets, done: Callable[[Event], None]) -> None:
         """Import a group; `done` is called once, later, on the loop."""
         self._start(self._answer_import(question, done))
 
@@ -155,7 +155,7 @@ class KafkaGroups:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer_import(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
+    async def _answer_import(self, question: ImportGroupOffsets, done: Callable[[Event], None]) -> None:
         if question.group_id in self._reserved:
             text = "the coordinators use this group to elect their leader: choose another name"
             done(_refused(question, ErrorCode.INVALID_GROUP_ID, text))
@@ -205,7 +205,7 @@ class KafkaGroups:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def found_at_kafka(cluster: Cluster, question: ImportGroup) -> GroupImported:
+async def found_at_kafka(cluster: Cluster, question: ImportGroupOffsets) -> GroupImported:
     """Read a group's state and committed offsets from Kafka's own coordinator.
 
     Raises:
@@ -240,11 +240,11 @@ def _members_there(group: GroupDescription) -> str:
     return f"it has {count} member{'s' * (count != 1)} at Kafka's own coordinator ({shown}): {HOW_TO_GO_ON}"
 
 
-def _refused(question: ImportGroup, code: ErrorCode, text: str) -> GroupImported:
+def _refused(question: ImportGroupOffsets, code: ErrorCode, text: str) -> GroupImported:
     return GroupImported(question.group_id, question.ticket, (), code, text)
 
 
-def _import_failed(question: ImportGroup, error: KafkaError) -> GroupImported:
+def _import_failed(question: ImportGroupOffsets, error: KafkaError) -> GroupImported:
     """Return the import's failure: retriable, except for a missing permission, which waiting does not cure."""
     if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
         text = (

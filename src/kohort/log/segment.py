@@ -15,7 +15,7 @@ from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, su
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
-from kohort.log.filesystem import ReadBuffer, remove, write_all
+from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
@@ -431,7 +431,7 @@ class SegmentFile:
         """Delete the files. Readers with an open file keep what they read."""
         self.release_file()
         for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
-            remove(self.path.with_suffix(suffix), self._fs)
+            remove_if_exists(self.path.with_suffix(suffix), self._fs)
 
 
 def _noting(findings: Iterator[Located | LogDamage], timestamps: set[int]) -> Iterator[Located | LogDamage]:

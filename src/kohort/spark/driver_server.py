@@ -131,7 +131,12 @@ class SinkListener(StreamingQueryListener):
                     self._read_twice.started(run, loads_of(running._jsq.streamingQuery().analyzedPlan()))
                     return
         except (Py4JError, OSError) as error:
-            log.debug("[query %s] starts without the check for topics that it reads twice: %s", query, error)
+            log.debug(
+                "[query %s] not checked for topics that two of its sources read in one group: "
+                "its plan can't be read: %s",
+                query,
+                error,
+            )
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Do nothing: the previous batch was reported already."""

@@ -512,8 +512,18 @@ class Transactions:
         except (RetriableError, OSError) as error:  # the log can't be written or opened: its marker is still owed
             log.error("transaction %s: the marker in %s could not be written: %s", transaction.id, tp, error)
             return False
-        except KafkaError as error:  # the partition has a newer epoch of the producer: there is nothing left to mark
-            log.error("transaction %s: %s refused the marker: %s", transaction.id, tp, error)
+        except KafkaError as error:
+            if error.code is ErrorCode.INVALID_PRODUCER_EPOCH:
+                log.warning(
+                    "transaction %s: no marker needed in %s, which has a newer epoch of the producer: %s",
+                    transaction.id,
+                    tp,
+                    error,
+                )
+            else:
+                log.error(
+                    "transaction %s: completing without a marker in %s, which refused it: %s", transaction.id, tp, error
+                )
         self._host.waits.changed([target])
         return True
 
@@ -585,7 +595,9 @@ class Transactions:
                 try:
                     self._log.forget(transaction.id, _wall_ms())
                 except OSError as error:
-                    log.error("transactional id %s could not be forgotten: %s", transaction.id, error)
+                    log.error(
+                        "expired transactional id %s not removed, retrying at the next check: %s", transaction.id, error
+                    )
                     break
                 del self._known[transaction.id]
                 self._id_chars -= len(transaction.id)

@@ -444,7 +444,10 @@ class PushMembership(Membership):
         ended.
         """
         if self._is_another_map(asked):
-            log.error("[group %s] the coordinator sent a Start without a Stop before it: refused", self.group)
+            log.error(
+                "[group %s] Start refused: it assigns other partitions than before, and no Stop came between",
+                self.group,
+            )
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if self._started and (self.assignment.partitions or self.revocation is not None or not self._registry):
             self._resume = self.revocation is not None

@@ -166,7 +166,12 @@ async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -
     with contextlib.suppress(KafkaError):
         answer = await cluster.send(request, ANY)
         if any(topic.partitions for topic in answer.topics):
-            log.warning("%s; if it is at the coordinators over this cluster, %s", why, todo)
+            log.warning(
+                "[group %s] the offsets go to Kafka's own coordinator, because the group is named without its member; "
+                "if kohort's coordinators serve the group, %s",
+                group,
+                todo,
+            )
 
 
 class ClusterAccess(Protocol):
@@ -586,7 +591,7 @@ class Cluster:
         for task in filter(None, (self._refresh, self._upkeep)):
             task.cancel()
         self._coordinators.close()
-        self.connections.close()
+        self.connections.close_all()
 
     # Internals.
 

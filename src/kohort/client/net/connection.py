@@ -456,7 +456,7 @@ class BrokerConnections:
                 self._commands.append(CloseConnection(link.id))
                 self._forget_connection(link, "idle", failed=False)
 
-    def close(self) -> None:
+    def close_all(self) -> None:
         """Close every connection."""
         for link in list(self._links.values()):
             self._commands.append(CloseConnection(link.id))
@@ -673,6 +673,7 @@ class Channel:
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def close(self) -> None:
+        """Close the socket; ignore an error of it."""
         with contextlib.suppress(OSError):
             self.sock.close()
 

@@ -224,7 +224,7 @@ class JournalDecoding:
         The producer of a batch is known to be a coordinator only when all fences have been read.
         """
         for author, error in self._unreadable.items():
-            if self.authors.covered(author):
+            if self.authors.is_coordinator(author):
                 raise error
 
     def records(self, view: memoryview) -> Iterator[Sequence[Record]]:

@@ -110,7 +110,8 @@ class JournalAppend:
 
     Attributes:
         offset: the offset of its first record.
-        sent_ms: when it was first sent, by the runtime's monotonic clock, minus the time the machine slept since.
+        sent_ms: when it was first sent, by the runtime's monotonic clock. The time that the machine slept since is
+            subtracted, so that `now_ms - sent_ms` includes it.
     """
 
     offset: int

@@ -353,7 +353,9 @@ class ZooKeeperCoordination:
 
     def _look_failed(self, error: KafkaError) -> None:
         if self._trouble is None or self._trouble.message != error.message:  # by text: logged once
-            log.warning("placement: not settled yet: %s", error)
+            log.warning(
+                "placement: retrying every %.1f s: reading or updating it in ZooKeeper failed: %s", _AGAIN_S, error
+            )
         self._trouble = error
         asyncio.get_running_loop().call_later(_AGAIN_S, self._look.set)
 
@@ -369,7 +371,9 @@ class ZooKeeperCoordination:
             self.is_leader = await self._elect(session, mine)
         else:
             if self._entered and before is None:
-                log.error("placement: this coordinator is not registered any more: %s", _taken(self._taken_by))
+                log.error(
+                    "placement: this coordinator has lost its registration and resigns: %s", _taken(self._taken_by)
+                )
             self.is_leader = False
             await self._resign(session)
         await self._read_map()

@@ -172,7 +172,11 @@ class PlaneLink:
                 elif is_connected and not isinstance(message, messages.RegionSeen | messages.Declined):
                     self._heard(message)
         except UnknownMessageError as error:
-            log.warning("%s: cannot decode a message of the control plane: %s", self._name, error)
+            log.warning(
+                "%s: reconnecting: the control plane sent a message of another release, or damaged bytes: %s",
+                self._name,
+                error,
+            )
         finally:
             self._link = None
             link.close()
@@ -480,7 +484,7 @@ class MemberThread(ABC):
                 continue  # it was lost meanwhile
             self._sought(position, partition)
             if commit:
-                self._later.commit[partition] = offset_of(position)
+                self._later.commit[partition] = offset_and_metadata(position)
 
     def _release(self, parts: tuple[Part, ...]) -> None:
         self._forget_partitions(parts)
@@ -529,6 +533,6 @@ def partition_of(part: Part) -> TopicPartition:
     return TopicPartition(part.topic, part.partition)
 
 
-def offset_of(at: Position) -> OffsetAndMetadata:
-    """Return a position as `commit` and `seek` take it."""
-    return OffsetAndMetadata(at.offset, "", at.leader_epoch)
+def offset_and_metadata(position: Position) -> OffsetAndMetadata:
+    """Return a region's position as `commit` and `seek` take it."""
+    return OffsetAndMetadata(position.offset, "", position.leader_epoch)

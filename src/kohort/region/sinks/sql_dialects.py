@@ -63,7 +63,7 @@ class Dialect(Protocol):
         """Configure a connection: explicit transactions, and commits that survive a power loss."""
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the type that stores such values; empty: there is none."""
+        """Return the column type for an Arrow type; empty: the database has none."""
 
     def alone(self, cursor: Any, place: str) -> None:
         """Prevent concurrent checks of this table until the transaction ends."""
@@ -146,7 +146,7 @@ class Sqlite:
         connection.execute("PRAGMA synchronous = EXTRA")
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the type that stores such values; empty: there is none.
+        """Return the column type for an Arrow type; empty: SQLite has none.
 
         Times and decimals are texts: SQLite would round them.
         """
@@ -278,7 +278,7 @@ class Postgres:
         connection.autocommit = True
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the type that stores such values; empty: there is none."""
+        """Return the column type for an Arrow type; empty: PostgreSQL has none."""
         if pa.types.is_timestamp(kind):
             return "" if kind.unit == "ns" else "timestamptz" if kind.tz else "timestamp"
         if pa.types.is_decimal(kind):
