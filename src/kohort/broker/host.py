@@ -141,7 +141,9 @@ class ServerRequest:
         try:
             self.take(memoryview(frame))
         except BadFrame as error:
-            log.warning("closing the connection from %s: %s", self.connection.name, error)
+            log.warning(
+                "closing the connection from %s: malformed answer of a push consumer: %s", self.connection.name, error
+            )
             self.connection.close()
 
     def unreadable(self) -> Parts:
@@ -154,7 +156,9 @@ class ServerRequest:
         The answer to a Ping has no error field, so its connection is closed instead.
         """
         if self.api == PushType.PING.api:
-            log.warning("closing the connection from %s: %s", self.connection.name, why)
+            log.warning(
+                "closing the connection from %s: Ping was not sent to the push consumer: %s", self.connection.name, why
+            )
             self.connection.close()
         else:
             self.send([ErrorResponse(error).encode_frame()])

@@ -268,4 +268,8 @@ class Imports:
                 step.log(event.group_id, text, Level.WARNING)
         else:
             self.remember(event.group_id, Verdict(event.error, event.text, now_ms + REFUSED_MS))
-            step.log(event.group_id, f"refused: {event.text}", Level.WARNING)
+            step.log(
+                event.group_id,
+                f"refused, its earlier coordinator's offsets can't be imported: {event.text}",
+                Level.WARNING,
+            )

@@ -149,7 +149,7 @@ class PartitionLog:
         if not log.missing and (log.end_offset or recovery.snapshot_offsets(names)):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms, fs)
         for damage in log.recovery.damages:
-            _log.error("%s", damage.sentence())
+            _log.error("damaged records: %s", damage.sentence())
         if checkpoints.LEADER_EPOCHS in names or (
             log.active.epochs.known is None and log.end_offset and not log.missing
         ):

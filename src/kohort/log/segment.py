@@ -335,7 +335,7 @@ class SegmentFile:
         self.finish()
         inherited.add(0, size)
         for damage in inherited.damages:
-            log.error("%s", damage.sentence())
+            log.error("damaged records: %s", damage.sentence())
         if inherited.done:
             self.inherited = None
 

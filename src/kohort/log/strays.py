@@ -52,7 +52,7 @@ def _remove(path: str) -> None:
     try:
         shutil.rmtree(path)
     except OSError as error:
-        log.warning("%s can't be removed: %s", path, error)
+        log.warning("folder %s can't be removed: %s", path, error)
 
 
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:

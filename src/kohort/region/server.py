@@ -395,7 +395,9 @@ class ControlPlane:
     def _send(self, connection: int, message: messages.Order | messages.Told) -> None:
         link = self._links.get(connection)
         if link is not None and not link.send(encode(message)):
-            log.warning("region %s: connection closed: more than %s bytes are unread", self.region, UNREAD_BYTES_MAX)
+            log.warning(
+                "region %s: closing a member's connection: more than %s bytes are unread", self.region, UNREAD_BYTES_MAX
+            )
 
     async def _keep_alive(self) -> None:
         while True:
@@ -409,7 +411,7 @@ class ControlPlane:
         before = self._machine.state
         effects = self._machine.step(event, _now_ms())
         if self._machine.state is not before:
-            log.debug("region %s: %s to %s", self.region, before.name, self._machine.state.name)
+            log.debug("region %s: state changed from %s to %s", self.region, before.name, self._machine.state.name)
         for effect in effects:
             self._carry_out(effect)
         self._plan_tick()
@@ -484,7 +486,7 @@ class ControlPlane:
                 return event
             time.sleep(pause_s)
             if self._end.is_set():
-                raise OverError("it was closed")
+                raise OverError("the control plane was closed")
 
     async def _look(self, effect: events.LookAt) -> None:
         ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())

@@ -246,7 +246,7 @@ class GroupCoordination:
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
         elif self._opened and self._sparingly.due("trouble"):
-            log.warning("placement: Kafka can't be reached; the last known placement is used: %s", error)
+            log.warning("placement: using the last known placement: Kafka can't be reached: %s", error)
 
     async def _round(self, cluster: Cluster) -> None:
         """Join the group and sync: take the assignment, which this member computes if it leads."""
@@ -290,7 +290,7 @@ class GroupCoordination:
 
     def _take(self, gift: LeaderAssignment, metadata: JoinMetadata, leads: bool) -> None:
         if gift.refused and not self._refused and self._opened:
-            log.error("placement: this coordinator lost its registration: %s", gift.refused)
+            log.error("placement: this coordinator has lost its registration and resigns: %s", gift.refused)
         self._leading, self._joined_as, self._refused = leads and not gift.refused, metadata, gift.refused
         self._members = dict(gift.members)
         self.placement = gift.placement

@@ -347,8 +347,8 @@ class ZooKeeperCoordination:
             except KafkaError as error:
                 self._look_failed(error)
             except Exception as error:
-                log.exception("placement: a fault")
-                self._look_failed(KafkaError(f"a fault: {error!r}"))
+                log.exception("placement: unexpected error")
+                self._look_failed(KafkaError(f"unexpected error: {error!r}"))
             self._notify_change()
 
     def _look_failed(self, error: KafkaError) -> None:
@@ -425,7 +425,10 @@ class ZooKeeperCoordination:
             else:
                 before, self._refused_by = self._refused_by, await self._refusing(node, mine)
                 if self.placement is not None and self._refused_by not in (None, before):
-                    log.error("placement: no longer the leader: %s", self._has_path(self._refused_by.candidate))
+                    log.error(
+                        "placement: this coordinator is no longer the leader: %s",
+                        self._has_path(self._refused_by.candidate),
+                    )
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
@@ -461,7 +464,7 @@ class ZooKeeperCoordination:
             try:
                 self._map = read_placement(from_bytes(self._map_node.data))
             except CorruptDataError as error:
-                log.warning("placement: %s can't be decoded and is written anew: %s", PLACEMENT, error)
+                log.warning("placement: rewriting %s, which can't be decoded: %s", PLACEMENT, error)
 
     async def _place(self, mine: Registration) -> None:
         """Write the placement for the present candidates."""
@@ -523,11 +526,11 @@ class ZooKeeperCoordination:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
-            log.warning("placement: the session with ZooKeeper has expired; a new one begins")
+            log.warning("placement: beginning a new session: the one with ZooKeeper has expired")
             self.is_leader = False
             self._notify_change()
         elif state is SessionState.SUSPENDED:
-            log.warning("placement: no connection to ZooKeeper; the last known placement is used")
+            log.warning("placement: using the last known placement: no connection to ZooKeeper")
         else:
             self._look.set()
 
@@ -603,5 +606,5 @@ def _read_registration(name: str, node: ZNode) -> Registration | None:
     try:
         return Registration.from_bytes(name, node.data)
     except CorruptDataError as error:
-        log.warning("placement: the node of broker %s is no coordinator's: %s", name, error)
+        log.warning("placement: ignoring the node of broker %s, which is no coordinator's: %s", name, error)
         return None

@@ -157,7 +157,7 @@ class PlaneLink:
         try:
             self._talk(link)
         except OSError as error:
-            log.debug("%s: the connection to the control plane ended: %s", self._name, error)
+            log.debug("%s: reconnecting: the connection to the control plane ended: %s", self._name, error)
             self._ended.wait(AGAIN_S)
 
     def _talk(self, link: Link) -> None:

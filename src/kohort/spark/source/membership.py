@@ -474,7 +474,7 @@ class SourceMembership:
         """Log once that other members subscribe to other topics."""
         warning = self._subscription_check.warning(self._member.assignment().member_id)
         if warning is not None:
-            log.warning("%s", warning)
+            log.warning("subscriptions of the group differ: %s", warning)
 
     def _warn_if_long(self) -> None:
         """Log once that a rebalance would not wait for the running batch.
