@@ -57,7 +57,7 @@ class LifeDriver(VirtualDriver):
     def shard_ended(self, index: int, error: Exception) -> None:
         """Implement `Driver.shard_ended`: pass the event on to the tenures."""
         self._world.tell(f"{self._coordinator.name}: the shard has ended: {error}")
-        self._coordinator.tenures.lost(index, error)
+        self._coordinator.tenures.record_ended_shard(index, error)
 
 
 class Coordinator(Server):

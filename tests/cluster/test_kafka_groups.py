@@ -110,8 +110,8 @@ def test_members_are_named_until_they_have_left_and_their_last_commits_count(ser
             assert "it has 1 member at Kafka's own coordinator (mover at 127.0.0.1)" in there.text
             assert there.offsets == ()
             known, counted = Known(group), []
-            await groups.look(known, counted.append)
-            await groups.look(known, counted.append)
+            await groups.warn_of_other_members(known, counted.append)
+            await groups.warn_of_other_members(known, counted.append)
             assert counted == [Counted(Meter.MEMBERS_ELSEWHERE, 1)]
             await consumer.close()
             left = await asked(groups, group)
@@ -120,7 +120,7 @@ def test_members_are_named_until_they_have_left_and_their_last_commits_count(ser
                 (topic, 0, 3),
                 (topic, 1, 2),
             ]
-            await groups.look(known, counted.append)
+            await groups.warn_of_other_members(known, counted.append)
             assert len(counted) == 1
 
     asyncio.run(run())

@@ -98,7 +98,7 @@ class Host(GroupHost):
         self.tenures.loaded(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        self.tenures.lost(index, error)
+        self.tenures.record_ended_shard(index, error)
 
     def here(self) -> list[int]:
         return sorted(shard.index for shard in self.groups if shard.loaded)

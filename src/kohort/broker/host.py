@@ -195,7 +195,7 @@ class PushedConsumers:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def turn(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
+    def register_consumer(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
         """Register a consumer on a connection: all later frames from it are answers."""
         self._by_number[connection.client.number] = PushRegistration(connection, connection.reverse(), group_id, right)
 

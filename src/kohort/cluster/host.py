@@ -174,11 +174,11 @@ class KafkaGroups:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                await self.look(groups, note)
+                await self.warn_of_other_members(groups, note)
             except KafkaError as error:
                 log.info("cannot check whether groups have members at Kafka's own coordinator: %s", error)
 
-    async def look(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
+    async def warn_of_other_members(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
         """Log a warning for each group that is served here and has members at Kafka's own coordinator.
 
         Both coordinators assign the same partitions of such a group.
@@ -334,7 +334,7 @@ class CoordinatorHost(GroupHost):
     def shard_ended(self, index: int, error: Exception) -> None:
         """Record that a shard has ended by itself; after a fence it may begin again."""
         super().shard_ended(index, error)
-        self.ownership.lost(index, error)
+        self.ownership.record_ended_shard(index, error)
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Request metadata from Kafka for topics that may have been created a moment ago."""

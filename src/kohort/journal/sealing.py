@@ -88,7 +88,7 @@ class _Batches:
         self._count = 0
         self._size = 0
 
-    def be(self, options: BatchOptions) -> None:
+    def continue_with(self, options: BatchOptions) -> None:
         """Continue with batches of this kind."""
         if options != self._options:
             self._seal()
@@ -120,7 +120,7 @@ class _Batches:
             elif kind is TransactionMarked:
                 self.add_markers(run)
             else:
-                self.be({})
+                self.continue_with({})
                 for record in run:
                     self.add(*encode(record))
 
@@ -160,11 +160,11 @@ class _Batches:
                 return
             shared = shared_bytes(run[0]) if all(column.count(column[0]) == len(run) for column in rest) else None
             if shared is not None:
-                self.be(_options_of(run[0]))
+                self.continue_with(_options_of(run[0]))
                 self._add_columns(shared, partitions, offsets, epochs)
                 return
         for record in run:
-            self.be(_options_of(record))
+            self.continue_with(_options_of(record))
             self.add(*encode(record))
 
     def _add_columns(

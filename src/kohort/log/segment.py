@@ -263,10 +263,10 @@ class SegmentFile:
             entry = self.index.before_offset(offset - self.base_offset)
             begin = positions[entry] if entry >= 0 else 0
             stop = positions[entry + 1] if entry + 1 < len(offsets) else self.size
-            if self.look(begin, stop):
+            if self.verify_range(begin, stop):
                 return
 
-    def look(self, begin: int, stop: int) -> bool:
+    def verify_range(self, begin: int, stop: int) -> bool:
         """Verify the bytes of an earlier process between two positions.
 
         Returns:
@@ -525,7 +525,7 @@ class Segment(SegmentFile):
         found = self.locate(offset)
         start = self.size if found is None else found.position
         if found is not None:
-            self.look(start, min(self.size, max(start + max_bytes, found.end)))
+            self.verify_range(start, min(self.size, max(start + max_bytes, found.end)))
         return None if self.inherited is None else self.inherited.damage_from(start)
 
     def _read_to(
@@ -592,7 +592,7 @@ class Segment(SegmentFile):
         """Return a batch boundary at or before `position`, at most an index interval and a batch before it."""
         if position <= 0:
             return 0
-        self.look(position, position)
+        self.verify_range(position, position)
         entry = self.index.before_position(position)
         return self.index.positions[entry] if entry >= 0 else 0
 
@@ -605,7 +605,7 @@ class Segment(SegmentFile):
         stop = self.size if end is None else end
         while self.inherited is not None and (position < stop or not self.size):
             until = min(stop, position + _LOOK_BYTES)
-            self.look(position, until)
+            self.verify_range(position, until)
             damage = None if self.inherited is None else self.inherited.damage_from(position)
             if damage is not None and damage.position <= until and (damage.position < stop or end is None):
                 yield from self.headers(position, damage.position)

@@ -629,7 +629,7 @@ class LogStore(ClosedOnExit):
         """Return the topics that were created since a group journal was last loaded: `CatalogTopic.unseen`."""
         return [topic.name for topic in self.topics.values() if journal in topic.unseen]
 
-    def seen(self, journal: int) -> None:
+    def record_topics_cleaned(self, journal: int) -> None:
         """Record durably that a group journal has no offsets of earlier topics any more.
 
         Raises:

@@ -306,7 +306,7 @@ def regions(
 
 
 class RegionLogWriter:
-    """The writer of a control plane. One thread uses it at a time, except for `outsiders` and `look`."""
+    """The writer of a control plane. One thread uses it at a time, except for `outsiders` and `check_term`."""
 
     def __init__(
         self,
@@ -408,7 +408,7 @@ class RegionLogWriter:
             raise OverError(f"term {saved.term.term} has begun")
         return saved
 
-    def look(self) -> None:
+    def check_term(self) -> None:
         """Raise `OverError` if a later term has begun."""
         self._followed()
 

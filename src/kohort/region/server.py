@@ -99,7 +99,7 @@ class RegionLog(Protocol):
     def settle(self) -> int:
         """Return the last complete sequence, after an answer was lost."""
 
-    def look(self) -> None:
+    def check_term(self) -> None:
         """Raise `OverError` if this is no longer the newest term. Any thread may call this."""
 
     def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
@@ -280,7 +280,7 @@ class ControlPlane:
 
         answer: Future[RegionSeen] = Future()
         try:
-            loop.call_soon_threadsafe(lambda: answer.set_result(self._machine.plane.seen()))
+            loop.call_soon_threadsafe(lambda: answer.set_result(self._machine.plane.describe_region()))
             return answer.result(DESCRIBE_S)
         except (RuntimeError, TimeoutError):  # it has ended, or ends at this moment
             return None
@@ -384,7 +384,7 @@ class ControlPlane:
             case messages.Alive():
                 pass
             case messages.Describe():
-                self._send(connection, self._machine.plane.seen())
+                self._send(connection, self._machine.plane.describe_region())
             case messages.StopMember(name):
                 self._step(events.MemberStopRequested(name))
             case messages.ResumeRegion():
@@ -453,7 +453,7 @@ class ControlPlane:
             if loop.time() - self._wrote_s < LOOK_S:
                 continue
             try:
-                await loop.run_in_executor(self._pool, self._book.look)
+                await loop.run_in_executor(self._pool, self._book.check_term)
             except OverError as error:
                 self._is_over(error)
                 return

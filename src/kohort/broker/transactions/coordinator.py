@@ -132,7 +132,7 @@ class MarkerWaits:
             if wait.since_s <= before_s:
                 wait.otherwise(self.refusal(transactional_id))
 
-    def ended(self, transactional_id: str) -> None:
+    def answer_waiting(self, transactional_id: str) -> None:
         """Answer all waiting requests, because all markers are written."""
         self._stuck.discard(transactional_id)
         for wait in self._waiting.pop(transactional_id, ()):
@@ -566,7 +566,7 @@ class Transactions:
             log.error("the end of transaction %s could not be written: %s", transaction.id, error)
             return False
         del self._unmarked[transaction.id]
-        self._waits.ended(transaction.id)
+        self._waits.answer_waiting(transaction.id)
         return True
 
     # -- time

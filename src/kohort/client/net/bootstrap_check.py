@@ -72,7 +72,7 @@ class ReachabilityLog:
             then = "calls that need it fail" if final else "retrying"
             log.warning("no connection to %s%s: %s; %s", address, named, reason, then)
 
-    def reached(self, address: Hashable) -> None:
+    def log_connected(self, address: Hashable) -> None:
         """Log that an address is connected again."""
         if self._throttle.over(address):
             log.info("connection to %s established again", address)

@@ -21,7 +21,7 @@ from kohort.client.net.failure_log import fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, given, refusal
+from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, compute_assignments, refusal
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.io.log_throttle import FailureThrottle
@@ -405,7 +405,7 @@ def _assignments(joined: JoinGroupResponse) -> dict[str, LeaderAssignment]:
             told[member.member_id] = JoinMetadata.from_bytes(bytes(member.metadata))
         except CorruptDataError as error:
             log.warning("placement: member %s gets no shards, its bytes can't be read: %s", member.member_id, error)
-    return given(joined.generation_id, joined.member_id, told)
+    return compute_assignments(joined.generation_id, joined.member_id, told)
 
 
 def _taken(refused: str) -> KafkaError:

@@ -136,11 +136,11 @@ class Authors:
         self.newest: Fence | None = None
         self._first_offsets: dict[Author, int] = {}
 
-    def saw(self, header: BatchHeader) -> None:
+    def record_batch(self, header: BatchHeader) -> None:
         """Record a batch that was read."""
         self._first_offsets.setdefault((header.producer_id, header.producer_epoch), header.base_offset)
 
-    def take(self, fence: Fence) -> None:
+    def record_fence(self, fence: Fence) -> None:
         """Record a fence that was read."""
         self.fences[fence.producer_id] = fence
         if fence.producer_id != FIRST:

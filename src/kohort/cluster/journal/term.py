@@ -101,7 +101,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
     try:
         return await cluster.retrying(attempt, what, REPEAT_MS)
     except KafkaError as error:
-        raise place.lost(error, what) from error
+        raise place.ending_error(error, what) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class JournalWriter:
                 return await self._ask(batch)
             except KafkaError as error:
                 if isinstance(error, FencedError) or not passes(error):
-                    raise place.lost(error, "an append was refused") from error
+                    raise place.ending_error(error, "an append was refused") from error
                 last = error
             failures += 1
             await place.back_off(failures)
@@ -360,7 +360,7 @@ class JournalTerm:
         except (FencedError, JournalRefused, CorruptDataError, JournalUnavailable) as error:
             self._over(error)
         except KafkaError as error:
-            self._over(place.lost(error, "the cluster does not answer as it should"))
+            self._over(place.ending_error(error, "the cluster does not answer as it should"))
         except Exception as fault:  # noqa: BLE001 - a fault of ours, which the owner logs
             self._over(fault)
 

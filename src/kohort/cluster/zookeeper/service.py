@@ -329,7 +329,7 @@ class ZooKeeperCoordination:
             changes.append(Change(EPOCH, version=self._epoch.version))
         return Guard(tuple(changes), stands.of(mine.candidate.id))
 
-    def look(self) -> None:
+    def read_again(self) -> None:
         """Read all nodes again, because one of them was not as expected."""
         self._look.set()
 

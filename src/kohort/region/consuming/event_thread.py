@@ -338,7 +338,7 @@ class EventThread(MemberThread):
 
     def _saves_no_more(self, *, works: bool = False) -> None:
         self._waiting.save = None
-        if self._sink_wait.ended(works=works):
+        if self._sink_wait.end_wait(works=works):
             self.sink_waits("")
 
     def sink_waits(self, cause: str) -> None:

@@ -153,7 +153,7 @@ class PlaneLink:
             self._missing.record_failure(error)
             self._ended.wait(AGAIN_S)
             return
-        self._missing.ended()
+        self._missing.end_wait()
         try:
             self._talk(link)
         except OSError as error:
@@ -278,7 +278,7 @@ class MemberThread(ABC):
                     return None
                 self.metrics.waits_for_its_place = self._compares.record_failure(error)
                 return Waiting(self.metrics.waits_for, machine.name, machine.group, place)
-        if self._compares.ended():
+        if self._compares.end_wait():
             self.metrics.waits_for_its_place = ""
         self.post(events.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
         return None

@@ -80,7 +80,7 @@ class Dialect(Protocol):
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
         """Return whether a table of this name exists."""
 
-    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
         """Return the description of a table (its name with or without the schema), if it exists."""
 
     def staging(self, target: str, staging: str) -> str:
@@ -181,7 +181,7 @@ class Sqlite:
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
         return cursor.fetchone() is not None
 
-    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
         """Return the description of the table, if it exists."""
         name = table[-1]
         cursor.execute("SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,))
@@ -316,7 +316,7 @@ class Postgres:
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
         return bool(cursor.fetchone()[0])
 
-    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
         """Return the description of the table, if it exists."""
         cursor.execute(
             "SELECT oid, relkind::text, relrowsecurity, has_table_privilege(oid, 'SELECT') AND "
