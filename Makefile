@@ -10,13 +10,18 @@ KILLS ?= 6
 SECONDS_OF ?= 600
 START ?= 0
 PYTEST_ARGS ?=
+PYTHONS ?=
 WORKERS ?= 3
 PLAN ?= classic-range
 MINUTES ?= 10
 RUNS ?= 200
 SUITES ?=
+comma := ,
 CHURN_ARGS ?=
 BENCH_ARGS ?=
+FRAMEWORKS ?=
+BROKER ?= both
+FRAMEWORKS_ARGS ?= --page
 
 # An interrupted run leaves no broker, Kafka or Spark driver behind.
 SUPERVISED := $(BIN)/python -m tests.support.supervise
@@ -25,7 +30,7 @@ QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/la
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps lint types layers sizes docs picture bench bench-against fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs picture bench bench-against fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites frameworks lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -42,14 +47,18 @@ setup-demo:
 demo: setup-demo ## sets up, then runs the main job from start to end
 	@$(BIN)/kohort demo $(DEMO_ARGS)
 
-test: setup ## sets up, then runs the tests
+test: setup ## sets up, then runs the tests; PYTHONS="3.12 3.13": the short ones on each of these
+ifneq ($(strip $(PYTHONS)),)
+	@$(SUPERVISED) $(BIN)/python -m tools.pythons $(PYTHONS)
+else
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.support.class_archive
 	@$(SUPERVISED) $(BIN)/python -m tests.support.again -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+endif
 
 quick: setup ## a minute: lint, types of the files that changed, the tests that need no Kafka, Spark or simulation
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
-	@changed=$$(git diff --name-only --diff-filter=d HEAD -- 'src/*.py' 'simulation/*.py' 'bench/*.py' 'tools/*.py'); \
+	@changed=$$(git diff --name-only --diff-filter=d HEAD -- 'src/*.py' 'simulation/*.py' 'bench/*.py' 'frameworks/*.py' 'tools/*.py'); \
 		[ -z "$$changed" ] || $(BIN)/mypy $$changed
 	@$(SUPERVISED) $(BIN)/python -m pytest -q -n 2 -m "not kafka and not spark and not peer and not slow" $(QUICK_TESTS) $(PYTEST_ARGS)
 
@@ -91,18 +100,24 @@ check-deps: setup ## licences of the pinned packages, and their known vulnerabil
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
 
-docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, the table of protocol-coverage.md, the settings' types
+docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, the table of protocol-coverage.md, frameworks.md, the settings' types
 	@$(BIN)/python tools/command_docs.py
 	@$(BIN)/python tools/state_tables.py
 	@$(BIN)/python -m tools.layout_page
 	@$(BIN)/python -m tools.protocol_docs
 	@$(BIN)/python -m tools.setting_docs
 	@$(BIN)/python -m tools.setting_types
+	@$(BIN)/python -m frameworks.page
 	@$(BIN)/ruff format --quiet src/kohort/client/setting_types.py
 
 format: setup ## let ruff format and fix what it can
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
+
+dist: setup ## build what a release uploads into dist/, and check it by twine and check-wheel-contents
+	@rm -rf dist && $(BIN)/uv build --quiet --out-dir dist
+	@$(BIN)/uv run --quiet --isolated --no-project --with-requirements requirements/release.txt \
+		sh -c 'twine check --strict dist/*.whl dist/*.tar.gz && check-wheel-contents dist/*.whl'
 
 ##@ Figures
 bench: setup ## figures beside the peers', one table for each file in bench/
@@ -151,6 +166,10 @@ spark-taken-back: setup ## stateful queries go back to an earlier batch: every o
 suites: setup ## tests that other projects wrote for their clients, against our broker: make suites SUITES=franz-go
 	@$(BIN)/python -m tests.peers.suites $(SUITES)
 
+frameworks: setup ## Kafka Streams, FastStream … with members and brokers killed: make frameworks FRAMEWORKS=streams,quix BROKER=kohort
+	@sh tools/preflight.sh java
+	@$(SUPERVISED) $(BIN)/python -m frameworks --broker $(BROKER) $(FRAMEWORKS_ARGS) $(subst $(comma), ,$(FRAMEWORKS))
+
 fuzz: setup ## what strangers send, from a kept corpus, against decoders, logins and a broker: make fuzz MINUTES=60 FUZZ_ARGS=--seed=7
 	@nice -n 19 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
 
@@ -167,8 +186,10 @@ lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for n
 	@$(LOCK) $(LOCK_ARGS) pyproject.toml --all-extras --group dev --group peers -o requirements/dev.txt
 	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --group build \
 		--constraint requirements/dev.txt -o requirements/demo.txt
+	@for pins in frameworks/pins/*.in; do $(LOCK) $(LOCK_ARGS) $$pins -o $${pins%.in}.txt || exit 1; done
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
 	@echo pip-audit | $(LOCK) $(LOCK_ARGS) - -o requirements/audit.txt
+	@printf 'check-wheel-contents\ntwine\n' | $(LOCK) $(LOCK_ARGS) - -o requirements/release.txt
 
 clean: ## remove the environment and what was built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

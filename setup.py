@@ -16,7 +16,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 FOLDER = "src/kohort/columns"
 VARINTS = "src/kohort/wire/_varint.pxd"
 KERNELS = (f"{FOLDER}/_encode", f"{FOLDER}/_kernel", "src/kohort/wire/_record_walk")
-FLAGS = ["-O3"] if sys.platform != "win32" else ["/O2"]
+FLAGS = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"] if sys.platform != "win32" else ["/O2"]
 PARTS = (
     "_copy.h",
     "_crc32c.h",
@@ -31,8 +31,15 @@ SANITIZE = os.environ.get("KOHORT_SANITIZE")
 tests/columns/sanitize.sh."""
 
 
+WITHOUT_KERNELS = os.environ.get("KOHORT_KERNELS") == "none"
+"""For the wheel for Windows: KOHORT_KERNELS=none and the option --plat-name of bdist_wheel. Only that platform then
+takes it, and others without a wheel build the kernels from the source distribution."""
+
+
 def extensions() -> list[Extension]:
     """One extension per kernel, each optional: a failed build is a warning, not an error."""
+    if WITHOUT_KERNELS:
+        return []
     from Cython.Build import cythonize
 
     compile_flags = list(FLAGS)
@@ -65,7 +72,7 @@ class TaggedWheel(bdist_wheel):
         self.run_command("build_ext")
         build = self.get_finalized_command("build_ext")
         built = [Path(build.get_ext_fullpath(module.name)) for module in self.distribution.ext_modules or ()]
-        if not all(path.exists() for path in built):
+        if not built or not all(path.exists() for path in built):
             for path in built:
                 path.unlink(missing_ok=True)
             self.distribution.ext_modules = []

@@ -1,1 +1,1 @@
-"""Benchmarks beside other projects: `python -m bench [NAME…]`; each NAME is a module here with `figures(options)`."""
+"""Benchmarks beside other projects: `python -m bench [NAME…]`; each NAME is a module with `measurements(options)`."""

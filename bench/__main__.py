@@ -23,7 +23,7 @@ def benchmarks() -> Iterator[tuple[str, ModuleType]]:
         if found.name in ("harness", "__main__", "peers", "runners"):
             continue
         module = importlib.import_module(f"bench.{found.name}")
-        if hasattr(module, "figures"):
+        if hasattr(module, "measurements"):
             yield found.name, module
 
 
@@ -46,15 +46,15 @@ def main() -> int:
             print(f"{name:16}{(module.__doc__ or '').splitlines()[0]}")
         return 0
     options = Options(asked.rounds, asked.scale, asked.only)
-    console, told = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
+    console, progress = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
     results = {}
     for name in asked.names or known:
-        figures = []
-        for figure in known[name].figures(options, told):
-            figures.append(figure.to_json())
+        measurements = []
+        for figure in known[name].measurements(options, progress):
+            measurements.append(figure.to_json())
             if not asked.json:
                 show(figure, console)
-        results[name] = figures
+        results[name] = measurements
     if asked.json:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
         print(json.dumps({"machine": machine, "benchmarks": results}, indent=2))

@@ -163,8 +163,8 @@ def _client_of(checkout: Path, job: str, client: str, place: Place, topic: str, 
         done = subprocess.run(
             [*command, str(records), *more], cwd=checkout, capture_output=True, text=True, timeout=600, check=True
         )
-        told = json.loads(done.stdout.splitlines()[-1])
-        return Sample(told["amount"], told["seconds"], {"cpu_s": told["cpu_s"]} if "cpu_s" in told else {})
+        result = json.loads(done.stdout.splitlines()[-1])
+        return Sample(result["amount"], result["seconds"], {"cpu_s": result["cpu_s"]} if "cpu_s" in result else {})
 
     return on_fresh_topic(place, run) if not topic else partial(run, topic)
 
@@ -182,10 +182,10 @@ def main() -> int:
     if not (other / ".venv/bin/kohort").exists():
         parser.error(f"{other} has no environment: run `make setup` there")
     options = Options(asked.rounds, asked.scale, asked.only)
-    console, told = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
+    console, progress = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
     found = []
-    for figures in (_of_coordinators, _of_brokers, _of_clients):
-        for figure in figures(other, options, told):
+    for measurements in (_of_coordinators, _of_brokers, _of_clients):
+        for figure in measurements(other, options, progress):
             found.append(figure.to_json())
             if not asked.json:
                 show(figure, console)

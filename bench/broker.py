@@ -15,7 +15,7 @@ _PRODUCED = 4_000_000
 _CONSUMED = 8_000_000
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """Produce and fetch, ours related to Apache Kafka."""
     with kafka_tools() as tools, brokers() as places:
         baseline = places[-1].name

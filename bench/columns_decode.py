@@ -29,7 +29,7 @@ _SHAPES = [
 _REPEATS = 20
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each shape of a fetch response, and one for encoding."""
     for name, size, count, codec in _SHAPES:
         title = f"decode {name}"

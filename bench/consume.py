@@ -34,7 +34,7 @@ _TITLES = {
 _QUICK = ("kohort-arrow", "kohort-records", "confluent-kafka")
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """Figures for each broker, related to confluent-kafka."""
     for what, prepare in (
         (f"consume {_SIZE} B from", _whole(options)),

@@ -21,7 +21,7 @@ _MANY = 64
 _CONTENDERS = {"kohort-arrow": "kohort poll_arrow", "kohort-records": "kohort poll, .value"}
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """Two figures.
 
     For few partitions, whose answers are small, and for many, whose answers are as large as they get.

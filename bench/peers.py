@@ -149,11 +149,13 @@ def runner(job: str, args: list[str], records: int) -> Sample:
         if "ModuleNotFoundError" in done.stderr:
             raise NotHere(done.stderr.strip().splitlines()[-1])
         raise RunFailed(f"{args[0]}: {done.stderr[-2000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    if told["amount"] < records:
-        raise RunFailed(f"{args[0]} got {told['amount']} of {records} records")
+    result = json.loads(done.stdout.splitlines()[-1])
+    if result["amount"] < records:
+        raise RunFailed(f"{args[0]} got {result['amount']} of {records} records")
     return Sample(
-        told["amount"], told["seconds"], {name: told[name] for name in told if name not in ("amount", "seconds")}
+        result["amount"],
+        result["seconds"],
+        {name: result[name] for name in result if name not in ("amount", "seconds")},
     )
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bench.harness import Contender, Figure, Options, Sample, compare
 from kohort import Broker, Producer
-from kohort.assignors import MemberSubscription, TopicInfo, Uniform
+from kohort.assignors import AssignableTopic, MemberSubscription, Uniform
 from kohort.groups.consumer.assignment import compute
 from kohort.groups.effects import ComputeAssignment
 from kohort.groups.events import Topic
@@ -31,7 +31,7 @@ _SENT, _SEND_ROUNDS = 2_000, 60
 _BATCHES = 200
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each operation."""
     for title, unit, prepare in _OPERATIONS:
         if options.only in title:
@@ -50,8 +50,8 @@ def _timed(amount: float, run: Callable[[], object]) -> Sample:
         gc.enable()
 
 
-def _wide_group(owned: bool) -> tuple[dict[str, MemberSubscription], dict[str, TopicInfo]]:
-    topics = {f"t{number:04}": TopicInfo(_PARTITIONS) for number in range(_TOPICS)}
+def _wide_group(owned: bool) -> tuple[dict[str, MemberSubscription], dict[str, AssignableTopic]]:
+    topics = {f"t{number:04}": AssignableTopic(_PARTITIONS) for number in range(_TOPICS)}
     names = tuple(topics)
     members = {f"m{number:03}": MemberSubscription(names) for number in range(_MEMBERS)}
     if owned:

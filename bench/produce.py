@@ -30,7 +30,7 @@ _TITLES = {
 }
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each broker, related to confluent-kafka."""
 
     @contextmanager

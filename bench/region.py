@@ -23,7 +23,7 @@ _RECORDS, _SIZE, _COMMITS, _MEMBERS = 8_000_000, 100, 30, 10
 _TOPIC_ID = UUID(int=1)
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """For each broker: throughput, beside a region without sequences; commits a second; who stands still how long."""
     with brokers() as places:
         for place in places:

@@ -29,7 +29,7 @@ _NAMES = {
 }
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """For each broker: throughput, beside a region without sequences; a cut, a reset, a join; then publishing."""
     with brokers() as places:
         for place in places:

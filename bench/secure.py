@@ -51,7 +51,7 @@ class Listeners(NamedTuple):
     tls: Place
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """TLS and plain at both brokers, then the check of records at ours."""
     yield from _over_tls(options, console)
     yield from _with_check(options, console)

@@ -30,7 +30,7 @@ _PARTITIONS = {1: ("sum", "stream"), 4: tuple(_JOBS), 100: ("sum", "stream")}
 """The jobs for each number of partitions."""
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each job and broker, related to Spark's own source."""
     with brokers() as places:
         for place in places:

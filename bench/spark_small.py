@@ -20,7 +20,7 @@ _RECORDS = 500
 _CONTENDERS = {"kafka": "Spark's Kafka source", "kohort": "kohort, in a group"}
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """Two figures for each broker, related to Spark's own source."""
     with brokers() as places:
         for place in places:

@@ -14,7 +14,7 @@ from bench.spark import jars_of_sparks_source
 _RECORDS = 2_000_000
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each broker, related to Spark's own sink."""
     with brokers() as places:
         for place in places:

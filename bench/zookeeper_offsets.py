@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.harness import Contender, Figure, Options, RunFailed, Sample, compare
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
-from kohort.cluster.zookeeper.group_nodes import OFFSETS
+from kohort.cluster.zookeeper.nodes import OFFSETS
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.records import OffsetCommitted
@@ -25,7 +25,7 @@ _LOOKS = 10
 _MULTI = 100
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """One figure: each offset moves on between two looks."""
     count = max(200, int(_PARTITIONS * options.scale))
     title = f"{count} offsets to ZooKeeper, {_LOOKS} times"
@@ -86,21 +86,21 @@ class _Groups:
 
 
 async def _mirrored(address: str, count: int) -> Sample:
-    door = ZooKeeperCoordination(f"{address}/mirrored", exclusive=True)
+    coordination = ZooKeeperCoordination(f"{address}/mirrored", exclusive=True)
 
     async def turn() -> None:
         while True:
-            door.alive()
+            coordination.alive()
             await asyncio.sleep(0.1)
 
     turning = asyncio.create_task(turn())
     try:
-        await door.open(Candidate(1, f"bench-{time.monotonic_ns()}", "127.0.0.1", 9092), 1)
+        await coordination.open(Candidate(1, f"bench-{time.monotonic_ns()}", "127.0.0.1", 9092), 1)
         groups = _Groups(count)
         leaders = SimpleNamespace(leaders=lambda _topic, parts: [(1, 0, [1], [1])] * len(parts))
         topics = SimpleNamespace(by_name={"t": SimpleNamespace(partitions=count)})
         host: Any = SimpleNamespace(groups=groups, places=leaders, topics=topics, token=lambda: 1)
-        mirror = GroupMirror(door, host)
+        mirror = GroupMirror(coordination, host)
         await mirror.settle()
         began, cpu = time.perf_counter(), time.process_time()
         for look in range(1, _LOOKS + 1):
@@ -108,10 +108,10 @@ async def _mirrored(address: str, count: int) -> Sample:
             await mirror.settle()
         seconds = time.perf_counter() - began
         used = time.process_time() - cpu
-        node = await door.session.read(f"{OFFSETS}/g/t/1-{count - 1}")
+        node = await coordination.session.read(f"{OFFSETS}/g/t/1-{count - 1}")
         if node is None or int(node.data) != _LOOKS:
             raise RunFailed("the last offsets are not there")
         return Sample(count * _LOOKS, seconds, {"cores": used / seconds})
     finally:
         turning.cancel()
-        await door.close()
+        await coordination.close()

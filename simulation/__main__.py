@@ -34,8 +34,8 @@ def commit() -> str:
     """Return the commit under test, with a plus sign if its files were changed since."""
     folder = Path(__file__).parent
     asked = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    told = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"
+    reported = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
+    return reported.stdout.strip() or "unknown"
 
 
 @dataclass
@@ -117,9 +117,9 @@ def explain(plan: Plan, options: argparse.Namespace) -> None:
         shrinker = Shrinker(plan, first.checker, lambda smaller: run_of(smaller, mutant, options.simulated).play())
         before, plan = len(plan.steps), shrinker.shrink()
         print(f"shrunk from {before} to {len(plan.steps)} steps in {shrinker.runs} runs: {command(plan, options)}")
-    told = run_of(plan, mutant, options.simulated, tells=True).play()
-    print("\n".join(["the plan:", *map(str, plan.steps), "what happened:", *told.trace[-options.trace :]]))
-    print(f"{told.failure}\n", flush=True)
+    reported = run_of(plan, mutant, options.simulated, tells=True).play()
+    print("\n".join(["the plan:", *map(str, plan.steps), "what happened:", *reported.trace[-options.trace :]]))
+    print(f"{reported.failure}\n", flush=True)
 
 
 def parsed() -> argparse.Namespace:

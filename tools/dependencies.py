@@ -1,8 +1,9 @@
 """Checks the pinned dependencies: the licence of each by its metadata, and known vulnerabilities by pip-audit.
 
-The licence check needs the development environment (`make setup`). pip-audit has an environment and pins of its own,
-requirements/audit.txt, and asks the package index. Without an answer the check says what was not looked up. It fails
-for a licence that is neither allowed nor excepted, and for a known vulnerability.
+The licence check needs the development environment (`make setup`). pip-audit and the checks of distributions have
+environments and pins of their own (requirements/audit.txt, release.txt). pip-audit asks the package index. Without an
+answer the check says what was not looked up. It fails for a licence that is neither allowed nor excepted, and for a
+known vulnerability.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from packaging.markers import Marker
 ROOT = Path(__file__).resolve().parent.parent
 PINS = tuple(sorted((ROOT / "requirements").glob("*.txt")))
 AUDITOR = ROOT / "requirements" / "audit.txt"
+OF_TOOLS = frozenset({AUDITOR, ROOT / "requirements" / "release.txt"})
+"""Pins of tools that run in an environment of their own: their licences can't be read here, and nobody gets them."""
 AUDIT_S = 600
 
 ALLOWED = frozenset(
@@ -151,7 +154,7 @@ def audit(file: Path) -> Audit | str:
 
 def main() -> int:
     """Check all pins; return the exit code."""
-    packages = {package for file in PINS if file != AUDITOR for package in pins(file.read_text())}
+    packages = {package for file in PINS if file not in OF_TOOLS for package in pins(file.read_text())}
     faults = licence_faults(packages)
     if not faults:
         print(f"licences of {len(packages)} packages: allowed, or excepted with a reason ({len(EXCEPTIONS)})")

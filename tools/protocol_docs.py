@@ -34,7 +34,6 @@ LEFT_OUT = {
     85: ("WriteShareGroupState", "share groups"),
     86: ("DeleteShareGroupState", "share groups"),
     87: ("ReadShareGroupStateSummary", "share groups"),
-    88: ("StreamsGroupHeartbeat", "streams groups"),
     89: ("StreamsGroupDescribe", "streams groups"),
     90: ("DescribeShareGroupOffsets", "share groups"),
     91: ("AlterShareGroupOffsets", "share groups"),

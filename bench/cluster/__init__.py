@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from bench.harness import Figure, Options
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """All figures of coordinators over Kafka; see `bench.cluster.comparisons`."""
     from bench.cluster import comparisons
 
-    return comparisons.figures(options, console)
+    return comparisons.measurements(options, console)

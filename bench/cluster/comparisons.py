@@ -30,7 +30,7 @@ ONE, THREE = "one node", "three nodes"
 Taken = Iterator[Figure]
 
 
-def figures(options: Options, console: Console) -> Taken:
+def measurements(options: Options, console: Console) -> Taken:
     """Every figure whose title has the text asked for."""
     try:
         with site() as here:
@@ -56,7 +56,7 @@ def _latency_titles(where: str) -> dict[str, int]:
 
 def three_nodes(options: Options, console: Console) -> Taken:
     """On three nodes; started only where that is asked for."""
-    titles = [*_latency_titles(THREE), _proofs_title(THREE), _silence_title(THREE)]
+    titles = [*_latency_titles(THREE), _proofs_title(THREE), _pause_title(THREE)]
     if any(options.only in title for title in titles):
         with site_of_three() as here:
             for taken in (latencies, proofs, silences):
@@ -133,13 +133,13 @@ def proofs(here: Site, options: Options, console: Console, where: str = ONE) -> 
         yield _shown(title, costs.proofs(here, _PROVING, _WATCHED_S), options, console, "cores")
 
 
-def _silence_title(where: str) -> str:
+def _pause_title(where: str) -> str:
     return f"a coordinator's host falls silent, {where}"
 
 
 def silences(here: Site, options: Options, console: Console, where: str = ONE) -> Taken:
     """Measure the downtime when one of two coordinators is stopped."""
-    title = _silence_title(where)
+    title = _pause_title(where)
     if options.only in title:
         yield _shown(title, downtime.silences(here), options, console)
 

@@ -39,7 +39,7 @@ class _Loading(Holder):
         machine = GroupMachine(GroupConfig())
         for records in self.journal.begin(self.term, self):
             if records is None:
-                await self.told()
+                await self.reported()
             else:
                 _apply(machine, records)
 

@@ -134,7 +134,7 @@ def play(scenario: Scenario, place: Coordinator) -> Sample:
     return Sample(amount, seconds, facts)
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """Every scenario whose title has the text asked for, on fresh coordinators each."""
     for scenario in scenarios():
         if options.only not in scenario.title:

@@ -64,13 +64,13 @@ class Group:
 class Member:
     """When it acts next, and how it stands."""
 
-    __slots__ = ("due", "held", "joined", "sent", "told", "version")
+    __slots__ = ("due", "held", "joined", "notified", "sent", "version")
 
     def __init__(self) -> None:
         self.sent = 0.0
         self.due = 0.0
         self.held = False
-        self.told = False
+        self.notified = False
         self.joined = 0.0
         self.version = 0
 
@@ -114,24 +114,24 @@ class Trial:
 
     def _beat(self, member: Member) -> Callable[[], None]:
         def act() -> None:
-            if member.told:
+            if member.notified:
                 return
             member.sent = self.now
             if self.policy == "off" or (self.changed and self.policy == "parking"):
-                self._answer(member, tell=self.changed)
+                self._answer(member, notify=self.changed)
                 return
             member.held = True
             self._not_held -= 1
             member.version += 1
             version = member.version
             self._at(self.now + HELD_SHARE * INTERVAL_S, lambda: self._release(member, version))
-            self._tell_if_all_held()
+            self._notify_if_all_held()
 
         return act
 
     def _commit(self, member: Member) -> Callable[[], None]:
         def act() -> None:
-            if member.told:
+            if member.notified:
                 return
             self._release(member, member.version)
             self._at(self.now + self._commit_pause(), self._commit(member))
@@ -144,21 +144,21 @@ class Trial:
             return
         member.held = False
         self._not_held += 1
-        self._answer(member, tell=self.changed and self._next_due(member) > self.deadline)
-        self._tell_if_all_held()
+        self._answer(member, notify=self.changed and self._next_due(member) > self.deadline)
+        self._notify_if_all_held()
 
     def _next_due(self, member: Member) -> float:
         return (self.now if self.group.timed_from == "reply" else member.sent) + INTERVAL_S
 
-    def _answer(self, member: Member, *, tell: bool) -> None:
-        if tell:
-            self._tell(member)
+    def _answer(self, member: Member, *, notify: bool) -> None:
+        if notify:
+            self._notify(member)
             return
         member.due = max(self._next_due(member), self.now)
         self._at(member.due, self._beat(member))
 
-    def _tell(self, member: Member) -> None:
-        member.told = True
+    def _notify(self, member: Member) -> None:
+        member.notified = True
         self._untold -= 1
         self._not_held -= not member.held
         member.held = False
@@ -167,27 +167,27 @@ class Trial:
     def _change(self) -> None:
         self.changed = True
         if self.policy == "parking":
-            self._tell_all()
+            self._notify_all()
         elif self.policy in GATHERING:
             self.deadline = self.now + INTERVAL_S
             if self.policy == "last due":
                 last = max((member.due for member in self.members if not member.held), default=self.now)
                 self.deadline = min(self.deadline, last + LATE_S)
             self._at(self.deadline, self._end)
-            self._tell_if_all_held()
+            self._notify_if_all_held()
 
     def _end(self) -> None:
         self.policy = "parking"  # whoever is not held is told when it comes
-        self._tell_all()
+        self._notify_all()
 
-    def _tell_if_all_held(self) -> None:
+    def _notify_if_all_held(self) -> None:
         if self.changed and self._not_held == 0 and self.policy in GATHERING:
-            self._tell_all()
+            self._notify_all()
 
-    def _tell_all(self) -> None:
+    def _notify_all(self) -> None:
         for member in self.members:
-            if member.held and not member.told:
-                self._tell(member)
+            if member.held and not member.notified:
+                self._notify(member)
 
 
 def compare(group: Group, runs: int) -> dict[str, tuple[float, float]]:

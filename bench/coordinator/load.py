@@ -166,7 +166,7 @@ class Load:
         group = next(iter(self.groups))
         members, book = self.groups[group], self.books[group]
         for member in members:
-            member.heard.stood_still.clear()
+            member.heard.downtimes_s.clear()
         book.still.clear()
         started = time.monotonic()
         if name != "join":
@@ -176,7 +176,7 @@ class Load:
         waited = await self.until_reached(lambda: joiner is None or bool(joiner.owned))
         await self.until_stable()
         whole = time.monotonic() - started
-        still = [value for member in members for value in member.heard.stood_still] or book.still
+        still = [value for member in members for value in member.heard.downtimes_s] or book.still
         return {
             "whole_s": round(whole, 3),
             **({} if joiner is None else {"joiner_waits_s": round(waited, 3)}),

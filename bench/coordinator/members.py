@@ -83,7 +83,7 @@ class Heard:
 
     latencies: list[float] = field(default_factory=list)
     commits: list[float] = field(default_factory=list)
-    stood_still: list[float] = field(default_factory=list)
+    downtimes_s: list[float] = field(default_factory=list)
     pings: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -209,7 +209,7 @@ class Member:
 
     def _start_work(self, owned: frozenset[int]) -> None:
         if self._stopped_at is not None:
-            self.heard.stood_still.append(time.monotonic() - self._stopped_at)
+            self.heard.downtimes_s.append(time.monotonic() - self._stopped_at)
             self._stopped_at = None
         self._hold(owned)
         self.stable = self._working = True
@@ -382,7 +382,7 @@ class ConsumerMember(Member):
     def __init__(self, plan: Plan, group: str, name: str, book: Book) -> None:
         super().__init__(plan, group, name, book)
         self.member_id = str(uuid.uuid4())
-        self.told_ms = plan.heartbeat_ms
+        self.interval_ms = plan.heartbeat_ms
         self._acknowledged = True
         self._settled = False
 
@@ -400,10 +400,10 @@ class ConsumerMember(Member):
 
     def _pause_s(self) -> float:
         """Until the next heartbeat; the first whole interval is a part of one, so that members spread over it."""
-        if self._settled or self.told_ms < self.plan.heartbeat_ms:
-            return self.told_ms / 1000
+        if self._settled or self.interval_ms < self.plan.heartbeat_ms:
+            return self.interval_ms / 1000
         self._settled = True
-        return random.random() * self.told_ms / 1000
+        return random.random() * self.interval_ms / 1000
 
     async def _beat(self, link: Link, full: bool) -> bool:
         """One heartbeat; True when the member has something to acknowledge at once."""
@@ -413,7 +413,7 @@ class ConsumerMember(Member):
         if full:
             request.rebalance_timeout_ms = self.plan.rebalance_ms
             request.subscribed_topic_names = [self.plan.topic]
-        answer = await self._timed(link, request, 1, 0 if self.plan.patient or full else self.told_ms)
+        answer = await self._timed(link, request, 1, 0 if self.plan.patient or full else self.interval_ms)
         code = ErrorCode(answer.error_code)
         if code in NOT_YET:
             self.note(code.name)
@@ -428,7 +428,7 @@ class ConsumerMember(Member):
             else:
                 await asyncio.sleep(RETRY_PAUSE_S)
             return False
-        self.told_ms = answer.heartbeat_interval_ms
+        self.interval_ms = answer.heartbeat_interval_ms
         self.epoch = answer.member_epoch
         self._acknowledged = True
         if answer.assignment is None:

@@ -59,7 +59,7 @@ NS = 1e9
 
 
 @dataclass
-class Figures:
+class Measurements:
     """The results of one client, in seconds."""
 
     whole: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Group:
     def __init__(self, client: str, servers: str, folder: Path) -> None:
         self.client = client
         self.name = client
-        self.figures = Figures()
+        self.measurements = Measurements()
         self._servers = servers
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -122,7 +122,7 @@ class Group:
         self._processes.append(process)
         self._logs.append(log)
 
-    def told(self, log: Path) -> Iterator[dict[str, Any]]:
+    def read_log(self, log: Path) -> Iterator[dict[str, Any]]:
         """Yield the reports of one member so far, complete lines only."""
         if log.exists():
             text = log.read_text()
@@ -134,7 +134,7 @@ class Group:
         for number, log in enumerate(self._logs):
             now: set[str] = set()
             at = 0
-            for line in self.told(log):
+            for line in self.read_log(log):
                 if line["e"] == "assigned":
                     now |= set(line["partitions"])
                     at = line["t"]
@@ -202,7 +202,7 @@ class Group:
         if doing is not None:
             await doing
         self._steady[-1] = (self._steady[-1][0], time.monotonic_ns())
-        self.figures.whole.append((last - began) / NS)
+        self.measurements.whole.append((last - began) / NS)
 
     def stop(self) -> None:
         """Ask every member to close, and wait for it."""
@@ -220,12 +220,12 @@ class Group:
         for log in self._logs:
             stopped = closing = given = 0
             asked: dict[int, int] = {}
-            for line in self.told(log):
+            for line in self.read_log(log):
                 what, at = line["e"], line["t"]
                 if what == "closing":
                     closing = at
                 elif what == "closed":
-                    self.figures.close.append((at - closing) / NS)
+                    self.measurements.close.append((at - closing) / NS)
                 elif what == "assigned":
                     given = at
                 if not any(began < at < ended for began, ended in self._steady):
@@ -233,16 +233,16 @@ class Group:
                 if what in ("revoked", "lost"):
                     stopped = at
                 elif what == "assigned" and stopped:
-                    self.figures.downtime.append((at - stopped) / NS)
+                    self.measurements.downtime.append((at - stopped) / NS)
                     stopped = 0
                 elif what == "committing":
                     asked[line["id"]] = at
                 elif what == "committed" and line["id"] in asked:
-                    self.figures.commit.append((at - asked[line["id"]]) / NS)
+                    self.measurements.commit.append((at - asked[line["id"]]) / NS)
                 elif what == "refused":
-                    self.figures.refused += 1
+                    self.measurements.refused += 1
                 elif what == "records":
-                    self.figures.record += [(at - value) / NS for value in line["values"] if value > given]
+                    self.measurements.record += [(at - value) / NS for value in line["values"] if value > given]
 
 
 async def replace(guest: ClassicMember, newcomer: ClassicMember) -> None:
@@ -344,7 +344,7 @@ def main() -> None:
             ends = held()
         print(f"{name}: {ends}", file=sys.stderr)
         for group in groups:
-            found = group.figures.summary()
+            found = group.measurements.summary()
             if options.json:
                 print(json.dumps({"client": group.client, "broker": name} | found), flush=True)
             table.add_row(

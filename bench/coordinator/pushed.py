@@ -116,12 +116,12 @@ class PushMember(Member):
         if asked.kind is PushType.STOP:
             self._stop_work()
             return _DONE
-        told = frozenset(partition.partition for partition in asked.partitions)
-        if self._working and told != self.owned:
+        partitions = frozenset(partition.partition for partition in asked.partitions)
+        if self._working and partitions != self.owned:
             self.note("another map without a Stop")
             return _REFUSED
         self._positions = framed(encode_ping_response(asked.partitions))
-        self._start_work(told)
+        self._start_work(partitions)
         if self.plan.leased and self._ending is None:
             self._look_at_lease()
         return _DONE

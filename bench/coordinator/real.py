@@ -19,14 +19,14 @@ class RealMember:
 
     Attributes:
         owned: what it holds.
-        stood_still: how long it held nothing, each time.
+        downtimes_s: how long it held nothing, each time.
         read_at_s: when it last got a record, 0: never.
         longest_gap_s: between two polls that brought records.
     """
 
     def __init__(self) -> None:
         self.owned: frozenset[int] = frozenset()
-        self.stood_still: list[float] = []
+        self.downtimes_s: list[float] = []
         self.read_at_s = self.longest_gap_s = 0.0
         self._stopped_at: float | None = None
 
@@ -36,12 +36,12 @@ class RealMember:
             self.longest_gap_s = max(self.longest_gap_s, at_s - self.read_at_s)
         self.read_at_s = at_s
 
-    def tell(self, book: Book, at_s: float, owned: frozenset[int]) -> None:
+    def record_ownership(self, book: Book, at_s: float, owned: frozenset[int]) -> None:
         """Record a change of the member's assignment."""
         if not owned:
             self._stopped_at = at_s
         elif self._stopped_at is not None:
-            self.stood_still.append(at_s - self._stopped_at)
+            self.downtimes_s.append(at_s - self._stopped_at)
             self._stopped_at = None
         book.release(self, self.owned - owned)
         book.take(self, owned)
@@ -91,7 +91,7 @@ class RealMembers:
             if owned is None:
                 self.members[number].read(at_s)
             else:
-                self.members[number].tell(self._book, at_s, frozenset(owned))
+                self.members[number].record_ownership(self._book, at_s, frozenset(owned))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

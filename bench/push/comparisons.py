@@ -32,7 +32,7 @@ TAKEN_OVER = 1_000
 Run = tuple[Rounds, dict[str, Any]]
 
 
-def figures(options: Options, console: Console) -> Iterator[Figure]:
+def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """Every figure whose title has the text asked for, on fresh coordinators each."""
     for members, repeats in SIZES.items():
         yield from events(scaled(options, members), repeats, options, console)

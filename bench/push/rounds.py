@@ -56,7 +56,7 @@ class Rounds:
         self.whole[event].append(seconds)
         kept, moved = [0.0], [0.0]
         for member, had in everyone.items():
-            still = member.stood_still if isinstance(member, RealMember) else member.heard.stood_still
+            still = member.downtimes_s if isinstance(member, RealMember) else member.heard.downtimes_s
             (kept if member.owned == had else moved).extend(still)
         self.kept[event].append(max(kept))
         self.moved[event].append(max(moved))
@@ -108,10 +108,10 @@ async def event(running: Load, real: RealMembers, rounds: Rounds, name: str, hap
     await asyncio.sleep(_SETTLE_S)
     everyone: dict[Any, frozenset[int]] = {}
     for member in running.members():
-        member.heard.stood_still.clear()
+        member.heard.downtimes_s.clear()
         everyone[member] = member.owned
     for real_member in real.members:
-        real_member.stood_still.clear()
+        real_member.downtimes_s.clear()
         everyone[real_member] = real_member.owned
     started = time.monotonic()
     await happen()

@@ -68,7 +68,7 @@ class Standing(Book):
         for partition in partitions - self.holders.keys():
             self._free.setdefault(partition, now)
 
-    def stood_still(self, partition: int, unread: list[Interval]) -> float:
+    def downtime(self, partition: int, unread: list[Interval]) -> float:
         """The longest time for which it could not be read, in seconds; `unread`: when nothing could."""
         longest, start, end = 0.0, 0.0, 0.0
         for since, until in sorted([*self.gaps.get(partition, []), *unread]):
@@ -180,7 +180,7 @@ class Takeover:
         await running.until_reached(lambda: all(consumer.read_at_s > killed + _AFTER_S for consumer in real.members))
         (book,) = running.books.values()
         assert isinstance(book, Standing)
-        still = [book.stood_still(partition, unread) for partition in range(self.members)]
+        still = [book.downtime(partition, unread) for partition in range(self.members)]
         errors = running.errors()
         facts = {
             "stood still, median ms": round(statistics.median(still) * 1e3, 1),

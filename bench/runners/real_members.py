@@ -34,10 +34,10 @@ class _Holding(RebalanceListener):
         self._say()
 
     def _say(self) -> None:
-        _tell(self._number, sorted(self._held))
+        _report(self._number, sorted(self._held))
 
 
-def _tell(number: int, held: list[int] | None) -> None:
+def _report(number: int, held: list[int] | None) -> None:
     with _saying:
         print(json.dumps([number, time.monotonic(), held]), flush=True)
 
@@ -47,7 +47,7 @@ def _live(number: int, servers: str, group: str, topic: str, settings: dict[str,
         consumer.subscribe([topic], listener=_Holding(number))
         while not ending.is_set():
             if consumer.poll():
-                _tell(number, None)
+                _report(number, None)
 
 
 def main(servers: str, group: str, topic: str, count: str, settings: str) -> None:

@@ -69,16 +69,16 @@ class Rows(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...  # noqa: N802
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        told = json.loads(event.progress.json)
-        if not told["numInputRows"]:
+        result = json.loads(event.progress.json)
+        if not result["numInputRows"]:
             return
         with self.lock:
             now = time.perf_counter()
-            took_s = told["durationMs"]["triggerExecution"] / 1000
+            took_s = result["durationMs"]["triggerExecution"] / 1000
             self.began_s = self.began_s or now - took_s
             self.ended_s = now
-            self.count += told["numInputRows"]
-            self.batches[told["runId"]] = self.batches.get(told["runId"], 0) + 1
+            self.count += result["numInputRows"]
+            self.batches[result["runId"]] = self.batches.get(result["runId"], 0) + 1
             self.lock.notify_all()
 
     def until(self, done: Callable[[], bool]) -> None:
@@ -260,16 +260,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kohort-bench-") as name:
         folder = Path(name)
         if how == "cuts":
-            told = cuts(servers, topic, count, folder)
+            result = cuts(servers, topic, count, folder)
         elif how == "reset":
-            told = resets(servers, topic, count, folder)
+            result = resets(servers, topic, count, folder)
         elif how == "by-hand":
-            told = by_hand(servers, topic, count, folder)
+            result = by_hand(servers, topic, count, folder)
         elif how.startswith("join-"):
-            told = join(how.removeprefix("join-"), servers, topic, folder)
+            result = join(how.removeprefix("join-"), servers, topic, folder)
         else:
-            told = throughput(how, servers, topic, count, jars, folder)
-    print(json.dumps(told))
+            result = throughput(how, servers, topic, count, jars, folder)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def job_tiny(spark: SparkSession, kind: str, servers: str, topic: str, count: in
     batches = [progress for progress in query.recentProgress if progress.numInputRows][WARM_BATCHES:]
     query.stop()
     took = [batch.durationMs["triggerExecution"] for batch in batches]
-    told = {
+    result = {
         name: statistics.median(batch.durationMs.get(name, 0) for batch in batches)
         for name in ("latestOffset", "addBatch", "queryPlanning", "walCommit", "commitOffsets")
     }
@@ -60,7 +60,7 @@ def job_tiny(spark: SparkSession, kind: str, servers: str, topic: str, count: in
         "amount": len(batches),
         "seconds": sum(took) / 1000,
         "batch_ms": statistics.median(took),
-        **{f"{name}_ms": value for name, value in told.items()},
+        **{f"{name}_ms": value for name, value in result.items()},
     }
 
 
@@ -109,6 +109,6 @@ if __name__ == "__main__":
         register(spark)
     work = {"tiny": job_tiny, "latency": job_latency}[job]
     with tempfile.TemporaryDirectory(prefix="kohort-bench-spark-") as folder:
-        told = work(spark, kind, servers, topic, int(count), folder)
+        result = work(spark, kind, servers, topic, int(count), folder)
     spark.stop()
-    print(json.dumps(told))
+    print(json.dumps(result))

@@ -257,12 +257,12 @@ class DescriptionChecker(AdminChecker):
             owned = journal.owned.get(member.member_id, frozenset())
             there = {(names[topic].name, number) for topic, number in owned if topic in names}
             assignment = read_assignment(member.assignment)
-            told = (
+            answered = (
                 set()
                 if assignment is None
                 else {(partition.topic, partition.partition) for partition in assignment.partitions}
             )
-            if told != there:
+            if answered != there:
                 self.fail(f"described is {described}, {member.member_id} owns {there}")
             saved = journal.members.get(member.member_id)
             if saved is not None and saved.regex is None:
@@ -296,7 +296,7 @@ class DescriptionChecker(AdminChecker):
             if described.protocol or any(member.metadata for member in members.values()):
                 self.fail(f"{described} says which protocol, and is not stable")
             return
-        told = {
+        answered = {
             name: (listed_member.instance_id, listed_member.client_id, listed_member.metadata, listed_member.assignment)
             for name, listed_member in members.items()
         }
@@ -310,7 +310,7 @@ class DescriptionChecker(AdminChecker):
             for saved_member in journal.saved.members
         }
         named = (described.protocol_type, described.protocol)
-        if told != saved or named != (journal.saved.protocol_type, journal.saved.protocol or ""):
+        if answered != saved or named != (journal.saved.protocol_type, journal.saved.protocol or ""):
             self.fail(f"described is {described}, saved {journal.saved}")
 
     def _check_consumer(self, described: DescribedConsumerGroup) -> None:
@@ -319,10 +319,10 @@ class DescriptionChecker(AdminChecker):
             if described.error is not ErrorCode.GROUP_ID_NOT_FOUND or described.members:
                 self.fail(f"{described} is no consumer group")
             return
-        told = {member.member_id: told_of(member) for member in described.members}
+        answered = {member.member_id: shown_member(member) for member in described.members}
         expected = {name: self._expected(consumer, name) for name in consumer.members}
         head = (described.error, described.state, described.epoch, described.assignment_epoch)
-        if told != expected or head != (ErrorCode.NONE, consumer.state(), consumer.epoch, consumer.target_epoch):
+        if answered != expected or head != (ErrorCode.NONE, consumer.state(), consumer.epoch, consumer.target_epoch):
             self.fail(f"described is {described}, there is {consumer}")
         if described.assignor not in ASSIGNORS:
             self.fail(f"described is {described} with an assignor that there is not")
@@ -346,7 +346,7 @@ class DescriptionChecker(AdminChecker):
         return frozenset(pair for pair in found if pair[0] in ids)
 
 
-def told_of(member: DescribedConsumer) -> tuple[Any, ...]:
+def shown_member(member: DescribedConsumer) -> tuple[Any, ...]:
     """Return a member's line, for comparison."""
     return (
         (member.instance_id, member.rack_id, member.client_id, member.client_host),

@@ -50,7 +50,7 @@ class Kept:
         heard_ms: when it was last heard, or its wait was answered; a join or sync that waits is no sign of life.
         new_ms: when it joined a classic group, until its first rebalance is over.
         waits: joins, syncs and consumer heartbeats of it that are not answered.
-        told: an answer has named its id.
+        notified: an answer has named its id.
         lost_ms: when its connection ended, if that counts.
         moves_ms: since when it has to give partitions up.
         called_ms: when it was told to join again, in a consumer group, if it has not.
@@ -64,7 +64,7 @@ class Kept:
     instance_id: str | None = None
     new_ms: int | None = None
     waits: set[int] = field(default_factory=set)
-    told: bool = True
+    notified: bool = True
     connection: int = NO_CONNECTION
     process: str = ""
     lost_ms: int | None = None
@@ -198,7 +198,7 @@ class EvictionChecker(Checker):
             return
         if kept is None:
             kept = self._kept[key] = Kept(now_ms, self.config.consumer_session_timeout_ms, 0, event.instance_id)
-            kept.told = bool(event.member_id) or (isinstance(event, JoinGroup) and event.instance_id is not None)
+            kept.notified = bool(event.member_id) or (isinstance(event, JoinGroup) and event.instance_id is not None)
             kept.new_ms = now_ms
         self._note_join(event, value, kept)
         waits_only = value is None and isinstance(event, JoinGroup | SyncGroup) and kept.lost_ms is None
@@ -215,7 +215,7 @@ class EvictionChecker(Checker):
             kept.waits.add(event.request)
             self._waits[event.request] = key
         elif error is ErrorCode.NONE:
-            kept.told = True
+            kept.notified = True
 
     def _hear_commit(self, event: OffsetCommit, outcome: Effects) -> None:
         """A commit of a member that speaks the classic protocol is a sign of life."""
@@ -254,7 +254,7 @@ class EvictionChecker(Checker):
         if kept is None:
             return
         kept.waits.discard(request)
-        kept.told = True
+        kept.notified = True
         waits_on = isinstance(event, JoinGroup) and key == (event.group_id, event.member_id) and value.error
         if kept.lost_ms is None and value.error in GOES_ON and not waits_on:
             kept.heard_ms = self.world.now_ms
@@ -281,7 +281,7 @@ class EvictionChecker(Checker):
         kept = self._kept.get(key)
         if kept is None or self._goes_by_itself(event, value, key, kept):
             return
-        if isinstance(event, ConnectionLost) and not kept.told:
+        if isinstance(event, ConnectionLost) and not kept.notified:
             return
         if not isinstance(event, Tick) or self._excuse(kept, before) is None:
             since_ms = self.world.now_ms - kept.heard_ms

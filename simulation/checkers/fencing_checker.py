@@ -27,17 +27,17 @@ class FencingChecker(Checker):
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
-        self._told: dict[tuple[str, str, int], str] = {}
+        self._last_owner: dict[tuple[str, str, int], str] = {}
         self._deleted: set[str] = set()
         self._before: dict[str, int] = {}
 
     def on_deleted(self, topic: str) -> None:
         self._deleted.add(topic)
-        self._told = {key: value for key, value in self._told.items() if key[1] != topic}
+        self._last_owner = {key: value for key, value in self._last_owner.items() if key[1] != topic}
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for group_id in deleted_groups(outcome):
-            self._told = {key: value for key, value in self._told.items() if key[0] != group_id}
+            self._last_owner = {key: value for key, value in self._last_owner.items() if key[0] != group_id}
             self._before[group_id] = self.newest_offset()
 
     def _is_of_an_earlier_group(self, event: OffsetCommit | TxnOffsetCommit) -> bool:
@@ -59,24 +59,24 @@ class FencingChecker(Checker):
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
         """Accept commits of either coordinator: the repeated answer may or may not be current."""
         for topic, partition in self._assigned(event, value):
-            self._told.pop((event.group_id, topic, partition), None)
+            self._last_owner.pop((event.group_id, topic, partition), None)
 
     def on_released(self, event: Any, value: Any) -> None:
         for topic, partition in self._assigned(event, value):
-            told_to = event.member_id if isinstance(event, SyncGroup) else value.member_id
-            self._told[event.group_id, topic, partition] = told_to
+            owner = event.member_id if isinstance(event, SyncGroup) else value.member_id
+            self._last_owner[event.group_id, topic, partition] = owner
         if isinstance(event, OffsetCommit | TxnOffsetCommit) and event.generation >= 0:
             for offset, error in zip(event.offsets, value.errors, strict=True):
-                told = self._told.get((event.group_id, offset.topic, offset.partition), event.member_id)
+                last_owner = self._last_owner.get((event.group_id, offset.topic, offset.partition), event.member_id)
                 sure = offset.topic_id != NO_TOPIC_ID or offset.topic not in self._deleted
                 if (
                     sure
                     and error is ErrorCode.NONE
-                    and told != event.member_id
+                    and last_owner != event.member_id
                     and not self._is_of_an_earlier_group(event)
                 ):
                     name = f"{offset.topic}-{offset.partition}"
-                    self.fail(f"{event.member_id} committed {name} at {event.generation}, but {told} has it")
+                    self.fail(f"{event.member_id} committed {name} at {event.generation}, but {last_owner} has it")
 
 
 def deleted_groups(outcome: Effects) -> list[str]:

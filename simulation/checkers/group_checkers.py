@@ -33,7 +33,7 @@ from simulation.checkers.offset_checkers import DurabilityChecker, TransactionCh
 from simulation.checkers.property import QUIET, Checker, Holder, Waiting, is_one
 from simulation.checkers.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
 from simulation.checkers.refusal_checkers import JournalChecker, RefusalChecker
-from simulation.checkers.release_checker import LetGoChecker
+from simulation.checkers.release_checker import ReleaseChecker
 from simulation.checkers.share_checkers import ClassicEvennessChecker, EvennessChecker
 from simulation.checkers.soft_state_checker import SoftStateChecker
 from simulation.checkers.target_checkers import CountChecker, HandoverChecker, TargetChecker
@@ -161,12 +161,12 @@ class EpochChecker(Checker):
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._newest: dict[str, int] = {}
-        self._told: dict[tuple[str, str], int] = {}
+        self._sent_epochs: dict[tuple[str, str], int] = {}
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for group_id in deleted_groups(outcome):
             self._newest.pop(group_id, None)
-            self._told = {key: epoch for key, epoch in self._told.items() if key[0] != group_id}
+            self._sent_epochs = {key: epoch for key, epoch in self._sent_epochs.items() if key[0] != group_id}
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         for group_id, group in machine.context.ledger.groups.items():
@@ -179,9 +179,9 @@ class EpochChecker(Checker):
     def on_released(self, event: Any, value: Any) -> None:
         if isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.member_epoch >= 0:
             key = (event.group_id, value.member_id)
-            if value.member_epoch < self._told.get(key, 0):
-                self.fail(f"{value.member_id} was told epoch {value.member_epoch} after {self._told[key]}")
-            self._told[key] = value.member_epoch
+            if value.member_epoch < self._sent_epochs.get(key, 0):
+                self.fail(f"{value.member_id} was told epoch {value.member_epoch} after {self._sent_epochs[key]}")
+            self._sent_epochs[key] = value.member_epoch
 
 
 class LimitsChecker(Checker):
@@ -381,7 +381,7 @@ ALL: tuple[type[Checker], ...] = (
     SoftStateChecker,
     DeletionChecker,
     DescriptionChecker,
-    LetGoChecker,
+    ReleaseChecker,
     ExpiryChecker,
     StartedChecker,
     ChangeChecker,
@@ -395,7 +395,7 @@ class Checkers:
     HOOKS = tuple(
         f"on_{what}" for what in ("hold", "stepped", "released", "refused", "durable", "replayed", "loaded", "worked")
     )
-    HOOKS = (*HOOKS, "on_overtaken", "on_journal", "on_doors", "on_deleted", "at_end")
+    HOOKS = (*HOOKS, "on_overtaken", "on_journal", "on_coordination", "on_deleted", "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
@@ -453,9 +453,9 @@ class Checkers:
         for hook in self._hooks["on_journal"]:
             hook(records)
 
-    def on_doors(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
-        """Pass `Checker.on_doors` on to the checkers that override it."""
-        for hook in self._hooks["on_doors"]:
+    def on_coordination(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
+        """Pass `Checker.on_coordination` on to the checkers that override it."""
+        for hook in self._hooks["on_coordination"]:
             hook(coordinators, zookeeper, at_end=at_end)
 
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:

@@ -109,7 +109,7 @@ class Checker:
     def on_journal(self, records: list[Record]) -> None:
         """A coordinator of several has loaded: so much is in its journal for good."""
 
-    def on_doors(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
+    def on_coordination(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
         """Now and then, and at the end: several coordinators, and where they find each other."""
 
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:

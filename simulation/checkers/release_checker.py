@@ -17,7 +17,7 @@ SILENT = (ConnectionLost, Tick)
 """These evict members that have said nothing."""
 
 
-class LetGoChecker(Checker):
+class ReleaseChecker(Checker):
     """A member evicted for silence has stopped before, by its own clock, even if nobody takes its partitions.
 
     A process that has ended, or is stopped, owns nothing. Silence is measured by a session and a lease. Both sides

@@ -110,24 +110,24 @@ class CountChecker(Checker):
         }
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
-        told = [note for note in outcome.notes if isinstance(note, Rebalanced)]
+        rebalances = [note for note in outcome.notes if isinstance(note, Rebalanced)]
         notes = [note for note in outcome.notes if isinstance(note, Counted)]
         counted = sum(note.amount for note in notes if note.meter is Meter.COMPLETED_REBALANCES)
-        if counted != len(told):
-            self.fail(f"{counted} rebalances are counted and {len(told)} told of after {event}")
+        if counted != len(rebalances):
+            self.fail(f"{counted} rebalances are counted and {len(rebalances)} told of after {event}")
         saved = [
             saved_group
             for saved_group in outcome.records
             if isinstance(saved_group, GroupSaved) and saved_group.members
         ]
         if isinstance(event, SyncGroup) and len(saved) != len(
-            [rebalanced for rebalanced in told if rebalanced.protocol == "classic"]
+            [rebalanced for rebalanced in rebalances if rebalanced.protocol == "classic"]
         ):
-            self.fail(f"{saved} is written and {told} is told of")
+            self.fail(f"{saved} is written and {rebalances} is told of")
         for group_id in ended(outcome) if outcome.records else ():
             self._counted = {key for key in self._counted if key[0] != group_id}
             self._loaded = {key for key in self._loaded if key[0] != group_id}
-        for note in told:
+        for note in rebalances:
             if note.protocol == "consumer":
                 self._count(note.group_id, outcome)
         for record in outcome.records:

@@ -217,15 +217,15 @@ class Brokers:
         answer_type = ProduceResponse.TopicProduceResponse
         topics = []
         for topic in message.topic_data:
-            told = []
+            reported = []
             for part in topic.partition_data:
                 code, offset = self._append(
                     node, TopicPartition(TOPIC, part.index), message.transactional_id, bytes(part.records or b"")
                 )
-                told.append(
+                reported.append(
                     ProduceResponse.PartitionProduceResponse(index=part.index, error_code=int(code), base_offset=offset)
                 )
-            topics.append(answer_type(name=topic.name, topic_id=topic.topic_id, partition_responses=told))
+            topics.append(answer_type(name=topic.name, topic_id=topic.topic_id, partition_responses=reported))
         return ProduceResponse(responses=topics)
 
     def _append(
@@ -311,7 +311,7 @@ class Brokers:
         topic_type = OffsetCommitResponse.OffsetCommitResponseTopic
         topics = []
         for topic in message.topics:
-            told = []
+            reported = []
             for part in topic.partitions:
                 if not code:
                     partition = TopicPartition(TOPIC, part.partition_index)
@@ -320,10 +320,10 @@ class Brokers:
                     )
                     self.on_commit(client, partition, part.committed_offset, part.committed_metadata or "")
                     self.coordinator.on_offsets(partition)
-                told.append(
+                reported.append(
                     topic_type.OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=int(code))
                 )
-            topics.append(topic_type(name=topic.name, topic_id=topic.topic_id, partitions=told))
+            topics.append(topic_type(name=topic.name, topic_id=topic.topic_id, partitions=reported))
         return OffsetCommitResponse(topics=topics)
 
     def _committed(self, node: int, message: OffsetFetchRequest) -> OffsetFetchResponse:
@@ -332,12 +332,12 @@ class Brokers:
         topic_type = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
         topics = []
         for topic in asked.topics or ():
-            told = []
+            reported = []
             for number in topic.partition_indexes:
                 partition = TopicPartition(TOPIC, number)
                 unstable = message.require_stable and self.coordinator.pending(partition)
                 value = None if unstable else self.coordinator.offsets.get(partition)
-                told.append(
+                reported.append(
                     topic_type.OffsetFetchResponsePartitions(
                         partition_index=number,
                         committed_offset=-1 if value is None else value.offset,
@@ -345,7 +345,7 @@ class Brokers:
                         error_code=int(ErrorCode.UNSTABLE_OFFSET_COMMIT if unstable else ErrorCode.NONE),
                     )
                 )
-            topics.append(topic_type(name=topic.name, topic_id=topic.topic_id, partitions=told))
+            topics.append(topic_type(name=topic.name, topic_id=topic.topic_id, partitions=reported))
         make = OffsetFetchResponse.OffsetFetchResponseGroup
         found = make(group_id=asked.group_id, topics=[] if code else topics, error_code=int(code))
         return OffsetFetchResponse(groups=[found])

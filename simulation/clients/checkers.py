@@ -73,7 +73,7 @@ class ClientChecker:
     def on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
         """A batch is written."""
 
-    def on_told(self, record: SentRecord) -> None:
+    def on_delivery_report(self, record: SentRecord) -> None:
         """An application was told what became of a record."""
 
     def on_ended(self, records: list[SentRecord], outcome: Fate) -> None:
@@ -183,7 +183,7 @@ class LogChecker(ClientChecker):
                 self.fail(f"{partition}: record {number} of {writer} is written after record {before}")
             self._newest[writer, partition] = int(number)
 
-    def on_told(self, record: SentRecord) -> None:
+    def on_delivery_report(self, record: SentRecord) -> None:
         """Compare the record at the offset with what was sent."""
         if record.offset is None:
             return
@@ -210,7 +210,7 @@ class SequenceChecker(ClientChecker):
         self._next[key] = wanted + len(batch.values)
 
 
-class ToldChecker(ClientChecker):
+class DeliveryReportChecker(ClientChecker):
     """An application is not told that a record was not delivered where the record is in the log."""
 
     def __init__(self, world: World, brokers: Brokers) -> None:
@@ -222,7 +222,7 @@ class ToldChecker(ClientChecker):
         if batch.fate is Fate.PLAIN:
             self._written.update(batch.values)
 
-    def on_told(self, record: SentRecord) -> None:
+    def on_delivery_report(self, record: SentRecord) -> None:
         """Refuse an error that denies a record which stands in the log."""
         error = record.error
         if error is None or MAYBE_WRITTEN in str(error):
@@ -255,8 +255,8 @@ class TransactionChecker(ClientChecker):
         for sent, outcome in self._outcomes:
             seen = {fates.get(record.value, Fate.ABORTED) for record in sent}
             if len(seen) > 1 or Fate.OPEN in seen or (outcome is not Fate.OPEN and seen - {outcome}):
-                told = ", ".join(f"{record.value} {fates.get(record.value)}" for record in sent)
-                self.fail(f"a transaction that ended as {outcome.value}: {told}")
+                reported = ", ".join(f"{record.value} {fates.get(record.value)}" for record in sent)
+                self.fail(f"a transaction that ended as {outcome.value}: {reported}")
 
 
 class LivenessChecker(ClientChecker):
@@ -301,7 +301,7 @@ CHECKERS: tuple[type[ClientChecker], ...] = (
     CommitChecker,
     LogChecker,
     SequenceChecker,
-    ToldChecker,
+    DeliveryReportChecker,
     TransactionChecker,
     LivenessChecker,
 )

@@ -18,12 +18,12 @@ from kohort.ids import TopicPartition
 from simulation.clients.checkers import (
     ClientChecker,
     CommitChecker,
+    DeliveryReportChecker,
     LivenessChecker,
     LogChecker,
     ReadingChecker,
     SequenceChecker,
     StartChecker,
-    ToldChecker,
     TransactionChecker,
 )
 from simulation.mutants.disk_mutants import DiskMutant
@@ -216,7 +216,7 @@ CLIENT_MUTANTS: dict[type[ClientMutant], type[ClientChecker]] = {
     SendsAgainLast: LogChecker,
     BeginsAtUnstableOffsets: StartChecker,
     SendsBehindTheFirst: SequenceChecker,
-    SaysNotDelivered: ToldChecker,
+    SaysNotDelivered: DeliveryReportChecker,
     CommitsUnsent: TransactionChecker,
     WaitsForLostAnswers: LivenessChecker,
 }

@@ -107,7 +107,7 @@ class ReadingApplication:
     def crash(self) -> None:
         """Kill the process."""
         if self._started:
-            self.world.tell(f"{self.reader}: is killed")
+            self.world.log(f"{self.reader}: is killed")
             self.life.die()
             self._client.die()
             self._started = False
@@ -124,7 +124,7 @@ class ReadingApplication:
             if partition not in self.views:
                 return
             offset = int(self.brokers.partitions[partition].end * share)
-            self.world.tell(f"{self.reader}: seeks to {offset} of {partition}")
+            self.world.log(f"{self.reader}: seeks to {offset} of {partition}")
             self._core.seek(partition, FetchPosition(offset))
             self.views[partition].expect(offset)
 
@@ -135,7 +135,7 @@ class ReadingApplication:
 
         def seek() -> None:
             if partition in self.views:
-                self.world.tell(f"{self.reader}: seeks to the {where} of {partition}")
+                self.world.log(f"{self.reader}: seeks to the {where} of {partition}")
                 self._core.seek_to([partition], where)
                 self.views[partition].begin(where, self.world.now_ms)
 
@@ -162,7 +162,7 @@ class ReadingApplication:
     def _assign(self, partitions: tuple[TopicPartition, ...]) -> None:
         if not partitions:
             return
-        self.world.tell(f"{self.reader}: reads {', '.join(map(str, partitions))}")
+        self.world.log(f"{self.reader}: reads {', '.join(map(str, partitions))}")
         self._core.assign(partitions)
         kept = {partition: view for partition, view in self.views.items() if partition in partitions}
         for partition in partitions:
@@ -210,13 +210,13 @@ class ReadingApplication:
             for partition, position in self._core.partitions.positions().items()
         }
 
-        def told(committed: Any, error: KafkaError | None) -> None:
+        def reported(committed: Any, error: KafkaError | None) -> None:
             if error is None:
                 for checker in self.checkers:
                     from_callback(self.world, partial(checker.on_acknowledged, self.reader, list(committed), number))
 
-        self.world.tell(f"{self.reader}: commit {number}: { ({str(p): v.offset for p, v in offsets.items()}) }")
-        self._core.commit_async(offsets, told)
+        self.world.log(f"{self.reader}: commit {number}: { ({str(p): v.offset for p, v in offsets.items()}) }")
+        self._core.commit_async(offsets, reported)
 
     # The driver of its consumer.
 
@@ -227,40 +227,40 @@ class ReadingApplication:
         try:
             effect = running.step()
         except KafkaError as error:
-            self.world.tell(f"{self.reader}: poll failed: {error}")
+            self.world.log(f"{self.reader}: poll failed: {error}")
             self.life.after(50, self._between_polls)
             return
         if effect is None:
             then(running.value)
             return
 
-        def go_on(outcome: Any) -> None:
+        def resume_core(outcome: Any) -> None:
             running.succeeded(outcome)
             self._step(running, then)
             self._client.wake()
 
         if isinstance(effect, Decode):
             given = effect
-            self.life.after(self.chance.upto(DECODE_MS), lambda: go_on(decode(given.sets, given.options)))
+            self.life.after(self.chance.upto(DECODE_MS), lambda: resume_core(decode(given.sets, given.options)))
         elif isinstance(effect, CallUser):
-            go_on(effect.function(effect.argument))
+            resume_core(effect.function(effect.argument))
         elif isinstance(effect, Await):
             task = self._client.cluster.runtime.spawn(effect.coro)
-            task.on_done(lambda done: go_on(done.result()))
+            task.on_done(lambda done: resume_core(done.result()))
         else:
-            self._waiting = (effect, go_on)
+            self._waiting = (effect, resume_core)
             self._deadline = self.life.after(effect.deadline_ms - self.world.now_ms, partial(self._ready, late=True))
             self._ready()
 
     def _ready(self, *, late: bool = False) -> None:
         if self._waiting is None:
             return
-        effect, go_on = self._waiting
+        effect, resume_core = self._waiting
         if (ready := effect.ready()) or late:
             self._waiting = None
             if self._deadline is not None:
                 self._deadline.cancel()
-            self.life.after(0, lambda: go_on(ready))
+            self.life.after(0, lambda: resume_core(ready))
 
     def _turned(self) -> None:
         """After everything that happens in its process."""

@@ -94,11 +94,11 @@ class ClientRun:
 
     def _take(self, step: Step) -> None:
         if self.world.tells:
-            self.world.tell(f"plan: {step}")
+            self.world.log(f"plan: {step}")
         getattr(self, f"do_{step.what}")(**step.details)
 
     def _heal(self) -> None:
-        self.world.tell("all faults end")
+        self.world.log("all faults end")
         self.brokers.network.weather = Weather()
         self.brokers.network.cut_off.clear()
         self.brokers.network.deaf.clear()
@@ -111,7 +111,7 @@ class ClientRun:
     def _on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
         if self.world.tells:
             place = f"{partition} offset {batch.offset}, epoch {batch.epoch}, sequence {batch.sequence}"
-            self.world.tell(f"log: {place}: {', '.join(batch.values)} ({batch.fate.value})")
+            self.world.log(f"log: {place}: {', '.join(batch.values)} ({batch.fate.value})")
         for checker in self.checkers:
             checker.on_append(partition, batch)
 
@@ -122,9 +122,7 @@ class ClientRun:
     def _on_commit(self, client: str, partition: TopicPartition, offset: int, metadata: str) -> None:
         view = self.readers[client.partition(".")[0]].seen[client, partition]
         if self.world.tells:
-            self.world.tell(
-                f"group: offset {offset} of {partition} is committed by {client}, call {metadata or 'none'}"
-            )
+            self.world.log(f"group: offset {offset} of {partition} is committed by {client}, call {metadata or 'none'}")
         for checker in self.checkers:
             checker.on_commit(partition, view, offset, int(metadata) if metadata else -1)
 

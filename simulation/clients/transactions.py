@@ -162,7 +162,7 @@ class Coordinator:
 
     def _time_out(self, known: Transaction, number: int) -> None:
         if known.state == "open" and known.began == number:
-            self.world.tell("coordinator: a transaction has timed out")
+            self.world.log("coordinator: a transaction has timed out")
             known.epoch += 1
             self._end(known, commit=False)
 

@@ -89,7 +89,7 @@ class WritingApplication:
     def crash(self) -> None:
         """Kill the process."""
         if self._started:
-            self.world.tell(f"{self.writer}: is killed")
+            self.world.log(f"{self.writer}: is killed")
             self.life.die()
             self._client.die()
             self._started = False
@@ -138,7 +138,7 @@ class WritingApplication:
 
     def _again(self, error: KafkaError) -> None:
         """The producer can't go on: another takes its place."""
-        self.world.tell(f"{self.writer}: ends: {error}")
+        self.world.log(f"{self.writer}: ends: {error}")
         self._call(self._core.close(1_000), lambda _: self._replace(), lambda _: self._replace())
 
     def _replace(self) -> None:
@@ -160,19 +160,21 @@ class WritingApplication:
         self._count += 1
         record = SentRecord(f"{self.writer}:{self._count}", partition, self._transaction if self.transactional else -1)
 
-        def told(error: KafkaError | None, metadata: RecordMetadata | None) -> None:
+        def reported(error: KafkaError | None, metadata: RecordMetadata | None) -> None:
             record.error, record.offset = error, None if metadata is None else metadata.offset
             for checker in self.checkers:
-                from_callback(self.world, partial(checker.on_told, record))
+                from_callback(self.world, partial(checker.on_delivery_report, record))
 
         try:
-            self._core.send(TOPIC, record.value, None, partition.partition, WALL_START_MS + self.world.now_ms, (), told)
+            self._core.send(
+                TOPIC, record.value, None, partition.partition, WALL_START_MS + self.world.now_ms, (), reported
+            )
         except WouldBlock as reason:
             self._count -= 1
-            self._call(reason.wait(self._core.limit_ms()), lambda _: self._go_on(), lambda _: self._go_on())
+            self._call(reason.wait(self._core.limit_ms()), lambda _: self._continue(), lambda _: self._continue())
             return False
         except KafkaError as error:
-            self.world.tell(f"{self.writer}: send failed: {error}")
+            self.world.log(f"{self.writer}: send failed: {error}")
             self._count -= 1
             if self.transactional:
                 self._abort()
@@ -183,7 +185,7 @@ class WritingApplication:
         self.living.append(record)
         return True
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self.transactional:
             self._fill()
         else:
@@ -198,7 +200,7 @@ class WritingApplication:
         self._sent_from = len(self.living)
         self._left = 1 + self.chance.upto(self._most)
         self._ends_ms = self.world.now_ms + self.chance.upto(self._hold_ms)
-        self.world.tell(f"{self.writer}: transaction {self._transaction}")
+        self.world.log(f"{self.writer}: transaction {self._transaction}")
         self._call(self._core.begin_transaction(), lambda _: self._fill(), self._again)
 
     def _fill(self) -> None:
@@ -233,7 +235,7 @@ class WritingApplication:
         self._call(self._core.commit_transaction(), lambda _: self._ended(Fate.COMMITTED), self._not_committed)
 
     def _not_committed(self, error: KafkaError) -> None:
-        self.world.tell(f"{self.writer}: commit failed: {error}")
+        self.world.log(f"{self.writer}: commit failed: {error}")
         transactions = self._core.transactions
         assert transactions is not None
         if transactions.state is TxnState.COMMITTING and isinstance(error, RetriableError):
@@ -246,7 +248,7 @@ class WritingApplication:
 
     def _abort(self, *, unsure: bool = False) -> None:
         def failed(error: KafkaError) -> None:
-            self.world.tell(f"{self.writer}: abort failed: {error}")
+            self.world.log(f"{self.writer}: abort failed: {error}")
             transactions = self._core.transactions
             assert transactions is not None
             if transactions.state is TxnState.ABORTING and isinstance(error, RetriableError):
@@ -259,13 +261,13 @@ class WritingApplication:
         self._call(self._core.abort_transaction(), lambda _: self._ended(outcome), failed)
 
     def _unsure(self) -> None:
-        self._tell(Fate.OPEN)
+        self._report_outcome(Fate.OPEN)
 
     def _ended(self, outcome: Fate) -> None:
-        self._tell(outcome)
+        self._report_outcome(outcome)
         self.life.after(self.chance.upto(self._pause_ms), self._open)
 
-    def _tell(self, outcome: Fate) -> None:
-        self.world.tell(f"{self.writer}: transaction {self._transaction} ended: {outcome.value}")
+    def _report_outcome(self, outcome: Fate) -> None:
+        self.world.log(f"{self.writer}: transaction {self._transaction} ended: {outcome.value}")
         for checker in self.checkers:
             checker.on_ended(self.living[self._sent_from :], outcome)

@@ -64,7 +64,7 @@ class Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Add one line to the trace."""
         if self._world.tells:
-            self._world.tell(f"{record.name.removeprefix('kohort.')}: {record.getMessage()}")
+            self._world.log(f"{record.name.removeprefix('kohort.')}: {record.getMessage()}")
 
 
 @contextlib.contextmanager
@@ -173,7 +173,7 @@ class Disk:
             self.files.dead = True
             self.files = None
         if self.flushes and self.chance.likely(POWER_LOSS):
-            self.world.tell("disk: the machine loses its power")
+            self.world.log("disk: the machine loses its power")
             self.volume.lose_power()
             self._same_boot = False
             self._power_losses += 1
@@ -228,7 +228,7 @@ class Disk:
         except StopIteration:
             self.world.after(STEP_MS, partial(self._finish, run, log))
         except (OSError, CorruptDataError) as error:
-            self.world.tell(f"disk: a compaction fails, {error}")
+            self.world.log(f"disk: a compaction fails, {error}")
             self._compaction = None
         else:
             self.world.after(STEP_MS, partial(self._step, run, steps, log))
@@ -241,9 +241,9 @@ class Disk:
         try:
             run.finish()
         except OSError as error:
-            self.world.tell(f"disk: a compaction fails at its end, {error}")
+            self.world.log(f"disk: a compaction fails at its end, {error}")
         else:
-            self.world.tell(f"disk: compacted {before} bytes to {log.size_bytes()}")
+            self.world.log(f"disk: compacted {before} bytes to {log.size_bytes()}")
             self.read_back(log)
 
     # -- what is there
@@ -288,7 +288,7 @@ class DiskJournal:
     def _read(self, owner: Owner, replay: Iterator[Sequence[Record]]) -> Iterator[Sequence[Record] | None]:
         disk = self.disk
         if disk.late_ms and self._chance.likely(WAITS):
-            self._world.after(self._chance.upto(disk.late_ms), partial(self._turn, owner.more))
+            self._world.after(self._chance.upto(disk.late_ms), partial(self._turn, owner.continue_reading))
             yield None
         if disk.fails and self._chance.likely(disk.fails):
             raise OSError(errno.EIO, "Input/output error")
@@ -337,13 +337,13 @@ class DiskJournal:
         disk, chance = self.disk, self._chance
         failure = chance.choice(FAILURES) if disk.fails and chance.likely(disk.fails) else None
         if failure is FENCED:
-            self._world.tell(f"disk: {failure}, at an append of {len(records)} records")
+            self._world.log(f"disk: {failure}, at an append of {len(records)} records")
             with contextlib.suppress(OSError):
                 self.log.advance_leader_epoch(self.log.leader_epoch + 1)
         disk.plan_death(records)
         self._append(term, records, now_ms)
         if failure is UNSURE:
-            self._world.tell(f"disk: {failure}, at an append of {len(records)} records")
+            self._world.log(f"disk: {failure}, at an append of {len(records)} records")
             raise OSError(errno.EIO, failure)
 
     def _append(self, term: int, records: Sequence[Record], now_ms: int) -> None:

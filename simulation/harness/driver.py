@@ -168,11 +168,11 @@ class VirtualDriver:
     def log_line(self, line: LogLine) -> None:
         """A line of the story."""
         if self._world.tells:
-            self._world.tell(f"coordinator: {line.group_id}: {line.text}")
+            self._world.log(f"coordinator: {line.group_id}: {line.text}")
 
     def log_error(self, text: str, fault: Exception | None = None) -> None:
         """A line of the story; a fault of ours is a finding."""
         if self.alive:
-            self._world.tell(f"coordinator: {text}")
+            self._world.log(f"coordinator: {text}")
             if fault is not None:
                 raise fault

@@ -174,7 +174,7 @@ class Files:
     # -- what goes wrong
 
     def _killed(self, why: str) -> DeadError:
-        self.volume.world.tell(f"disk: the process dies in {why}")
+        self.volume.world.log(f"disk: the process dies in {why}")
         self._die()
         self.dead = True
         return DeadError(errno.EIO, "nobody is left to hear of it")
@@ -198,7 +198,7 @@ class Files:
             raise self._killed(what)
         if self.fails and self._chance.likely(self.fails):
             code = self._chance.choice((errno.EIO, errno.ENOSPC))
-            self.volume.world.tell(f"disk: {what} fails, {errno.errorcode[code]}")
+            self.volume.world.log(f"disk: {what} fails, {errno.errorcode[code]}")
             raise OSError(code, os.strerror(code))
         do()
 
@@ -218,7 +218,7 @@ class Files:
             if chance.likely(0.3):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             self._full = True
-            self.volume.world.tell("disk: is full")
+            self.volume.world.log("disk: is full")
             taken = chance.upto(size - 1) if size > 1 else 0
             return taken or self._take(size)
         return size

@@ -112,7 +112,7 @@ class Gate:
         """Topics by id."""
         return {topic.id: topic for topic in self.server.image.topics.values()}
 
-    def token(self) -> int:
+    def next_request_id(self) -> int:
         """The server gives out its own."""
         return 0
 

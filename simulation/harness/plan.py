@@ -76,8 +76,8 @@ class Step:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        told = ", ".join(f"{name} {shown(value)}" for name, value in self.details.items())
-        return f"{self.number:4d}  {self.at_ms / 1000:8.3f} s  {self.what}: {told}"
+        reported = ", ".join(f"{name} {shown(value)}" for name, value in self.details.items())
+        return f"{self.number:4d}  {self.at_ms / 1000:8.3f} s  {self.what}: {reported}"
 
 
 def shown(value: Any) -> str:

@@ -24,7 +24,7 @@ from simulation.harness.world import World
 from simulation.members.assigning import topic_id
 from simulation.members.classic_member import ClassicMember
 from simulation.members.consumer_member import ConsumerMember
-from simulation.members.literal_push import Door, LiteralPushMember
+from simulation.members.literal_push import ByteClientGate, LiteralPushMember
 from simulation.members.outsiders import Administrator, Hostile, Producer
 from simulation.members.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember, OwnPushMember
 from simulation.members.process import Habits, Process
@@ -120,7 +120,7 @@ class Run:
         self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
         pushing = getattr(mutant, "push_gate", PushGate)
         self.gate = Gate(self.world, self.server, tells_leases=not self._leases_ignored, pushing=pushing)
-        self.door: Door = self.gate
+        self.entrance: ByteClientGate = self.gate
         self._memberships = getattr(mutant, "memberships", MEMBERSHIPS)
         self.partitions = dict(self.plan.partitions)
         self._made = dict.fromkeys(self.partitions, 0)
@@ -170,7 +170,7 @@ class Run:
     def _take(self, step: Step) -> None:
         do: Callable[..., None] = getattr(self, f"do_{step.what}")
         if self.world.tells:
-            self.world.tell(f"plan: {step}")
+            self.world.log(f"plan: {step}")
         do(**step.details)
 
     def do_start(self, name: str, kind: str, habits: Habits) -> None:
@@ -179,11 +179,11 @@ class Run:
         if isinstance(member, OwnMember):
             member.gate, member.memberships = self.gate, self._memberships
         elif isinstance(member, LiteralPushMember):
-            member.gate = self.door
+            member.gate = self.entrance
         if isinstance(member, ConsumerMember | OwnConsumerMember):
             member.session_ms = self.server.config.consumer_session_timeout_ms
         if self.plan.config.notice_disconnects != "off" and habits.keeps_lease:
-            member.tell_lease(self.plan.config.disconnect_lease_ms, keeps=not self._leases_ignored)
+            member.set_lease(self.plan.config.disconnect_lease_ms, keeps=not self._leases_ignored)
         member.learn_topics(self.partitions)
         self.members.append(member)
         self._by_name[name] = member
@@ -354,7 +354,7 @@ class Run:
             member.learn_topics(self.partitions)
 
     def _heal(self) -> None:
-        self.world.tell("all faults end")
+        self.world.log("all faults end")
         self.network.weather = Weather()
         for faults in (self.network.cut_off, self.network.held_up, self.network.held_down):
             faults.clear()

@@ -109,20 +109,20 @@ class Server:
     def start(self) -> None:
         """Come up."""
         self.incarnation += 1
-        self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
+        self.world.log(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
         driver = self._driver = VirtualDriver(self.world, self.chance, self, self._turned)
         try:
             log = self.disk.start(self._die)
         except OSError as error:
-            self.world.tell(f"coordinator: can't open its log, {error}")
+            self.world.log(f"coordinator: can't open its log, {error}")
             self._die()
             return
         self._journal = DiskJournal(self.disk, log, driver.turn)
-        driver.turn(self._take_office)
+        driver.turn(self._become_leader)
         for producer_id in list(self._ending):
             driver.turn(partial(self._put_marker, producer_id))
 
-    def _take_office(self) -> None:
+    def _become_leader(self) -> None:
         """Begin a term of the shard; also in a process whose last one has ended."""
         assert self._driver is not None
         assert self._journal is not None
@@ -179,7 +179,7 @@ class Server:
             return
         if shard.phase is Phase.FENCED and shard is not self._deposed:
             self._deposed = shard
-            self._later(self.chance.upto(AWAY_MS), self._take_office)
+            self._later(self.chance.upto(AWAY_MS), self._become_leader)
         if self._stepped and self.machine is not None and shard.is_idle:
             self._stepped = False
             self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
@@ -200,7 +200,7 @@ class Server:
         """Die with everything that is not on disk; be back in `down_ms`."""
         if self._driver is None or not self._driver.alive:
             return
-        self.world.tell(f"coordinator: crashed, down for {down_ms} ms")
+        self.world.log(f"coordinator: crashed, down for {down_ms} ms")
         self._driver.alive = False
         if self._journal is not None:
             self._journal.abandon()
@@ -219,9 +219,9 @@ class Server:
         shard, driver = self.shard, self._driver
         if shard is None or driver is None or not shard.loaded:
             return
-        self.world.tell(f"coordinator: the shard is lost, and loads again in {away_ms} ms")
+        self.world.log(f"coordinator: the shard is lost, and loads again in {away_ms} ms")
         if away_ms:
-            self._later(away_ms, self._take_office)
+            self._later(away_ms, self._become_leader)
         driver.turn(shard.close if away_ms else shard.load)
 
     def receive(self, connection: Connection, event: Any, answer: Answer) -> None:

@@ -97,7 +97,7 @@ class World:
                 action()
         self.now_ms = max(self.now_ms, end_ms)
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Keep a line of the story."""
         if self.tells:
             self.trace.append(f"{self.now_ms / 1000:9.3f} {text}")

@@ -53,7 +53,7 @@ class ClassicMember(Process):
 
     def leave(self) -> None:
         """Give everything up and go (a static member only goes)."""
-        self.world.tell(f"{self.name}: leaves")
+        self.world.log(f"{self.name}: leaves")
         if self.habits.instance_id is None and self.member_id:
             self._commit(self.held)
             leaving = LeaveGroup(0, self.habits.group_id, (LeavingMember(self.member_id),))
@@ -216,12 +216,12 @@ class ClassicMember(Process):
         self._commit(revoked)
         self._alive(sent_ms)
         if revoked and self._cooperates:
-            self._give_up(assigned)
+            self._release_revoked(assigned)
             return
         self._hold(assigned)
         self._fetch_positions(assigned)
 
-    def _give_up(self, assigned: frozenset[TopicPartition]) -> None:
+    def _release_revoked(self, assigned: frozenset[TopicPartition]) -> None:
         """Work on as long as the application takes to let go, then join again; unless it has to join before that."""
         number = self._round
 

@@ -10,7 +10,7 @@ from kohort.groups.events import JoinGroup
 from simulation.harness.network import Connection, Network
 from simulation.harness.world import Happening, World
 
-PATIENCE_MS = 3_000
+ANSWER_TIMEOUT_MS = 3_000
 REFUSED_MS = 200
 """The maximum wait of a client whose coordinator loads or has moved."""
 MAIN, ASIDE = "main", "aside"
@@ -36,15 +36,15 @@ class Client:
         self.process = name if world.stream(f"machine of {name}").random() < 0.5 else ""
         self.paused = False
         self.dead = False
-        self.join_patience_ms = PATIENCE_MS
-        self._lanes: dict[str, Connection] = {}
+        self.join_timeout_ms = ANSWER_TIMEOUT_MS
+        self._channels: dict[str, Connection] = {}
         self._asked: dict[int, tuple[Happening, Connection, Callable[[], None]]] = {}
         self._asks = 0
         self._asleep: list[Callable[[], None]] = []
 
     def crash(self) -> None:
         """Die without a word."""
-        self.world.tell(f"{self.name}: crashes")
+        self.world.log(f"{self.name}: crashes")
         self.dead = True
         self._disconnect()
 
@@ -55,14 +55,14 @@ class Client:
 
     def _disconnect(self) -> None:
         """End the process, and its connections with it."""
-        for connection in self._lanes.values():
+        for connection in self._channels.values():
             connection.ended = True
             connection.break_()
 
     def cut(self) -> None:
         """Break the connection."""
-        if MAIN in self._lanes:
-            self._lanes[MAIN].break_()
+        if MAIN in self._channels:
+            self._channels[MAIN].break_()
 
     def _later(self, delay_ms: float, action: Callable[[], None]) -> None:
         def act() -> None:
@@ -75,20 +75,24 @@ class Client:
 
         self.world.after(delay_ms, act)
 
-    def _connect(self, lane: str) -> Connection:
+    def _connect(self, channel: str) -> Connection:
         """Return the connection for a kind of requests, a new one if the last is closed."""
-        connection = self._lanes.get(lane)
+        connection = self._channels.get(channel)
         if connection is None or not connection.open:
-            connection = self._lanes[lane] = self.network.connect(self.name, self._on_closed, self.chance, self.process)
+            connection = self._channels[channel] = self.network.connect(
+                self.name, self._on_closed, self.chance, self.process
+            )
         return connection
 
-    def _patience_ms(self, event: Any) -> float:
+    def _timeout_ms(self, event: Any) -> float:
         """Return how long the client waits for a response."""
-        return self.join_patience_ms if isinstance(event, JoinGroup) else PATIENCE_MS
+        return self.join_timeout_ms if isinstance(event, JoinGroup) else ANSWER_TIMEOUT_MS
 
-    def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], lane: str = MAIN) -> None:
+    def _ask(
+        self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], channel: str = MAIN
+    ) -> None:
         """Send a request; exactly one of the two is called, unless it dies: one refused as a whole is lost, too."""
-        connection = self._connect(lane)
+        connection = self._connect(channel)
         self._asks += 1
         number = self._asks
 
@@ -106,7 +110,7 @@ class Client:
                 else:
                     self._awake(lambda: on_reply(value))
 
-        timer = self.world.after(self._patience_ms(event), lambda: self._awake(lost))
+        timer = self.world.after(self._timeout_ms(event), lambda: self._awake(lost))
         self._asked[number] = (timer, connection, lost)
         self.network.ask(connection, event, replied)
 

@@ -26,7 +26,7 @@ class ConsumerMember(Process):
     keeps_its_id = True
     interval_ms = 1_000
     target: Target | None = None
-    _told: Target | None = None
+    _last_target: Target | None = None
     _said_topics: tuple[str, ...] = ()
     _full = True
     _flying = False
@@ -45,7 +45,7 @@ class ConsumerMember(Process):
 
         As kohort's client does it: on another connection than that of its heartbeats, of which one may be held.
         """
-        self.world.tell(f"{self.name}: leaves")
+        self.world.log(f"{self.name}: leaves")
         epoch = -1 if self.habits.instance_id is None else -2
         self._commit(self.held)
         if self.generation > 0:
@@ -77,7 +77,7 @@ class ConsumerMember(Process):
             self._next.cancel()
         full, habits = self._full, self.habits
         joins = self.generation == 0
-        says_owned = full or self._told != self.held
+        says_owned = full or self._last_target != self.held
         uses_regex = len(self.name) % 2 == 0
         says_topics, topics = full or self._said_topics != habits.topics, habits.topics
         event = ConsumerGroupHeartbeat(
@@ -137,7 +137,7 @@ class ConsumerMember(Process):
         else:
             self._full = reply.member_epoch == 0
             if said is not None:
-                self._told = said
+                self._last_target = said
             self.generation = reply.member_epoch
             self.interval_ms = reply.heartbeat_interval_ms
             self._alive(sent_ms)
@@ -156,7 +156,7 @@ class ConsumerMember(Process):
         """Rejoin with epoch 0 after an eviction: the owned partitions are lost."""
         self._round += 1
         self._hold(frozenset())
-        self.target = self._told = None
+        self.target = self._last_target = None
         self._revoking = False
         self.generation = 0
         self._full = True

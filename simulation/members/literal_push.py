@@ -32,7 +32,7 @@ from simulation.harness.network import Connection, Network
 from simulation.harness.push_gate import Respond
 from simulation.harness.world import World
 from simulation.members.assigning import pattern_of
-from simulation.members.client import ASIDE, PATIENCE_MS
+from simulation.members.client import ANSWER_TIMEOUT_MS, ASIDE
 from simulation.members.process import FINDING_MS, Habits, Process
 
 TICK_MS = 300
@@ -41,7 +41,7 @@ REFUSALS_MAX = 6
 """The number of consecutive refusals after which a member ends: another process has its id."""
 
 
-class Door(Protocol):
+class ByteClientGate(Protocol):
     """Where frames go."""
 
     def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
@@ -59,7 +59,7 @@ class LiteralPushMember(Process):
     """
 
     keeps_its_id = True
-    gate: Door
+    gate: ByteClientGate
 
     def __init__(self, name: str, habits: Habits, world: World, network: Network, checkers: Checkers) -> None:
         super().__init__(name, habits, world, network, checkers)
@@ -86,7 +86,7 @@ class LiteralPushMember(Process):
         if self._connection is None:
             if now_ms >= self._again_ms:
                 self._register()
-        elif now_ms - self._heard_ms >= (self.session_ms if self._registered else PATIENCE_MS):
+        elif now_ms - self._heard_ms >= (self.session_ms if self._registered else ANSWER_TIMEOUT_MS):
             self._drop("nothing was asked for a session" if self._registered else "no answer to the registration")
 
     def _register(self) -> None:
@@ -119,7 +119,7 @@ class LiteralPushMember(Process):
 
     def _drop(self, why: str, again_ms: int = RETRY_MS) -> None:
         """End the connection, before another is made."""
-        self.world.tell(f"{self.name}: ends its connection: {why}")
+        self.world.log(f"{self.name}: ends its connection: {why}")
         connection, self._connection = self._connection, None
         self.stable = self._registered = False
         self._frames.clear()
@@ -267,7 +267,7 @@ class LiteralPushMember(Process):
 
     def leave(self) -> None:
         """The text has no word for it: its session ends, or others hear of it by Kafka's LeaveGroup."""
-        self.world.tell(f"{self.name}: leaves")
+        self.world.log(f"{self.name}: leaves")
         if self.member_id and self.chance.likely(0.5):
             self._hold(frozenset())
             event = LeaveGroup(0, self.group_id, (LeavingMember(self.member_id),))
@@ -275,7 +275,7 @@ class LiteralPushMember(Process):
         self._hold(frozenset())
         self._close()
 
-    def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
+    def set_lease(self, lease_ms: int, *, keeps: bool) -> None:
         """The protocol knows its own lease only."""
 
     def learn_topics(self, partitions: dict[str, int]) -> None:

@@ -135,7 +135,7 @@ class Hostile(Client):
 
     def start(self) -> None:
         """Begin."""
-        self.world.tell(f"{self.name}: begins to send nonsense")
+        self.world.log(f"{self.name}: begins to send nonsense")
         self._again()
 
     def _again(self) -> None:

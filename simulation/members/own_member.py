@@ -116,7 +116,7 @@ class OwnMember(Process):
 
     def leave(self) -> None:
         """Close it."""
-        self.world.tell(f"{self.name}: leaves")
+        self.world.log(f"{self.name}: leaves")
         if self._membership is None:
             self.dead = True
             return
@@ -323,7 +323,7 @@ class OwnMember(Process):
     def crash(self) -> None:
         """Die without a word."""
         if not self.dead:
-            self.world.tell(f"{self.name}: {'is gone' if self.leaving else 'crashes'}")
+            self.world.log(f"{self.name}: {'is gone' if self.leaving else 'crashes'}")
         self.dead = True
         for connection in list(self._sockets.values()):
             connection.ended = True

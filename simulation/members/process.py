@@ -84,14 +84,14 @@ class Process(Client, ABC):
         super().__init__(name, world, network)
         self.habits = habits
         self.checkers = checkers
-        self.join_patience_ms = habits.rebalance_timeout_ms + 5_000
+        self.join_timeout_ms = habits.rebalance_timeout_ms + 5_000
         self.member_id = ""
         self.generation = -1
         self.held: frozenset[TopicPartition] = frozenset()
         self.session_ms = habits.session_timeout_ms
         self.session_end_ms = -1.0
         self.lease = Lease()
-        self.told_lease_ms = 0
+        self.coordinator_lease_ms = 0
         self.stable = False
         self.started_ms = -1
         self._round = 0
@@ -101,7 +101,7 @@ class Process(Client, ABC):
     def start(self) -> None:
         """Come to life."""
         kind = type(self).__name__
-        self.world.tell(f"{self.name}: starts as {kind} in {self.group_id}, instance {self.instance_id}")
+        self.world.log(f"{self.name}: starts as {kind} in {self.group_id}, instance {self.instance_id}")
         self.started_ms = self.world.now_ms
         self._later(0, self._begin)
         self._later(self.habits.commit_ms, self._commit_now_and_then)
@@ -122,7 +122,7 @@ class Process(Client, ABC):
         """Read these topics from now on."""
 
         def change() -> None:
-            self.world.tell(f"{self.name}: reads {', '.join(topics)}")
+            self.world.log(f"{self.name}: reads {', '.join(topics)}")
             self.habits = replace(self.habits, topics=topics)
             self._subscribed()
 
@@ -162,7 +162,7 @@ class Process(Client, ABC):
 
     def pause(self, duration_ms: int) -> None:
         """Stop the process; it wakes where it was."""
-        self.world.tell(f"{self.name}: paused for {duration_ms} ms")
+        self.world.log(f"{self.name}: paused for {duration_ms} ms")
         self.paused = True
         self.world.after(duration_ms, self.wake)
 
@@ -170,7 +170,7 @@ class Process(Client, ABC):
         """Go on: first what it was about to do, a commit included."""
         if not self.paused or self.dead:
             return
-        self.world.tell(f"{self.name}: wakes")
+        self.world.log(f"{self.name}: wakes")
         self.paused = False
         self._commit(self.held)
         self.checkers.on_hold(self)
@@ -182,25 +182,25 @@ class Process(Client, ABC):
         """Let the application behave well from now on."""
         self.habits = replace(self.habits, callback_ms=min(self.habits.callback_ms, HEALTHY_MS), never_stops=False)
 
-    def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
+    def set_lease(self, lease_ms: int, *, keeps: bool) -> None:
         """The coordinator's shell tells it to keep a lease, and from then on counts on it."""
-        self.told_lease_ms = lease_ms
+        self.coordinator_lease_ms = lease_ms
         self.lease.record_answer(lease_ms if keeps else None)
 
-    def _connect(self, lane: str) -> Connection:
-        connection = super()._connect(lane)
-        connection.lease_ms = self.told_lease_ms
+    def _connect(self, channel: str) -> Connection:
+        connection = super()._connect(channel)
+        connection.lease_ms = self.coordinator_lease_ms
         return connection
 
-    def _patience_ms(self, event: Any) -> float:
-        patience = super()._patience_ms(event)
-        return self.lease.answer_ms(patience) if isinstance(event, Heartbeat | ConsumerGroupHeartbeat) else patience
+    def _timeout_ms(self, event: Any) -> float:
+        timeout = super()._timeout_ms(event)
+        return self.lease.answer_ms(timeout) if isinstance(event, Heartbeat | ConsumerGroupHeartbeat) else timeout
 
     def _hold_ms(self) -> int:
         """How long the answer to a heartbeat is held back at most."""
         return (
-            min(self.habits.delay_ms, long_poll_max_ms(self.told_lease_ms))
-            if self.told_lease_ms
+            min(self.habits.delay_ms, long_poll_max_ms(self.coordinator_lease_ms))
+            if self.coordinator_lease_ms
             else self.habits.delay_ms
         )
 
@@ -215,7 +215,7 @@ class Process(Client, ABC):
 
     def _hold(self, partitions: frozenset[TopicPartition]) -> None:
         if partitions != self.held and self.world.tells:
-            self.world.tell(f"{self.name}: holds {sorted(map(str, partitions))} at generation {self.generation}")
+            self.world.log(f"{self.name}: holds {sorted(map(str, partitions))} at generation {self.generation}")
         for partition in partitions - self.held:
             topic = partition.topic
             self._taken[partition] = self._ids.get(topic) or self.world.topic_ids.get(topic, NO_TOPIC_ID)
@@ -223,7 +223,7 @@ class Process(Client, ABC):
         self.checkers.on_hold(self)
 
     def _fatal(self, error: ErrorCode) -> None:
-        self.world.tell(f"{self.name}: ends with {error.name}")
+        self.world.log(f"{self.name}: ends with {error.name}")
         self._hold(frozenset())
         self.dead = True
 

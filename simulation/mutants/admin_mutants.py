@@ -160,8 +160,8 @@ class TellsLeadersOfFewer(Swapped):
         """All but the last."""
 
         def members(group: ClassicGroup) -> tuple[JoinedMember, ...]:
-            told: tuple[JoinedMember, ...] = real(group)
-            return told if len(told) < 3 else told[:-1]
+            answered: tuple[JoinedMember, ...] = real(group)
+            return answered if len(answered) < 3 else answered[:-1]
 
         return members
 

@@ -40,7 +40,7 @@ from simulation.checkers.group_checkers import (
 from simulation.checkers.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.refusal_checkers import RefusalChecker
-from simulation.checkers.release_checker import LetGoChecker
+from simulation.checkers.release_checker import ReleaseChecker
 from simulation.checkers.share_checkers import EvennessChecker
 from simulation.mutants.admin_mutants import ADMIN_MUTANTS
 from simulation.mutants.client_mutants import CountsLeasesFromAnswers, CountsSessionsFromAnswers
@@ -375,8 +375,8 @@ MUTANTS: dict[type[GroupMachine | Shard | DiskMutant], type[Checker]] = {
     **dict(DISK_MUTANTS.items()),
     LoadsTheAwayAsBack: AwayChecker,
     EmptiesTheAway: AwayChecker,
-    CountsLeasesFromAnswers: LetGoChecker,
-    CountsSessionsFromAnswers: LetGoChecker,
+    CountsLeasesFromAnswers: ReleaseChecker,
+    CountsSessionsFromAnswers: ReleaseChecker,
     ExpiresFromCommits: ExpiryChecker,
     KeepsPositions: ExpiryChecker,
 }

@@ -76,13 +76,13 @@ class WholeAppendChecker(Checker):
             self.fail(f"the journal ends within what belongs together: {last} of {having[-1]}")
 
 
-class DoorChecker(Checker):
+class CoordinationChecker(Checker):
     """Each placed coordinator holds its node under its own session; in the end all know the same complete map."""
 
     SETTLED_MS = 2_000
     """The time of a steady connection after which a coordinator has done all pending work."""
 
-    def on_doors(self, coordinators: Sequence[Coordinator], zookeeper: ZooKeeper, *, at_end: bool) -> None:
+    def on_coordination(self, coordinators: Sequence[Coordinator], zookeeper: ZooKeeper, *, at_end: bool) -> None:
         if at_end:
             self._at_end(coordinators, zookeeper)
         for coordinator in coordinators:
@@ -101,7 +101,6 @@ class DoorChecker(Checker):
         if missing:
             self.fail(f"{missing} have no place in {there}")
         for coordinator in coordinators:
-            if coordinator.door is None or coordinator.door.placement != there:
-                self.fail(
-                    f"{coordinator.name} goes by {coordinator.door and coordinator.door.placement}, the map is {there}"
-                )
+            placement = coordinator.coordination and coordinator.coordination.placement
+            if placement != there:
+                self.fail(f"{coordinator.name} goes by {placement}, the map is {there}")

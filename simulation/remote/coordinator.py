@@ -51,13 +51,13 @@ class LifeDriver(VirtualDriver):
 
     def shard_loaded(self, index: int) -> None:
         """Implement `Driver.shard_loaded`: pass the event on to the tenures."""
-        self._coordinator.tenures.loaded(index)
+        self._coordinator.ownership.loaded(index)
         self._coordinator.on_shard_loaded()
 
     def shard_ended(self, index: int, error: Exception) -> None:
         """Implement `Driver.shard_ended`: pass the event on to the tenures."""
-        self._world.tell(f"{self._coordinator.name}: the shard has ended: {error}")
-        self._coordinator.tenures.record_ended_shard(index, error)
+        self._world.log(f"{self._coordinator.name}: the shard has ended: {error}")
+        self._coordinator.ownership.lost(index, error)
 
 
 class Coordinator(Server):
@@ -66,12 +66,12 @@ class Coordinator(Server):
     Attributes:
         number: its id.
         life: the process's.
-        door: as it knows it.
-        groups, tenures: its shard, as the map gives and takes it.
+        coordination: as it knows it.
+        groups, ownership: its shard, as the map gives and takes it.
     """
 
     groups: GroupShards
-    tenures: ShardOwnership
+    ownership: ShardOwnership
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Coordinator(Server):
         self.kafka, self.zookeeper = places
         self.life = Life(world, self._turned)
         self.life.alive = False
-        self.door: ZooKeeperCoordination | None = None
+        self.coordination: ZooKeeperCoordination | None = None
         self.session: VirtualSession | None = None
         self._token = number * TOKENS
         self._pushing = PushGate(self, f"10.0.1.{number}", 9_092)
@@ -109,7 +109,7 @@ class Coordinator(Server):
     def start(self) -> None:
         """Come up."""
         self.incarnation += 1
-        self.world.tell(f"{self.name}: up, incarnation {self.incarnation}")
+        self.world.log(f"{self.name}: up, incarnation {self.incarnation}")
         life = self.life = Life(self.world, self._turned)
         self._driver = LifeDriver(self.world, self.chance, self, life)
         self._loop = loop = VirtualLoop(self.world, life)  # type: ignore[abstract]  # what it lacks is not called
@@ -120,25 +120,25 @@ class Coordinator(Server):
 
     async def _enter(self, loop: VirtualLoop, life: Life) -> None:
         while True:
-            door = ZooKeeperCoordination("zookeeper:2181", SESSION_MS)
-            session = VirtualSession(self.zookeeper, self.name, life, loop, door._session_changed)
-            door.session = session  # type: ignore[assignment]  # it stands for one
-            door._mirror._session = session  # type: ignore[assignment]
-            self.door, self.session = door, session
+            coordination = ZooKeeperCoordination("zookeeper:2181", SESSION_MS)
+            session = VirtualSession(self.zookeeper, self.name, life, loop, coordination._session_changed)
+            coordination.session = session  # type: ignore[assignment]  # it stands for one
+            coordination._mirror._session = session  # type: ignore[assignment]
+            self.coordination, self.session = coordination, session
             try:
-                await door.open(self.candidate, 1)
+                await coordination.open(self.candidate, 1)
             except KafkaError as error:
-                self.world.tell(f"{self.name}: no place: {error.message}")
+                self.world.log(f"{self.name}: no place: {error.message}")
                 continue
-            self.tenures = ShardOwnership(loop, self.groups, door, self._open_journal)
-            door.on_changes(partial(loop.call_soon, self._follow))  # type: ignore[arg-type]  # what it gives is not used
-            self.tenures.begin(self.candidate)
+            self.ownership = ShardOwnership(loop, self.groups, coordination, self._open_journal)
+            coordination.on_changes(partial(loop.call_soon, self._follow))  # type: ignore[arg-type]  # what it gives is not used
+            self.ownership.begin(self.candidate)
             return
 
     def pause(self, duration_ms: int) -> None:
         """Stop the process for a while."""
         if self.life.alive and not self.life.paused:
-            self.world.tell(f"{self.name}: stopped for {duration_ms} ms")
+            self.world.log(f"{self.name}: stopped for {duration_ms} ms")
             self.life.pause()
             self.world.after(duration_ms, partial(self.wake, self.life))
 
@@ -146,20 +146,20 @@ class Coordinator(Server):
         """Go on."""
         if life is None or life is self.life:
             if self.life.paused:
-                self.world.tell(f"{self.name}: wakes")
+                self.world.log(f"{self.name}: wakes")
             self.life.wake()
 
     def crash(self, down_ms: int) -> None:
         """Die, and be back."""
         if not self.life.alive:
             return
-        self.world.tell(f"{self.name}: crashed, down for {down_ms} ms")
+        self.world.log(f"{self.name}: crashed, down for {down_ms} ms")
         self.life.die()
         assert self._client is not None
         assert self._loop is not None
         self._client.die()
         self._loop.die()
-        self.door = self.session = self.shard = self._kafka_journal = None
+        self.coordination = self.session = self.shard = self._kafka_journal = None
         self.waiting.clear()
         self._holding.clear()
         for connection in list(self._connections.values()):
@@ -169,36 +169,41 @@ class Coordinator(Server):
 
     def retire(self, down_ms: int) -> None:
         """Hand over, stop, and be back."""
-        door, loop, life = self.door, self._loop, self.life
+        coordination, loop, life = self.coordination, self._loop, self.life
 
         async def leave() -> None:
-            assert door is not None
-            await door.retire()
-            await self.tenures.handed_over()
+            assert coordination is not None
+            await coordination.retire()
+            await self.ownership.handed_over()
             self.world.after(0, lambda: self.crash(down_ms) if life is self.life else None)
 
-        if door is not None and loop is not None and door.placement is not None:
-            self.world.tell(f"{self.name}: hands over")
+        if coordination is not None and loop is not None and coordination.placement is not None:
+            self.world.log(f"{self.name}: hands over")
             self.life.turn(lambda: with_loop(loop, lambda: loop.create_task(leave())))
 
     def suspect(self, other: Coordinator) -> None:
         """The other's process refuses connections."""
-        candidate, door, loop = other.candidate, self.door, self._loop
+        candidate, coordination, loop = other.candidate, self.coordination, self._loop
 
-        def tell() -> None:
-            if door is not None and loop is not None and door is self.door and door.placement is not None:
-                with_loop(loop, lambda: door.suspect(candidate))
+        def refuse() -> None:
+            if (
+                coordination is not None
+                and loop is not None
+                and coordination is self.coordination
+                and coordination.placement is not None
+            ):
+                with_loop(loop, lambda: coordination.suspect(candidate))
 
-        self.life.after(self.chance.upto(SUSPECTED_MS), tell)
+        self.life.after(self.chance.upto(SUSPECTED_MS), refuse)
 
     # -- the shard
 
     def _follow(self) -> None:
         """Begin or end the shard, as the map says now."""
-        self.tenures.follow()
+        self.ownership.follow()
 
     def _given_up(self, index: int) -> None:
-        self.world.tell(f"{self.name}: gives the shard up")
+        self.world.log(f"{self.name}: gives the shard up")
         self.shard = None
 
     def _open_journal(self, index: int) -> KafkaJournal:
@@ -216,8 +221,8 @@ class Coordinator(Server):
 
     def _make(self, index: int, term: int) -> Shard:
         assert self._driver is not None
-        self.world.tell(f"{self.name}: takes the shard over")
-        journal = self.tenures.open_journal(index)
+        self.world.log(f"{self.name}: takes the shard over")
+        journal = self.ownership.open_journal(index)
         self.shard = self.make_shard(index, journal, term, self.config, self._driver, self._watched)
         return self.shard
 

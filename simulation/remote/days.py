@@ -40,7 +40,7 @@ def day(seed: int, *more: tuple[int, str, dict[str, Any]], commit_ms: int = 5_00
 
 def two_that_disagree(seed: int) -> Plan:
     """The one that serves does not hear that its place is over, and goes on writing while another takes over."""
-    return day(seed, (5_000, "cut_from_door", {"which": SERVING, "duration_ms": 15_000}), commit_ms=100)
+    return day(seed, (5_000, "cut_from_zookeeper", {"which": SERVING, "duration_ms": 15_000}), commit_ms=100)
 
 
 def stopped_before_it_hears(seed: int) -> Plan:
@@ -55,7 +55,7 @@ def left_behind(seed: int) -> Plan:
     cut = {"which": SERVING, "duration_ms": 30_000}
     return day(
         seed,
-        (3_000, "cut_from_door", cut),
+        (3_000, "cut_from_zookeeper", cut),
         (11_000, "cut", {"name": "c1"}),
         (11_000, "cut", {"name": "c2"}),
         commit_ms=60_000,
@@ -72,7 +72,7 @@ def pushed_by_the_one_left_behind(seed: int) -> Plan:
         for number in range(3)
     ]
     faults: tuple[tuple[int, str, dict[str, Any]], ...] = (
-        (6_000, "cut_from_door", {"which": SERVING, "duration_ms": 30_000}),
+        (6_000, "cut_from_zookeeper", {"which": SERVING, "duration_ms": 30_000}),
         (14_000, "cut", {"name": "p1"}),
         (14_000, "cut", {"name": "p2"}),
         (15_000 + 10 * (seed % 300), "grow", {"topic": "t0"}),
@@ -88,7 +88,7 @@ def stopped_by_the_one_left_behind(seed: int) -> Plan:
     late_ms = 14_000 + 50 * (seed % 60)
     faults: tuple[tuple[int, str, dict[str, Any]], ...] = (
         (0, "start", {"name": "p0", "kind": LITERAL, "habits": slow}),
-        (6_000, "cut_from_door", {"which": SERVING, "duration_ms": 60_000}),
+        (6_000, "cut_from_zookeeper", {"which": SERVING, "duration_ms": 60_000}),
         (late_ms - 5_000, "half_open", {"name": "p0", "duration_ms": 5_000, "up": False}),
         (late_ms - 1_000, "grow", {"topic": "t0"}),
         (20_000, "start", {"name": "p1", "kind": LITERAL, "habits": Habits("g0", ("t0",))}),

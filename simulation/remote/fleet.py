@@ -39,9 +39,9 @@ class Routes(Network):
 
     def _found(self, chance: Chance) -> Coordinator:
         asked = chance.choice(self.coordinators)
-        if asked.door is None or asked.door.placement is None or chance.likely(ASTRAY):
+        if asked.coordination is None or asked.coordination.placement is None or chance.likely(ASTRAY):
             return asked
-        owner = asked.door.placement.owners[0]
+        owner = asked.coordination.placement.owners[0]
         return self.coordinators[owner] if owner >= 0 else asked
 
     def ask(self, connection: Connection, event: Any, on_reply: Callable[[Any], None]) -> None:

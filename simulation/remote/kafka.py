@@ -84,7 +84,7 @@ class Kafka:
         before = self.leader
         if before < 0:
             return
-        self.world.tell(f"kafka: node {before} leads no more, another in {away_ms} ms")
+        self.world.log(f"kafka: node {before} leads no more, another in {away_ms} ms")
         self.leader = -1
         if kills:
             self.down.add(before)
@@ -99,7 +99,7 @@ class Kafka:
         self.leader = NODES[(NODES.index(before) + 1) % len(NODES)]
         self.down.discard(before)
         self.down.discard(self.leader)
-        self.world.tell(f"kafka: node {self.leader} leads, at offset {self.partition.end}")
+        self.world.log(f"kafka: node {self.leader} leads, at offset {self.partition.end}")
         self.world.after(self.chance.choice((0, 0, 200, 2_000)) + lags, self._show)
 
     def _show(self) -> None:
@@ -107,7 +107,7 @@ class Kafka:
 
     def forget(self) -> None:
         """The transactional ids have not been used for a week, as far as Kafka is concerned."""
-        self.world.tell("kafka: transactional ids are forgotten")
+        self.world.log("kafka: transactional ids are forgotten")
         self._transactional.clear()
 
     def heal(self) -> None:
@@ -165,7 +165,7 @@ class Kafka:
         (part,) = topic.partition_data
         answer_type = ProduceResponse.TopicProduceResponse
 
-        def told(code: ErrorCode, offset: int = -1) -> None:
+        def reported(code: ErrorCode, offset: int = -1) -> None:
             found = ProduceResponse.PartitionProduceResponse(index=part.index, error_code=int(code), base_offset=offset)
             reply(
                 ProduceResponse(
@@ -174,34 +174,34 @@ class Kafka:
             )
 
         if node != self.leader:
-            told(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            reported(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         fault = self.chance.choice(FAULTS) if self.fails and self.chance.likely(self.fails) else None
         if fault is not None:
-            self.world.tell(f"kafka: an append is {fault}")
+            self.world.log(f"kafka: an append is {fault}")
         if fault is REFUSED:
-            told(ErrorCode.NOT_ENOUGH_REPLICAS)
+            reported(ErrorCode.NOT_ENOUGH_REPLICAS)
         elif fault is DROPPED:
             connection.break_()
         else:
             code, offset = self.partition.append(bytes(part.records or b""))
             if code is not ErrorCode.NONE:
-                told(code)
+                reported(code)
                 return
             epoch, end = self.leader_epoch, self.partition.end
             if fault is LOST:
                 connection.break_()
             elif fault is UNSURE:
-                told(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
-            answer = None if fault is not None else partial(told, ErrorCode.NONE, offset)
-            self.world.after(self.chance.upto(self.commit_ms), partial(self._committed, epoch, end, answer, told))
+                reported(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+            answer = None if fault is not None else partial(reported, ErrorCode.NONE, offset)
+            self.world.after(self.chance.upto(self.commit_ms), partial(self._committed, epoch, end, answer, reported))
 
     def _committed(
-        self, epoch: int, end: int, answer: Callable[[], None] | None, told: Callable[[ErrorCode], None]
+        self, epoch: int, end: int, answer: Callable[[], None] | None, reported: Callable[[ErrorCode], None]
     ) -> None:
         if epoch != self.leader_epoch or self.leader < 0:
             if answer is not None:
-                told(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                reported(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         lags = self.partition.shown < self.partition.committed
         self.partition.commit(end)

@@ -24,7 +24,7 @@ from simulation.checkers.offset_checkers import DurabilityChecker
 from simulation.checkers.property import Checker
 from simulation.mutants.disk_mutants import DiskMutant
 from simulation.mutants.swapped import swapped
-from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
+from simulation.remote.checkers import CoordinationChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.kafka import LATEST
 from simulation.remote.zookeeper import VirtualSession, Watch
 
@@ -46,14 +46,14 @@ class ReadsBeforeItFences(DiskMutant):
                     view = await reading.fetch()
                     if view is not None:
                         await term._handover.put(view)
-                        term._owner.more()
+                        term._owner.continue_reading()
                 await term._handover.drained()
                 writer = JournalWriter(place, await new_epoch(place))
                 figures.producer_id, figures.epoch = writer.identity.producer_id, writer.identity.epoch
                 figures.fence_offset = await term._write_fence(writer, writer.identity.producer_id)
                 writer.expected = figures.fence_offset + 1
                 term.loaded = True
-                term._owner.more()
+                term._owner.continue_reading()
                 await term._serve(writer)
             except (KafkaError, OSError) as error:
                 term._over(error)
@@ -240,6 +240,6 @@ REMOTE_MUTANTS: dict[type[DiskMutant], type[Checker]] = {
     ReadsWithoutProof: OvertakenChecker,
     TakesLateAnswersForProof: OvertakenChecker,
     EndsSessionsEarly: KeptAliveChecker,
-    TakesEarlierNodesForItsOwn: DoorChecker,
-    SetsWatchesOnce: DoorChecker,
+    TakesEarlierNodesForItsOwn: CoordinationChecker,
+    SetsWatchesOnce: CoordinationChecker,
 }

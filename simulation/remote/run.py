@@ -15,10 +15,10 @@ from simulation.harness.plan import CLASSIC, MODERN, Draft, Plan, Step
 from simulation.harness.push_steps import LITERAL, OWN
 from simulation.harness.run import SHORTEST_MS, Run
 from simulation.harness.world import Chance
-from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
+from simulation.remote.checkers import CoordinationChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.fleet import Fleet, Routes
 
-OURS: tuple[type[Checker], ...] = (OvertakenChecker, KeptAliveChecker, WholeAppendChecker, DoorChecker)
+OURS: tuple[type[Checker], ...] = (OvertakenChecker, KeptAliveChecker, WholeAppendChecker, CoordinationChecker)
 REMOTE: tuple[type[Checker], ...] = (
     *(kind for kind in ALL if kind not in (TransactionChecker, EvictionChecker)),
     *OURS,
@@ -31,13 +31,13 @@ TROUBLE = {
     "stop": 25,
     "cut_from_kafka": 15,
     "deafen": 10,
-    "cut_from_door": 15,
+    "cut_from_zookeeper": 15,
     "elect": 15,
     "kafka_weather": 15,
     "forget": 4,
     "mistake": 8,
     "retire": 8,
-    "door_down": 3,
+    "zookeeper_down": 3,
 }
 MANY = 16
 """Coordinators of one run in ten: candidates that have nothing, all of which have to agree who has the shard."""
@@ -81,7 +81,7 @@ def trouble(chance: Chance, coordinators: int) -> tuple[str, dict[str, Any]]:
         "stop": {"which": which, "duration_ms": chance.choice(PAUSES_MS)},
         "cut_from_kafka": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
         "deafen": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
-        "cut_from_door": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
+        "cut_from_zookeeper": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
         "elect": {"away_ms": chance.choice((0, 300, 3_000)), "kills": chance.likely(0.5)},
         "kafka_weather": {
             "weather": Weather(
@@ -96,7 +96,7 @@ def trouble(chance: Chance, coordinators: int) -> tuple[str, dict[str, Any]]:
         "forget": {},
         "mistake": {"which": which},
         "retire": {"which": which, "down_ms": chance.choice((0, 500, 3_000))},
-        "door_down": {"duration_ms": chance.choice(CUTS_MS)},
+        "zookeeper_down": {"duration_ms": chance.choice(CUTS_MS)},
     }
     return what, details[what]
 
@@ -123,7 +123,7 @@ class RemoteRun(Run):
         machine = None if self._planted else mutant
         self.server = self.fleet = Fleet(self.world, routes, self.plan, self.checkers, machine)  # type: ignore[assignment]
         self._administrator.network = routes
-        self.door = routes
+        self.entrance = routes
 
     def _chosen(self, which: int) -> Any:
         """One by its number; one number more stands for whoever serves."""
@@ -147,11 +147,11 @@ class RemoteRun(Run):
         """Cut a coordinator's responses from Kafka off; its requests still arrive."""
         self.fleet.kafka.network.deaf[self._chosen(which).name] = self.world.now_ms + duration_ms
 
-    def do_cut_from_door(self, which: int, duration_ms: int) -> None:
+    def do_cut_from_zookeeper(self, which: int, duration_ms: int) -> None:
         """Nothing passes between a coordinator and ZooKeeper."""
         self.fleet.zookeeper.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
-    def do_door_down(self, duration_ms: int) -> None:
+    def do_zookeeper_down(self, duration_ms: int) -> None:
         """ZooKeeper is away."""
         self.fleet.zookeeper.cut_off[""] = self.world.now_ms + duration_ms
 
@@ -189,13 +189,13 @@ class RemoteRun(Run):
         self.network.weather = weather
 
     def _play(self) -> None:
-        self._look_at_doors()
+        self._check_coordination()
         super()._play()
-        self.checkers.on_doors(self.fleet.coordinators, self.fleet.zookeeper, at_end=True)
+        self.checkers.on_coordination(self.fleet.coordinators, self.fleet.zookeeper, at_end=True)
 
-    def _look_at_doors(self) -> None:
-        self.world.after(LOOK_MS, self._look_at_doors)
-        self.checkers.on_doors(self.fleet.coordinators, self.fleet.zookeeper, at_end=False)
+    def _check_coordination(self) -> None:
+        self.world.after(LOOK_MS, self._check_coordination)
+        self.checkers.on_coordination(self.fleet.coordinators, self.fleet.zookeeper, at_end=False)
 
     def _heal(self) -> None:
         super()._heal()

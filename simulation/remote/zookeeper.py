@@ -67,7 +67,7 @@ class ZooKeeper:
                 session.heard_ms = self.world.now_ms
         for session in [*self.sessions.values()]:
             if self.world.now_ms - session.heard_ms > session.timeout_ms:
-                self.world.tell(f"zookeeper: session {session.id:#x} has expired")
+                self.world.log(f"zookeeper: session {session.id:#x} has expired")
                 self.end(session.id)
 
     def begin(self, timeout_ms: int) -> ServerSession:
@@ -312,5 +312,5 @@ class VirtualSession:
             if state is SessionState.CONNECTED:
                 self._stands.set()
             if self._world.tells:
-                self._world.tell(f"{self._client}: zookeeper {state.value}")
+                self._world.log(f"{self._client}: zookeeper {state.value}")
             self._on_state(state)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohort.assignors import MemberSubscription, Range, RoundRobin, TopicInfo, client_assignor
+from kohort.assignors import AssignableTopic, MemberSubscription, Range, RoundRobin, client_assignor
 from kohort.ids import TopicPartition
 
 # Assignor; members with topics, instance id, rack; topics with partitions and their racks; what Kafka 4.3.1 answered.
@@ -109,7 +109,8 @@ def test_same_result_as_kafka(case: Case) -> None:
     name, members, topics, expected = case
     subscriptions = {m: MemberSubscription(names, instance_id=i, rack=rack) for m, (names, i, rack) in members.items()}
     infos = {
-        t: TopicInfo(n, tuple(frozenset(word.split("+")) for word in racks.split())) for t, (n, racks) in topics.items()
+        t: AssignableTopic(n, tuple(frozenset(word.split("+")) for word in racks.split()))
+        for t, (n, racks) in topics.items()
     }
     result = client_assignor(name).assign(subscriptions, infos)
     assert {member: " ".join(map(str, parts)) for member, parts in result.items()} == expected
@@ -121,7 +122,7 @@ def _parts(text: str) -> list[TopicPartition]:
 
 def test_range_cuts_each_topic_in_order() -> None:
     members = {name: MemberSubscription(("a", "b")) for name in ("z", "y", "x")}
-    result = Range().assign(members, {"a": TopicInfo(4), "b": TopicInfo(3)})
+    result = Range().assign(members, {"a": AssignableTopic(4), "b": AssignableTopic(3)})
     assert result == {"x": _parts("a0 a1 b0"), "y": _parts("a2 b1"), "z": _parts("a3 b2")}
 
 
@@ -132,14 +133,14 @@ def test_static_members_come_first_by_instance_id() -> None:
         "yyy": MemberSubscription(("a",), instance_id="i2"),
     }
     for assignor in (Range(), RoundRobin()):
-        result = assignor.assign(members, {"a": TopicInfo(3)})
+        result = assignor.assign(members, {"a": AssignableTopic(3)})
         assert result == {"zzz": _parts("a0"), "yyy": _parts("a1"), "aaa": _parts("a2")}
 
 
 def test_topics_of_equal_size_meet_in_one_member_with_racks() -> None:
     racks = tuple(frozenset({f"r{number}"}) for number in (1, 0, 1, 0))
     members = {f"m{number}": MemberSubscription(("a", "b"), rack=f"r{number}") for number in (0, 1)}
-    result = Range().assign(members, {"a": TopicInfo(4, racks), "b": TopicInfo(4, racks)})
+    result = Range().assign(members, {"a": AssignableTopic(4, racks), "b": AssignableTopic(4, racks)})
     assert result == {"m0": _parts("a1 a3 b1 b3"), "m1": _parts("a0 a2 b0 b2")}
 
 
@@ -149,7 +150,7 @@ def test_roundrobin_skips_members_without_the_topic() -> None:
         "y": MemberSubscription(("a", "b")),
         "z": MemberSubscription(("a", "b", "c")),
     }
-    result = RoundRobin().assign(members, {"a": TopicInfo(1), "b": TopicInfo(2), "c": TopicInfo(3)})
+    result = RoundRobin().assign(members, {"a": AssignableTopic(1), "b": AssignableTopic(2), "c": AssignableTopic(3)})
     assert result == {"x": _parts("a0"), "y": _parts("b0"), "z": _parts("b1 c0 c1 c2")}
 
 
@@ -163,7 +164,7 @@ def test_every_partition_with_a_subscriber_is_given_once(
     wants: dict[str, set[str]], sizes: dict[str, int], assignor: Range | RoundRobin
 ) -> None:
     members = {member: MemberSubscription(tuple(sorted(names))) for member, names in wants.items()}
-    topics = {topic: TopicInfo(size) for topic, size in sizes.items()}
+    topics = {topic: AssignableTopic(size) for topic, size in sizes.items()}
     result = assignor.assign(members, topics)
     assert set(result) == set(members)
     wanted = {name for names in wants.values() for name in names}

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohort.assignors import (
+    AssignableTopic,
     Assignment,
     Assignor,
     CooperativeSticky,
     MemberSubscription,
     RackAware,
     Sticky,
-    TopicInfo,
     Uniform,
     client_assignor,
     server_assignor,
@@ -29,7 +29,7 @@ from kohort.assignors.sticky import decode_previous, encode_previous
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.ids import TopicPartition
 
-Group = tuple[dict[str, MemberSubscription], dict[str, TopicInfo]]
+Group = tuple[dict[str, MemberSubscription], dict[str, AssignableTopic]]
 
 
 @st.composite
@@ -41,7 +41,7 @@ def groups(draw: st.DrawFn, *, racks: bool = False, same_topics: bool = False) -
     )
     rack = st.sampled_from(["r1", "r2"])
     topics = {
-        name: TopicInfo(size, tuple(frozenset({draw(rack)}) for _ in range(size)) if racks else ())
+        name: AssignableTopic(size, tuple(frozenset({draw(rack)}) for _ in range(size)) if racks else ())
         for name, size in zip(names, sizes, strict=True)
     }
     claims = [TopicPartition(name, number) for name in [*names, "gone"] for number in range(4)]
@@ -151,7 +151,7 @@ def test_cooperative_hands_over_in_two_steps(group: Group) -> None:
 
 
 def test_scenario_5_a_claim_of_a_higher_generation_is_believed_and_equal_ones_cancel() -> None:
-    topics = {"a": TopicInfo(2)}
+    topics = {"a": AssignableTopic(2)}
     one = MemberSubscription(("a",), owned=(TopicPartition("a", 0), TopicPartition("a", 1)), generation=3)
     two = MemberSubscription(("a",), owned=(TopicPartition("a", 0),), generation=4)
     assert Uniform().assign({"x": one, "y": two}, topics) == {"x": [("a", 1)], "y": [("a", 0)]}
@@ -161,10 +161,10 @@ def test_scenario_5_a_claim_of_a_higher_generation_is_believed_and_equal_ones_ca
 def test_new_partitions_go_beside_their_replicas() -> None:
     racks = tuple(frozenset({f"r{number % 3}"}) for number in range(9))
     members = {f"m{number}": MemberSubscription(("a",), rack=f"r{number}") for number in range(3)}
-    result = Uniform().assign(members, {"a": TopicInfo(9, racks)})
+    result = Uniform().assign(members, {"a": AssignableTopic(9, racks)})
     assert all(partition.partition % 3 == int(member[1]) for member, parts in result.items() for partition in parts)
     mixed = members | {"m3": MemberSubscription(("b",), rack="r0")}
-    result = Uniform().assign(mixed, {"a": TopicInfo(9, racks), "b": TopicInfo(1)})
+    result = Uniform().assign(mixed, {"a": AssignableTopic(9, racks), "b": AssignableTopic(1)})
     assert sum(len(parts) for parts in result.values()) == 10
     near = sum(
         partition.partition % 3 == int(member[1])
@@ -177,7 +177,7 @@ def test_new_partitions_go_beside_their_replicas() -> None:
 
 def test_chains_of_hand_overs_even_out_what_single_moves_can_not() -> None:
     """X may give a to y only, y may give b to z only: evening out x and z takes both moves."""
-    topics = {"a": TopicInfo(4), "b": TopicInfo(2)}
+    topics = {"a": AssignableTopic(4), "b": AssignableTopic(2)}
     owned_a = tuple(TopicPartition("a", number) for number in range(4))
     owned_b = tuple(TopicPartition("b", number) for number in range(2))
     members = {
@@ -191,7 +191,7 @@ def test_chains_of_hand_overs_even_out_what_single_moves_can_not() -> None:
 
 def test_large_groups_of_mixed_subscriptions_are_as_even_as_small_ones() -> None:
     """One member held everything: 400 others, each with its own topics, end up even."""
-    topics = {f"t{number:02}": TopicInfo(40) for number in range(20)}
+    topics = {f"t{number:02}": AssignableTopic(40) for number in range(20)}
     names = sorted(topics)
     everything = tuple(TopicPartition(name, number) for name in names for number in range(40))
     members = {"first": MemberSubscription(tuple(names), owned=everything, generation=1)}
@@ -205,7 +205,7 @@ def test_large_groups_of_mixed_subscriptions_are_as_even_as_small_ones() -> None
 
 def test_one_member_of_a_thousand_topics_gives_most_of_them_away() -> None:
     """A lone consumer of everything is joined by 499 others: the loads come out even, and what it keeps it had."""
-    topics = {f"t{number:03}": TopicInfo(1) for number in range(1000)}
+    topics = {f"t{number:03}": AssignableTopic(1) for number in range(1000)}
     names = sorted(topics)
     everything = tuple(TopicPartition(name, 0) for name in names)
     members = {"m": MemberSubscription(tuple(names), owned=everything, generation=1)}
@@ -221,7 +221,7 @@ def test_one_member_of_a_thousand_topics_gives_most_of_them_away() -> None:
 )
 def test_a_wide_group_moves_only_the_partitions_of_the_member_that_left(name: str, others: int) -> None:
     """100 members, 1,600 topics of 100 partitions: the shape that franz-go publishes a figure for."""
-    topics = {f"t{number:04}": TopicInfo(100) for number in range(1600)}
+    topics = {f"t{number:04}": AssignableTopic(100) for number in range(1600)}
     names = tuple(topics)
     members = {f"m{number:03}": MemberSubscription(names if number else names[:others]) for number in range(100)}
     before = _assignor(name).assign(members, topics)
@@ -246,7 +246,7 @@ def _assignor(name: str) -> Assignor:
 
 
 def test_sticky_remembers_through_user_data() -> None:
-    topics = {"a": TopicInfo(4)}
+    topics = {"a": AssignableTopic(4)}
     held = [TopicPartition("a", 1), TopicPartition("a", 3)]
     mine = Sticky()
     assert mine.subscription_user_data(["a"]) is None
@@ -270,7 +270,7 @@ def test_user_data_of_strangers_is_ignored(raw: bytes) -> None:
     decode_previous(raw)
     members = {"m": MemberSubscription(("a",), user_data=raw)}
     for assignor in (Sticky(), CooperativeSticky()):
-        assert assignor.assign(members, {"a": TopicInfo(1)}) == {"m": [("a", 0)]}
+        assert assignor.assign(members, {"a": AssignableTopic(1)}) == {"m": [("a", 0)]}
 
 
 def test_cooperative_tells_its_generation() -> None:
@@ -279,14 +279,14 @@ def test_cooperative_tells_its_generation() -> None:
     assert mine.subscription_user_data([]) == b"\0\0\0\x0c"
     old_client = MemberSubscription(("a",), owned=(TopicPartition("a", 0),), user_data=b"\0\0\0\x0c")
     newer = MemberSubscription(("a",), owned=(TopicPartition("a", 0),), generation=11)
-    result = mine.assign({"x": old_client, "y": newer}, {"a": TopicInfo(1)})
+    result = mine.assign({"x": old_client, "y": newer}, {"a": AssignableTopic(1)})
     assert result == {"x": [("a", 0)], "y": []}
 
 
 def test_a_custom_assignor_carries_data_both_ways() -> None:
     """Racks go up in the subscriptions' user data, what is near comes down in the assignments'."""
     leader, other = RackAware("r0"), RackAware("r1")
-    topics = {"a": TopicInfo(4, (frozenset({"r0"}), frozenset({"r1"}), frozenset({"r1"}), frozenset({"r2"})))}
+    topics = {"a": AssignableTopic(4, (frozenset({"r0"}), frozenset({"r1"}), frozenset({"r1"}), frozenset({"r2"})))}
     members = {
         "x": MemberSubscription(("a",), user_data=leader.subscription_user_data(["a"])),
         "y": MemberSubscription(("a",), user_data=other.subscription_user_data(["a"])),

@@ -62,6 +62,7 @@ from kohort.wire.security import (
     DescribeAclsRequest,
     DescribeUserScramCredentialsRequest,
 )
+from kohort.wire.streams_groups import StreamsGroupHeartbeatRequest
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -522,6 +523,7 @@ CASES: list[Case] = [
     Case("DeleteGroups", 2, ("DELETE GROUP g",), lambda n: DeleteGroupsRequest(groups_names=[n.g])),
     Case("ConsumerGroupHeartbeat", 1, ("READ GROUP new", *_TWO), lambda n: _beat(n, subscribed_topic_names=[n.t, n.u])),
     Case("ConsumerGroupHeartbeat", 0, ("READ GROUP new", *_TWO), lambda n: _beat(n, subscribed_topic_names=[n.t, n.u])),
+    Case("StreamsGroupHeartbeat", 1, ("READ GROUP new",), lambda n: StreamsGroupHeartbeatRequest(group_id=n.new)),
     Case("ConsumerGroupDescribe", 0, ("DESCRIBE GROUP g",), lambda n: ConsumerGroupDescribeRequest(group_ids=[n.g])),
     Case("CreateTopics", 7, ("CREATE TOPIC new", "DESCRIBE_CONFIGS TOPIC new"), lambda n: _create(n.new)),
     Case(

@@ -135,17 +135,17 @@ class LiteralConsumer:
         assert kind == START
         self.asked.append("start")
         (count,) = struct.unpack_from(">h", frame, 2)
-        at, told = 4, {}
+        at, reported = 4, {}
         for _ in range(count):
             topic, at = read_text(frame, at)
             part, at = read_text(frame, at)
-            (told[topic, part],) = struct.unpack_from(">q", frame, at)
+            (reported[topic, part],) = struct.unpack_from(">q", frame, at)
             at += 8
         assert at == len(frame)
-        if self.fetching and told.keys() != self.registry.keys():
+        if self.fetching and reported.keys() != self.registry.keys():
             return struct.pack(">h", -1)  # the text's IllegalStateException
         if not self.fetching:
-            self.registry = told
+            self.registry = reported
         self.fetching = True
         return struct.pack(">h", 0)
 

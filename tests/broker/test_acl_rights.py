@@ -175,7 +175,7 @@ def test_group_with_hidden_topics_is_not_described(
     assert (group.error_code, len(group.members)) == (0, 1)
 
 
-def test_operations_that_a_client_may_do_are_told(client: RawClient, names: Names, allow: Grant) -> None:
+def test_responses_list_the_operations_that_a_client_may_do(client: RawClient, names: Names, allow: Grant) -> None:
     """KIP-430."""
     read, describe, alter, describe_configs = 1 << 3, 1 << 8, 1 << 7, 1 << 10
     asked = [MetadataRequest.MetadataRequestTopic(name=names.t)]
@@ -300,21 +300,21 @@ def test_librdkafka_makes_finds_and_deletes_rules(guarded: str, admin: RawClient
     assert deleted.result(30) == [rule]
     allow("DESCRIBE CLUSTER cluster")
     (refused,) = librdkafka.create_acls([rule]).values()
-    with pytest.raises(confluent_kafka.KafkaException) as told:
+    with pytest.raises(confluent_kafka.KafkaException) as reported:
         refused.result(30)
-    assert told.value.args[0].code() == confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED
+    assert reported.value.args[0].code() == confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED
 
 
-def test_librdkafka_produces_and_consumes_with_rights_and_is_told_without(
+def test_librdkafka_produces_and_consumes_with_rights_and_gets_errors_without(
     guarded: str, names: Names, allow: Grant
 ) -> None:
-    told: list[object] = []
+    reported: list[object] = []
 
     def send() -> object:
         producer = confluent_kafka.Producer({"bootstrap.servers": guarded, "message.timeout.ms": 20_000})
-        producer.produce(names.t, b"x", on_delivery=lambda error, _: told.append(error))
+        producer.produce(names.t, b"x", on_delivery=lambda error, _: reported.append(error))
         assert producer.flush(30) == 0
-        return told[-1]
+        return reported[-1]
 
     allow("DESCRIBE TOPIC t")
     refused = send()

@@ -237,12 +237,12 @@ def run(client: RawClient, admin: Admin) -> None:
 
 def test_broker_records_changes_and_refusals_without_secrets(folder: Path) -> None:
     entries = lines(folder / FILE)
-    told = [
+    reported = [
         (entry["api"], entry["operation"], entry["resource_type"], entry["resource"], entry.get("details"))
         for entry in entries
         if entry["event"] == "change"
     ]
-    assert told == [
+    assert reported == [
         ("CreateTopics", "CREATE", "TOPIC", "t", "retention.ms"),
         ("CreatePartitions", "ALTER", "TOPIC", "t", "2 partitions"),
         ("IncrementalAlterConfigs", "ALTER_CONFIGS", "TOPIC", "t", "retention.ms"),

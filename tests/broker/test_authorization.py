@@ -164,7 +164,9 @@ def test_a_push_frame_that_is_not_allowed_is_refused_and_its_connection_ends(
         (AclOperation.READ, Resource.TOPIC),
     ],
 )
-def test_a_push_consumer_without_the_right_is_told(tmp_path: Path, operation: AclOperation, resource: Resource) -> None:
+def test_push_consumer_without_the_right_gets_an_error(
+    tmp_path: Path, operation: AclOperation, resource: Resource
+) -> None:
     """The consumer ends with the authorization error and does not retry for ever."""
     keeper = Gatekeeper(NOTHING)
 
@@ -174,14 +176,14 @@ def test_a_push_consumer_without_the_right_is_told(tmp_path: Path, operation: Ac
         keeper.refuse(Need(operation, resource))
         with Consumer(address, group_id="g", group_protocol="push") as consumer:
             consumer.subscribe(["t"])
-            with pytest.raises(NotAuthorizedError, match="'g'") as told:
+            with pytest.raises(NotAuthorizedError, match="'g'") as reported:
                 consumer.poll(30_000)
-        assert told.value.code is resource.refusal
+        assert reported.value.code is resource.refusal
 
     guarded(tmp_path, keeper, client)
 
 
-def test_a_push_consumer_whose_right_is_taken_away_is_told(tmp_path: Path) -> None:
+def test_push_consumer_whose_right_is_taken_away_gets_an_error(tmp_path: Path) -> None:
     """At its next answer, as from Kafka at the next heartbeat."""
     keeper = Gatekeeper(NOTHING)
 
@@ -193,9 +195,9 @@ def test_a_push_consumer_whose_right_is_taken_away_is_told(tmp_path: Path) -> No
             while not consumer.assignment():
                 consumer.poll(100)
             keeper.refuse(READ_GROUP)
-            with pytest.raises(NotAuthorizedError, match="'g'") as told:
+            with pytest.raises(NotAuthorizedError, match="'g'") as reported:
                 consumer.poll(30_000)
-        assert told.value.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
+        assert reported.value.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
 
     guarded(tmp_path, keeper, client)
 

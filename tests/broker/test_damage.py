@@ -36,7 +36,7 @@ def damaged(request: pytest.FixtureRequest, data: Path) -> tuple[Path, str]:
     return data, said
 
 
-def test_a_consumer_gets_what_is_before_and_an_error_that_says_where_to_go_on(
+def test_consumer_gets_the_records_before_and_an_error_with_the_next_offset(
     damaged: tuple[Path, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     data, said = damaged
@@ -60,7 +60,7 @@ def test_a_consumer_gets_what_is_before_and_an_error_that_says_where_to_go_on(
     assert logged.count("the next readable one is 520") == 1, "once, not for each read"
 
 
-def test_librdkafka_reports_an_error_and_goes_on_behind_it(damaged: tuple[Path, str]) -> None:
+def test_librdkafka_reports_an_error_and_continues_behind_it(damaged: tuple[Path, str]) -> None:
     data, _ = damaged
     with Broker(data) as broker:
         settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "auto.offset.reset": "error"}
@@ -88,7 +88,7 @@ def test_librdkafka_reports_an_error_and_goes_on_behind_it(damaged: tuple[Path, 
             consumer.close()
 
 
-def test_only_our_own_client_is_told_the_words(data: Path) -> None:
+def test_only_our_own_client_gets_the_message(data: Path) -> None:
     path, position = place_of(data, 510)
     put(path, position + 8, b"\xff")
     with Broker(data) as broker, RawClient(broker.bootstrap_servers) as client:
@@ -108,7 +108,7 @@ def test_only_our_own_client_is_told_the_words(data: Path) -> None:
         assert (part.error_code, part.damage) == (ErrorCode.CORRUPT_MESSAGE, "")
 
 
-def test_producers_go_on_at_the_end_and_groups_can_commit_past_the_damage(data: Path) -> None:
+def test_producers_append_at_the_end_and_groups_can_commit_past_the_damage(data: Path) -> None:
     path, position = place_of(data, 510)
     put(path, position + 8, b"\xff")
     with Broker(data) as broker:
@@ -198,7 +198,7 @@ def _middle_file_is_a_folder(data: Path) -> str:
     "spoil", [_middle_file_empty, _middle_file_missing, _middle_file_gone_for_good, _middle_file_is_a_folder]
 )
 @pytest.mark.parametrize("crashed", [False, True], ids=["closed", "crashed"])
-def test_a_segment_that_is_gone_is_told_and_the_others_are_served(
+def test_missing_segment_is_an_error_and_the_others_are_served(
     data: Path, spoil: Callable[[Path], str], crashed: bool
 ) -> None:
     path, _ = place_of(data, 1500)

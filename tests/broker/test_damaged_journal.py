@@ -112,7 +112,7 @@ def test_older_values_are_served_where_that_is_asked_for(tmp_path: Path, capfd: 
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_clients_are_told_and_do_not_wait(tmp_path: Path, protocol: Any) -> None:
+def test_clients_get_an_error_and_do_not_wait(tmp_path: Path, protocol: Any) -> None:
     damaged(tmp_path)
     with Broker(tmp_path, REFUSE) as broker:
         with Consumer(broker.bootstrap_servers, group_id=HERE, group_protocol=protocol) as consumer:

@@ -14,7 +14,7 @@ CASES = 800
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_whatever_is_sent_the_broker_goes_on_within_its_bounds(tmp_path: Path) -> None:
+def test_broker_stays_within_its_bounds_whatever_is_sent(tmp_path: Path) -> None:
     """Seeds of other runs: KOHORT_FUZZ_SEED."""
     report = Run(tmp_path, int(os.environ.get("KOHORT_FUZZ_SEED", "1")), print).go(CASES, 120)
     assert not report.findings, "\n".join(report.findings)

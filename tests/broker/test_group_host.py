@@ -103,7 +103,7 @@ def test_each_process_tells_the_same_places(coordinators: Coordinators) -> None:
             assert (other.error_code, other.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
 
 
-def test_topics_are_told_as_they_are_and_none_is_made(coordinators: Coordinators) -> None:
+def test_topics_are_described_as_they_are_and_none_is_made(coordinators: Coordinators) -> None:
     with RawClient(coordinators.address()) as client:
         asked = MetadataRequest.MetadataRequestTopic
         answer = client.ask(MetadataRequest(topics=[asked(name=TOPIC), asked(name="missing")]))

@@ -21,7 +21,7 @@ LEASE_MS = 5_000
 
 
 @pytest.mark.parametrize(
-    ("software", "lease_ms", "told"),
+    ("software", "lease_ms", "reported"),
     [
         ("apache-kafka-java", 0, ErrorCode.NONE),
         ("kohort", 0, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
@@ -29,7 +29,7 @@ LEASE_MS = 5_000
     ],
 )
 def test_an_answer_that_knows_nothing_prolongs_no_lease(
-    tmp_path: Path, software: str, lease_ms: int, told: ErrorCode
+    tmp_path: Path, software: str, lease_ms: int, reported: ErrorCode
 ) -> None:
     """A member that was evicted would work on partitions that are others'.
 
@@ -61,6 +61,6 @@ def test_an_answer_that_knows_nothing_prolongs_no_lease(
     driven.commit("a", 1)
     driven.turns.settle()
     assert driven.shard.phase is Phase.FAILED
-    assert beat() is told
+    assert beat() is reported
     driven.turns.pass_time(60)
     assert beat() is ErrorCode.UNKNOWN_MEMBER_ID

@@ -104,8 +104,8 @@ def test_a_value_that_is_no_longer_possible_is_left_out(tmp_path: Path) -> None:
 
 def test_nothing_changes_when_it_can_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveSettings(tmp_path, broker_configs({}))
-    told: list[None] = []
-    live.listeners.append(lambda: told.append(None))
+    reported: list[None] = []
+    live.listeners.append(lambda: reported.append(None))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -114,11 +114,11 @@ def test_nothing_changes_when_it_can_not_be_kept(tmp_path: Path, monkeypatch: py
         patch.setattr("kohort.broker.config.live_settings.write_json", full)
         with pytest.raises(OSError, match="No space"):
             live.set("1", SMALL)
-    assert live.log.max_message_bytes == 1_048_588 and not told and not live.altered("1")
+    assert live.log.max_message_bytes == 1_048_588 and not reported and not live.altered("1")
     with pytest.raises(InvalidInputError, match="this is broker 1"):
         live.set("2", SMALL)
     live.set("1", SMALL)
-    assert live.log.max_message_bytes == 1000 and len(told) == 1
+    assert live.log.max_message_bytes == 1000 and len(reported) == 1
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"1": \xff}'])
@@ -128,7 +128,9 @@ def test_a_file_that_can_not_be_read_says_what_to_do(tmp_path: Path, content: st
         LiveSettings(tmp_path, broker_configs({}))
 
 
-def test_a_resource_that_can_not_be_altered_is_told_apart_from_those_that_were(broker: Broker, tmp_path: Path) -> None:
+def test_a_resource_that_can_not_be_altered_is_reported_apart_from_those_that_were(
+    broker: Broker, tmp_path: Path
+) -> None:
     (tmp_path / "group-settings.json.tmp").mkdir()
     make = IncrementalAlterConfigsRequest.AlterConfigsResource
     entry = IncrementalAlterConfigsRequest.AlterableConfig

@@ -95,9 +95,7 @@ def test_a_classic_member_of_a_consumer_group_is_evicted_before_its_session_ends
         ("known", "apache-kafka-java", 4, 0),
     ],
 )
-def test_a_lease_is_told_to_our_own_clients_and_to_no_one_else(
-    notice: str, software: str, version: int, lease_ms: int
-) -> None:
+def test_only_our_own_clients_get_a_lease(notice: str, software: str, version: int, lease_ms: int) -> None:
     config = {"group.notice.disconnects": notice, "group.disconnect.lease.ms": 4_000}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:
         said = ApiVersionsRequest(client_software_name=software, client_software_version="1")

@@ -106,27 +106,27 @@ def test_a_transaction_takes_no_offsets_of_a_damaged_journal_in(tmp_path: Path, 
 
 
 def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, told = MarkerWaits(), []
+    waits, reported = MarkerWaits(), []
     now_s = 100.0
     monkeypatch.setattr(coordinator.time, "monotonic", lambda: now_s)
 
     def wait() -> None:
-        waits.add("x", lambda: told.append(ErrorCode.NONE), told.append)
+        waits.add("x", lambda: reported.append(ErrorCode.NONE), reported.append)
 
     for _ in range(WAITING_MAX):
         wait()
-    assert not told
+    assert not reported
     wait()
-    assert told == [ErrorCode.CONCURRENT_TRANSACTIONS]
+    assert reported == [ErrorCode.CONCURRENT_TRANSACTIONS]
     now_s += coordinator.WAIT_S / 2
     waits.markers_failed("x", stuck=False)
-    assert len(told) == 1
+    assert len(reported) == 1
     now_s += coordinator.WAIT_S / 2
     waits.markers_failed("x", stuck=False)
-    assert told == [ErrorCode.CONCURRENT_TRANSACTIONS] * (1 + WAITING_MAX)
+    assert reported == [ErrorCode.CONCURRENT_TRANSACTIONS] * (1 + WAITING_MAX)
     wait()
-    waits.answer_waiting("x")
-    assert told[1 + WAITING_MAX :] == [ErrorCode.NONE]
+    waits.ended("x")
+    assert reported[1 + WAITING_MAX :] == [ErrorCode.NONE]
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])

@@ -195,7 +195,7 @@ def test_an_address_in_use_is_said() -> None:
             Broker(config={"metrics.listen": f"127.0.0.1:{port}"})
 
 
-def test_groups_told_apart_are_bounded() -> None:
+def test_number_of_groups_with_metrics_of_their_own_is_bounded() -> None:
     metrics = Metrics()
     for number in range(GROUPS_MAX + 5):
         metrics.take(Rebalanced(f"g{number}", "classic", 10, 5.0, 7, 2))

@@ -108,7 +108,7 @@ def test_a_killed_consumer_frees_its_partitions_after_its_session(start: Start) 
     a.until(started(6))
 
 
-def test_a_consumer_comes_back_under_its_id(start: Start) -> None:
+def test_consumer_rejoins_under_its_id(start: Start) -> None:
     a, b = start("a"), start("b")
     a.until(started(3))
     b.until(started(3))
@@ -130,7 +130,7 @@ def test_a_consumer_comes_back_under_its_id(start: Start) -> None:
         ({"topic_count": "*1*("}, 42),
     ],
 )
-def test_refused_registrations_are_told_and_closed(start: Start, more: dict[str, object], code: int) -> None:
+def test_refused_registrations_get_an_error_and_are_closed(start: Start, more: dict[str, object], code: int) -> None:
     consumer = start("a", **more)
     assert consumer.error == code
     consumer.until(lambda each: each.ended)
@@ -233,7 +233,7 @@ def test_groups_are_seen_by_administrators(broker: Broker, topic: str, start: St
         eventually(lambda: broker.metrics()["rebalances"][topic]["protocol"] == "push")
 
 
-def test_members_go_on_after_the_broker_was_killed(tmp_path: Path) -> None:
+def test_members_continue_after_the_broker_was_killed(tmp_path: Path) -> None:
     with Broker(tmp_path, SETTINGS) as broker, RawClient(broker.bootstrap_servers) as client:
         create_topic(client, "t", 4)
         a, b = (LiteralConsumer(broker.bootstrap_servers, "g", name, '{"t":1}') for name in "ab")

@@ -52,20 +52,20 @@ def address(broker: Broker) -> tuple[str, int]:
     return host, int(port)
 
 
-def figures(broker: Broker) -> dict[str, tuple[int, int]]:
+def frame_metrics(broker: Broker) -> dict[str, tuple[int, int]]:
     """How often each frame was asked, and how often answered."""
     found = broker.metrics()
     return {api: (count, found["latency"][api]["count"]) for api, count in found["requests"].items()}
 
 
 def test_all_frames_are_counted_and_timed_in_both_directions(broker: Broker, start: Start) -> None:
-    before = figures(broker)
+    before = frame_metrics(broker)
     a, b = start("a", session_timeout_ms=SESSION_MS), start("b", session_timeout_ms=SESSION_MS)
     a.until(lambda each: started(2)(each) and each.asked[-1] == "ping")
     b.until(lambda each: started(2)(each) and each.asked[-1] == "ping")
     for consumer in (a, b):
         consumer.close()
-    after = figures(broker)
+    after = frame_metrics(broker)
 
     def grown(api: str) -> tuple[int, ...]:
         return tuple(now - then for now, then in zip(after[api], before.get(api, (0, 0)), strict=True))
@@ -150,7 +150,7 @@ def test_a_frame_of_the_coordinator_that_ends_the_connection(
 
 
 @pytest.mark.parametrize("action", ["drop", "drop_reply"])
-def test_pings_that_are_lost_end_in_silence(broker: Broker, start: Start, name: str, action: str) -> None:
+def test_lost_pings_end_the_session(broker: Broker, start: Start, name: str, action: str) -> None:
     """One that is lost is repeated; when all are, the consumer is out."""
     a = start("a", session_timeout_ms=SESSION_MS)
     a.until(started(4))

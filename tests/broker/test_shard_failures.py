@@ -83,7 +83,7 @@ def test_a_commit_that_can_t_be_written_is_refused_and_forgotten(driven: Driven,
 
 
 @pytest.mark.parametrize("failure", [*DISK, unexpected], ids=name_of)
-def test_who_asks_behind_a_failed_append_is_never_told_what_is_in_no_journal(driven: Driven, failure: Failure) -> None:
+def test_request_behind_a_failed_append_gets_nothing_that_is_in_no_journal(driven: Driven, failure: Failure) -> None:
     driven.commit("a", 1)
     driven.turns.settle()
     driven.journal.fails = [failure]

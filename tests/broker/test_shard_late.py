@@ -71,8 +71,8 @@ def serves_what_is_written(late: Late) -> bool:
     asked = [late.fetch(group) for group in groups]
     again = late.commit("old", 99)
     late.settle()
-    told = {group: late.answer(number) for group, number in zip(groups, asked, strict=True)}
-    ok = told == {group: written.get(group, -1) for group in groups} and late.answer(again) is DONE
+    reported = {group: late.answer(number) for group, number in zip(groups, asked, strict=True)}
+    ok = reported == {group: written.get(group, -1) for group in groups} and late.answer(again) is DONE
     return ok and late.written()["old"] == 99 and late.each_answered_once()
 
 
@@ -173,7 +173,7 @@ def test_an_answer_to_a_load_that_is_over_says_nothing(late: Late) -> None:
     assert late.journal.owner is not None
     late.journal.owner.durable(token, 0)
     owner.lost(LOST)
-    owner.more()
+    owner.continue_reading()
     assert late.answers[again] == []
     late.settle()
     assert late.answer(again) is DONE
@@ -195,8 +195,8 @@ def test_a_fault_waits_for_what_came_before_it(late: Late) -> None:
     assert late.answered == [first]
     late.journal.answer()
     assert late.answered[:3] == [first, before, broken]
-    told = [late.answer(number) for number in (first, before, broken, behind, after)]
-    assert told == [DONE, DONE, ErrorCode.UNKNOWN_SERVER_ERROR, UNAVAILABLE, UNAVAILABLE]
+    reported = [late.answer(number) for number in (first, before, broken, behind, after)]
+    assert reported == [DONE, DONE, ErrorCode.UNKNOWN_SERVER_ERROR, UNAVAILABLE, UNAVAILABLE]
     late.turns.pass_time(LONG_S)
     assert late.journal.loads == 1
     assert late.written() == {"old": 7, "a": 1, "b": 2}
@@ -275,8 +275,8 @@ def test_what_is_too_large_together_is_appended_one_after_the_other(late: Late) 
     late.journal.answer()
     assert late.answered == [first, *gathered[:2]]
     late.journal.answer()
-    told = [late.answer(number) for number in (*gathered, later)]
-    assert told == [DONE, 2, DONE, ErrorCode.RECORD_LIST_TOO_LARGE, UNAVAILABLE, UNAVAILABLE]
+    reported = [late.answer(number) for number in (*gathered, later)]
+    assert reported == [DONE, 2, DONE, ErrorCode.RECORD_LIST_TOO_LARGE, UNAVAILABLE, UNAVAILABLE]
     late.turns.pass_time(LONG_S)
     assert late.journal.loads == 1
     assert late.written() == {"old": 7, "a": 3}
@@ -353,7 +353,7 @@ def test_a_load_waits_for_what_is_still_to_be_read(late: Late) -> None:
     late.turns.pass_time(LONG_S)
     assert late.answer(late.fetch("old")) is LOADING
     assert late.journal.owner is not None
-    late.journal.owner.more()
+    late.journal.owner.continue_reading()
     late.turns.settle()
     assert late.journal.loads == 1
     assert serves_what_is_written(late)

@@ -123,7 +123,7 @@ class Proving(Driven):
         self.settle()
         return [member.member_id for member in self.answers[asked][0].groups[0].members]
 
-    def told(self, number: int) -> list[Any]:
+    def reported(self, number: int) -> list[Any]:
         """Return the responses so far: error codes where a response has one."""
         return [getattr(value, "error", value) for value in self.answers[number]]
 
@@ -148,7 +148,7 @@ def test_a_heartbeat_leaves_at_once_while_the_proof_is_young(proving: Proving) -
     proving.turns.pass_time(PROOF_MS / 1000)
     beat = proving.beat()
     proving.turns.settle()
-    assert proving.told(beat) == [DONE]
+    assert proving.reported(beat) == [DONE]
     assert proving.sent == []
 
 
@@ -222,10 +222,10 @@ def test_a_proof_grows_old_while_the_machine_sleeps(proving: Proving) -> None:
     proving.turns.settle()
     assert proving.answered == []
     proving.journal.lose(FENCED)
-    assert proving.told(beat) == [ErrorCode.NOT_COORDINATOR]
+    assert proving.reported(beat) == [ErrorCode.NOT_COORDINATOR]
 
 
-def test_a_held_heartbeat_needs_its_proof_when_it_is_let_go(proving: Proving) -> None:
+def test_long_polled_heartbeat_needs_its_proof_when_it_is_released(proving: Proving) -> None:
     beat = proving.beat(delay_ms=3_000)
     proving.turns.pass_time(2.0)
     assert proving.answered == []
@@ -234,7 +234,7 @@ def test_a_held_heartbeat_needs_its_proof_when_it_is_let_go(proving: Proving) ->
     assert proving.answered == []
     assert proving.sent == [0]
     proving.journal.answer()
-    assert proving.told(beat) == [DONE]
+    assert proving.reported(beat) == [DONE]
 
 
 def test_a_deposed_owner_answers_nothing_and_says_that_it_ended(proving: Proving) -> None:
@@ -242,7 +242,7 @@ def test_a_deposed_owner_answers_nothing_and_says_that_it_ended(proving: Proving
     beat, read = proving.beat(), proving.fetch("g")
     proving.turns.settle()
     proving.journal.lose(FENCED)
-    assert proving.told(beat) == proving.told(read) == [ErrorCode.NOT_COORDINATOR]
+    assert proving.reported(beat) == proving.reported(read) == [ErrorCode.NOT_COORDINATOR]
     assert proving.ended == []
     proving.turns.settle()
     assert proving.ended == [(0, Phase.FENCED, FENCED)]

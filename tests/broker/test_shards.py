@@ -77,7 +77,7 @@ def test_a_shard_that_is_not_here_is_asked_nothing(tmp_path: Path) -> None:
     assert listed == [[]]
 
 
-def test_a_shard_that_comes_back_has_what_was_committed(tmp_path: Path) -> None:
+def test_shard_has_what_was_committed_after_it_returns(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     shards.begin(TERM)
     committed = shards.commit(5)

@@ -33,9 +33,9 @@ def test_a_file_of_one_broker_starts_a_broker(start: Start, tmp_path: Path, file
         (node,) = admin.describe_cluster().nodes
         assert f"{node.host}:{node.port}" == address
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=30)
+    _, reported = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert "advertised.listeners" in told
+    assert "advertised.listeners" in reported
 
 
 def test_address_and_folder_of_the_file_count(start: Start, tmp_path: Path) -> None:
@@ -56,13 +56,13 @@ def test_address_and_folder_of_the_file_count(start: Start, tmp_path: Path) -> N
 
 def test_no_folder_is_wrong_use(start: Start) -> None:
     process = start("broker", "--listen", "127.0.0.1:0")
-    _, told = process.communicate(timeout=30)
+    _, reported = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "--data DIR, or log.dirs" in told
+    assert "--data DIR, or log.dirs" in reported
 
 
 @pytest.mark.parametrize(
-    ("properties", "told"),
+    ("properties", "reported"),
     [
         ({"offsets.topic.replication.factor": "3"}, "without replication, 3 can't be had; remove it or set 1"),
         ({"transaction.state.log.replication.factor": 3}, "3 can't be had; remove it or set 1"),
@@ -95,10 +95,10 @@ def test_no_folder_is_wrong_use(start: Start) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_can_not_be_had_is_refused_with_what_to_do(properties: dict[str, Any], told: str) -> None:
+def test_what_can_not_be_had_is_refused_with_what_to_do(properties: dict[str, Any], reported: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         broker_configs(properties)
-    assert told in refused.value.message
+    assert reported in refused.value.message
     assert next(iter(properties)) in refused.value.message
 
 
@@ -133,7 +133,7 @@ def test_address_and_folder(properties: dict[str, Any], place: tuple[str | None,
 
 
 @pytest.mark.parametrize(
-    ("properties", "told"),
+    ("properties", "reported"),
     [
         ({"listeners": "SSL://:9093,SSL://:9094"}, "the name SSL comes twice"),
         ({"listeners": "CONTROLLER://:1"}, "no listener for clients"),
@@ -142,10 +142,10 @@ def test_address_and_folder(properties: dict[str, Any], place: tuple[str | None,
     ],
     ids=str,
 )
-def test_an_address_or_a_folder_that_can_not_be_had(properties: dict[str, Any], told: str) -> None:
+def test_an_address_or_a_folder_that_can_not_be_had(properties: dict[str, Any], reported: str) -> None:
     with pytest.raises(InvalidInputError, match=".*") as refused:
         place_in(properties)
-    assert told in refused.value.message
+    assert reported in refused.value.message
 
 
 def test_the_finer_unit_counts_in_whatever_order_they_stand() -> None:

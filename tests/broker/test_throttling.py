@@ -104,7 +104,7 @@ def silent_for(client: RawClient, asked: Any) -> float:
     return time.monotonic() - began
 
 
-def test_a_producer_over_its_quota_is_told_and_not_read(client: RawClient, topic: str, name: str) -> None:
+def test_a_producer_over_its_quota_is_throttled_and_not_read(client: RawClient, topic: str, name: str) -> None:
     set_quota(client, {"client-id": name}, producer_byte_rate=20_000)
     with RawClient(client.address, client_id=name) as limited:
         for _ in range(2):
@@ -311,8 +311,8 @@ def test_topics_that_use_would_make_wait_for_the_quota(client: RawClient, name: 
     with RawClient(client.address, client_id=name) as limited:
         assert limited.ask(creation(name, partitions=5), 6).topics[0].error_code == 0
         asked = [MetadataRequest.MetadataRequestTopic(name=f"{name}-used")]
-        told = limited.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=True), 9)
-        assert told.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        reported = limited.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=True), 9)
+        assert reported.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     listed = {topic.name for topic in client.ask(MetadataRequest(topics=None), 9).topics}
     assert name in listed and f"{name}-used" not in listed
     set_quota(client, {"client-id": name}, controller_mutation_rate=None)

@@ -126,7 +126,7 @@ def test_topics_of_one_request_are_held_to_each_other(client: RawClient, name: s
     assert codes(client.ask(making((f"{name}_x", 1))).topics) == [ErrorCode.NONE]
 
 
-def test_a_topic_made_on_use_is_told_of_with_who_used_it_and_that_it_had_just_been_deleted(
+def test_log_names_who_used_a_topic_that_is_made_on_use_and_that_it_had_just_been_deleted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Broker(tmp_path / "data", {"num.partitions": 3}, log_level="INFO") as broker:

@@ -80,7 +80,7 @@ def test_producers_and_consumers_get_what_kafkas_command_gives(kohort: Kohort, t
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "reported"),
     [
         (("add", "--topic", "t"), "--allow-principal or --deny-principal"),
         (("add", "--allow-principal", "User:a"), "at least one resource"),
@@ -94,10 +94,10 @@ def test_producers_and_consumers_get_what_kafkas_command_gives(kohort: Kohort, t
         (("remove", "--topic", "t", "--operation", "read"), "give --allow-principal"),
     ],
 )
-def test_wrong_use_says_what_is_missing(kohort: Kohort, args: tuple[str, ...], told: str) -> None:
+def test_wrong_use_says_what_is_missing(kohort: Kohort, args: tuple[str, ...], reported: str) -> None:
     said = kohort("acls", *args)
     assert (said.code, said.out) == (2, "")
-    assert told in said.err
+    assert reported in said.err
 
 
 def test_rule_that_the_broker_rejects_is_a_failure(kohort: Kohort, topic: str) -> None:

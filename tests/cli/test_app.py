@@ -46,9 +46,9 @@ def test_a_closed_pipe_ends_a_command_quietly(
     given = (*args, "--bootstrap-server", our_broker.bootstrap_servers)
     process = start(*given, stdout=write_end, stderr=write_end if both else subprocess.PIPE)
     os.close(write_end)
-    _, told = process.communicate(timeout=60)
+    _, reported = process.communicate(timeout=60)
     assert process.returncode == PIPE_CLOSED
-    assert both or told == b""
+    assert both or reported == b""
 
 
 def test_a_complaint_into_a_closed_pipe_keeps_its_code() -> None:
@@ -91,7 +91,7 @@ def test_what_was_not_read_is_not_committed(our_broker: Broker, topic: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "told"),
+    ("args", "code", "reported"),
     [
         (("groups", "reset-offsets", "g", "--from-file", "{missing}"), 1, "No such file"),
         (("groups", "reset-offsets", "g", "--from-file", "{folder}"), 1, "Is a directory"),
@@ -109,8 +109,13 @@ def test_what_was_not_read_is_not_committed(our_broker: Broker, topic: str) -> N
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_input_is_told_in_one_line(
-    our_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], code: int, told: str
+def test_bad_input_is_an_error_of_one_line(
+    our_broker: Broker,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    args: tuple[str, ...],
+    code: int,
+    reported: str,
 ) -> None:
     from kohort.cli.app import run
 
@@ -121,6 +126,6 @@ def test_bad_input_is_told_in_one_line(
     assert run(given) == code
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert told in captured.err
+    assert reported in captured.err
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("kohort: ")

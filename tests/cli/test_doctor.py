@@ -54,7 +54,7 @@ def test_a_folder_that_takes_no_files_is_a_lack(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_a_port_in_use_is_told_with_the_way_round_it() -> None:
+def test_a_port_in_use_is_reported_with_the_way_round_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         _, found = doctor("--listen", address)
@@ -63,7 +63,7 @@ def test_a_port_in_use_is_told_with_the_way_round_it() -> None:
     assert "--listen 127.0.0.1:0" in row["get_it"]
 
 
-def test_few_open_files_are_told() -> None:
+def test_doctor_reports_a_low_limit_of_open_files() -> None:
     command = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *DOCTOR, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (row,) = [row for row in json.loads(done.stdout) if row["what"] == "open files"]

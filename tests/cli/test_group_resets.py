@@ -21,7 +21,7 @@ def part(servers: str, topic: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("goal", "requested", "new", "told"),
+    ("goal", "requested", "new", "reported"),
     [
         (("--to-offset", "999999"), 999999, 20, "999999 is past the end 20"),
         (("--to-offset", "3"), 3, 10, "3 is before the first offset 10"),
@@ -35,31 +35,31 @@ def part(servers: str, topic: str) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_offset_that_is_not_as_asked_is_told(
+def test_an_offset_that_is_not_as_asked_is_reported(
     kohort: Kohort,
     group: str,
     part: str,
     goal: tuple[str, ...],
     requested: int | None,
     new: int,
-    told: str | None,
+    reported: str | None,
 ) -> None:
     asked = ("groups", "reset-offsets", group, "--topic", part, *goal)
     preview = kohort(*asked, "--json")
     assert preview.code == 1
-    assert [(row["requested"], row["new"], row["note"]) for row in preview.json] == [(requested, new, told)]
+    assert [(row["requested"], row["new"], row["note"]) for row in preview.json] == [(requested, new, reported)]
     table = kohort(*asked)
-    assert (told or "-") in table.out.splitlines()[1]
+    assert (reported or "-") in table.out.splitlines()[1]
     exported = kohort(*asked, "--export")
     assert exported.out == f"{part.replace(':', ',')},{new}\n"
-    assert (told or "") in exported.err
-    assert (told is None) == (exported.err == "")
+    assert (reported or "") in exported.err
+    assert (reported is None) == (exported.err == "")
     done = kohort(*asked, "--execute", "--json")
     assert done.code == 0
-    assert [(row["new"], row["note"], row["done"]) for row in done.json] == [(new, told, True)]
+    assert [(row["new"], row["note"], row["done"]) for row in done.json] == [(new, reported, True)]
 
 
-def test_a_file_out_of_bounds_is_told(kohort: Kohort, group: str, part: str, tmp_path: Path) -> None:
+def test_a_file_out_of_bounds_is_reported(kohort: Kohort, group: str, part: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.csv"
     plan.write_text(f'"{part.partition(":")[0]}",0,77\n')
     (row,) = kohort("groups", "reset-offsets", group, "--from-file", str(plan), "--json").json
@@ -145,7 +145,7 @@ def test_nothing_committed_can_not_be_shifted(kohort: Kohort, servers: str, topi
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("t,0\n", "line 1"),
         ("t,0,1\nt,0,2\n", "line 2: t-0 is there twice"),
@@ -156,13 +156,13 @@ def test_nothing_committed_can_not_be_shifted(kohort: Kohort, servers: str, topi
         ("\xff\n", "no text"),
     ],
 )
-def test_a_bad_plan_is_wrong_use(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_plan_is_wrong_use(text: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from kohort.cli.app import run
 
     plan = tmp_path / "plan.csv"
     plan.write_bytes(text.encode("latin-1"))
     assert run(["groups", "reset-offsets", "g", "--from-file", str(plan)]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 def test_a_plan_without_groups_is_for_one(kohort: Kohort, topic: str, tmp_path: Path) -> None:

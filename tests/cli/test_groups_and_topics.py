@@ -293,7 +293,7 @@ def test_watch_tells_members_that_join_and_leave(our_broker: Broker, topic_of_ou
         assert child.wait(20) == 0
 
 
-def test_watch_goes_on_without_the_group(kohort: Kohort) -> None:
+def test_watch_continues_without_the_group(kohort: Kohort) -> None:
     said = kohort("groups", "watch", "not-there-yet", "--json", "--interval", "50", "--timeout", "4000")
     assert said.code == 1
     looks = [json.loads(line) for line in said.out.splitlines()]
@@ -360,7 +360,7 @@ def topic_of_ours(our_broker: Broker) -> str:
     ],
     ids=" ".join,
 )
-def test_wrong_use_is_told_in_one_line(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_an_error_of_one_line(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*args]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -421,7 +421,7 @@ def test_command_config_with_unknown_property(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("option", "word", "told"),
+    ("option", "word", "reported"),
     [
         ("--state", "Stabel", "did you mean Stable?"),
         ("--state", "empty,compltingrebalance", "did you mean CompletingRebalance?"),
@@ -430,10 +430,10 @@ def test_command_config_with_unknown_property(tmp_path: Path, capsys: pytest.Cap
         ("--protocol", "conect", "did you mean connect?"),
     ],
 )
-def test_a_filter_that_can_not_be_names_the_nearest(kohort: Kohort, option: str, word: str, told: str) -> None:
+def test_a_filter_that_can_not_be_names_the_nearest(kohort: Kohort, option: str, word: str, reported: str) -> None:
     said = kohort("groups", "list", option, word)
     assert (said.code, said.out) == (2, "")
-    assert told in said.err
+    assert reported in said.err
 
 
 def test_filters_choose(kohort: Kohort, group: str) -> None:

@@ -91,15 +91,15 @@ def test_help_wins_over_what_else_is_given(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [(["gruops"], "groups"), (["groups", "lst"], "list"), (["topics", "creat"], "create")]
+    ("words", "reported"), [(["gruops"], "groups"), (["groups", "lst"], "list"), (["topics", "creat"], "create")]
 )
 def test_a_page_that_is_not_there_names_the_nearest(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*words, "--help"]) == 2
-    assert f"did you mean {told}?" in capsys.readouterr().err
+    assert f"did you mean {reported}?" in capsys.readouterr().err
     assert run(words) == 2
-    assert f'Did you mean "{told}"?' in capsys.readouterr().err
+    assert f'Did you mean "{reported}"?' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("columns", ["10", "40", "400"])

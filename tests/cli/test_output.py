@@ -163,9 +163,9 @@ def test_a_question_that_nobody_answers_is_a_no(our_broker: Broker, odd_group: s
         while not asked.endswith(b"[y/N] "):
             asked += child.stderr.read(1)
         os.write(master, answer)
-        told = child.stderr.read()
+        reported = child.stderr.read()
         assert child.wait(30) == code
-        assert b"Traceback" not in told
+        assert b"Traceback" not in reported
         child.stderr.close()
         os.close(master)
 

@@ -44,7 +44,7 @@ def test_broker_serves_and_ends_cleanly(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "reported"),
     [
         (("--set", "num.partition=5"), "num.partitions"),
         (("--set", "num.partitions=many"), "num.partitions"),
@@ -52,11 +52,11 @@ def test_broker_serves_and_ends_cleanly(start: Start, tmp_path: Path) -> None:
         (("--listen", "nowhere"), "nowhere"),
     ],
 )
-def test_broker_names_what_is_wrong(start: Start, tmp_path: Path, option: tuple[str, str], told: str) -> None:
+def test_broker_names_what_is_wrong(start: Start, tmp_path: Path, option: tuple[str, str], reported: str) -> None:
     process = start("broker", "--data", str(tmp_path / "data"), *option)
     _, error = process.communicate(timeout=20)
     assert process.returncode == 2
-    assert told in error
+    assert reported in error
     assert "Traceback" not in error
     assert not (tmp_path / "data").exists()
 

@@ -88,8 +88,8 @@ class Consuming:
 
     def end(self) -> tuple[int, str]:
         """Wait for its end; the exit code, and what it said."""
-        _, told = self.process.communicate(timeout=60)
-        return self.process.returncode, told.decode()
+        _, reported = self.process.communicate(timeout=60)
+        return self.process.returncode, reported.decode()
 
     def committed(self) -> int:
         """The offset that its group has committed; 0 without one."""
@@ -136,11 +136,11 @@ def test_signal_while_a_pipe_is_full_loses_nothing(
     consuming.process.send_signal(number)
     while more := consuming.out.read(3000):
         data += more
-    code, told = consuming.end()
+    code, reported = consuming.end()
     if number is signal.SIGKILL:
         assert consuming.committed() <= consuming.whole(data)
     else:
-        assert code == 0, told
+        assert code == 0, reported
         assert 0 < consuming.committed() == consuming.whole(data)
 
 
@@ -179,12 +179,12 @@ def test_file_holds_what_is_committed(
         if number is not None:
             until(lambda: file.stat().st_size > VALUE_BYTES, "records in the file")
             consuming.process.send_signal(number)
-        code, told = consuming.end()
+        code, reported = consuming.end()
     whole = consuming.whole(file.read_bytes())
     if number is signal.SIGKILL:
         assert consuming.committed() <= whole
         return
-    assert code == 0, told
+    assert code == 0, reported
     assert 0 < consuming.committed() == whole
     assert number is not None or whole == RECORDS
 
@@ -194,9 +194,9 @@ def test_full_disk_is_an_error_and_commits_nothing(servers: str, topic: str, for
     more = ("--output", "/dev/full") if named else ()
     with open("/dev/full", "wb") as full:
         consuming = Consuming(servers, topic, format, True, full, *more, "--until-end")
-        code, told = consuming.end()
+        code, reported = consuming.end()
     assert code == 1
-    assert told.splitlines() == ["kohort: [Errno 28] No space left on device"]
+    assert reported.splitlines() == ["kohort: [Errno 28] No space left on device"]
     assert consuming.committed() == 0
 
 

@@ -55,9 +55,9 @@ ALL = ("--from-beginning", "--until-end")
 
 
 def test_text_in_and_out(kohort: Kohort, topic: str) -> None:
-    code, _, told = kohort("produce", topic, "--key-separator", ":", stdin=b"a:one\nb:two\nc:three\n")
+    code, _, reported = kohort("produce", topic, "--key-separator", ":", stdin=b"a:one\nb:two\nc:three\n")
     assert code == 0
-    assert "3 records" in told
+    assert "3 records" in reported
     code, out, _ = kohort("consume", topic, *ALL, "--print-key")
     assert code == 0
     assert sorted(out.splitlines()) == [b"a\tone", b"b\ttwo", b"c\tthree"]
@@ -101,32 +101,32 @@ def test_nothing_there_is_a_file_without_rows(kohort: Kohort, topic: str, tmp_pa
     assert pyarrow.parquet.read_table(file).num_rows == 0
 
 
-def test_group_goes_on_where_it_stopped(kohort: Kohort, topic: str) -> None:
+def test_group_continues_where_it_stopped(kohort: Kohort, topic: str) -> None:
     kohort("produce", topic, "--partition", "0", stdin=b"1\n2\n3\n4\n5\n")
     group = ("--group", f"{topic}-group", "--from-beginning")
     assert kohort("consume", topic, *group, "--max-messages", "2")[1] == b"1\n2\n"
     assert kohort("consume", topic, *group, "--until-end")[1] == b"3\n4\n5\n"
 
 
-def test_unknown_topic_is_told(kohort: Kohort) -> None:
-    code, _, told = kohort("consume", "never-made")
+def test_unknown_topic_is_reported(kohort: Kohort) -> None:
+    code, _, reported = kohort("consume", "never-made")
     assert code == 1
-    assert "never-made" in told
+    assert "never-made" in reported
 
 
-def test_bad_lines_are_told(kohort: Kohort, topic: str) -> None:
-    code, _, told = kohort("produce", topic, "--format", "json", stdin=b'{"value": "ok"}\nnonsense\n')
+def test_bad_lines_are_reported(kohort: Kohort, topic: str) -> None:
+    code, _, reported = kohort("produce", topic, "--format", "json", stdin=b'{"value": "ok"}\nnonsense\n')
     assert code == 1
-    assert "line 2" in told
-    code, _, told = kohort("produce", topic, "--key-separator", ":", stdin=b"no separator\n")
+    assert "line 2" in reported
+    code, _, reported = kohort("produce", topic, "--key-separator", ":", stdin=b"no separator\n")
     assert code == 1
-    assert "line 1" in told
+    assert "line 1" in reported
 
 
 def test_no_lines_are_no_records(kohort: Kohort, topic: str) -> None:
     for format in ("text", "json"):
-        code, out, told = kohort("produce", topic, "--format", format, stdin=b"")
-        assert (code, out, told) == (0, b"", "0 records\n")
+        code, out, reported = kohort("produce", topic, "--format", format, stdin=b"")
+        assert (code, out, reported) == (0, b"", "0 records\n")
 
 
 def test_json_is_a_format_of_records_too(kohort: Kohort, topic: str) -> None:
@@ -181,13 +181,13 @@ def test_json_out_and_in_again_is_the_same_record(kohort: Kohort, servers: str, 
             producer.send(source, **record)
     code, lines, _ = kohort("consume", source, *ALL, "--format", "json")
     assert (code, lines.count(b"\n")) == (0, len(sent))
-    code, _, told = kohort("produce", copy, "--format", "json", stdin=lines)
-    assert (code, told) == (0, f"{len(sent)} records\n")
+    code, _, reported = kohort("produce", copy, "--format", "json", stdin=lines)
+    assert (code, reported) == (0, f"{len(sent)} records\n")
     assert read_all(servers, copy) == read_all(servers, source)
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "reported"),
     [
         ('"tiemstamp": 1', "unknown field 'tiemstamp'; did you mean timestamp?"),
         ('"partition": "1"', 'field partition must be an integer from 0 to 2147483647, not "1"'),
@@ -213,11 +213,11 @@ def test_json_out_and_in_again_is_the_same_record(kohort: Kohort, servers: str, 
         ('"key": [', "line 2: no JSON"),
     ],
 )
-def test_wrong_field_is_named_with_its_line(kohort: Kohort, topic: str, field: str, told: str) -> None:
+def test_wrong_field_is_named_with_its_line(kohort: Kohort, topic: str, field: str, reported: str) -> None:
     lines = f'{{"value": "before"}}\n{{"value": "v", {field}}}\n{{"value": "after"}}\n'.encode()
     code, _, said = kohort("produce", topic, "--format", "json", stdin=lines)
     assert code == 1
-    assert told in said
+    assert reported in said
     assert said.startswith("kohort: line 2: ")
     assert "; nothing after it was sent" in said
     assert kohort("consume", topic, *ALL)[1] == b"before\n"
@@ -247,8 +247,8 @@ def test_topic_with_fewer_partitions_takes_records_by_key(kohort: Kohort, server
     first, *others = read_all(servers, topic)
     assert first[0] == 0
     assert len({record[0] for record in others}) == 1
-    code, _, told = kohort("produce", topic, "--partition", "0", "--by-key")
-    assert (code, "--by-key" in told) == (2, True)
+    code, _, reported = kohort("produce", topic, "--partition", "0", "--by-key")
+    assert (code, "--by-key" in reported) == (2, True)
 
 
 def test_line_that_is_too_large_is_named(kohort: Kohort, topic: str, tmp_path: Path) -> None:
@@ -257,14 +257,14 @@ def test_line_that_is_too_large_is_named(kohort: Kohort, topic: str, tmp_path: P
     small.write_text("max.request.size=5000\n")
     config = ("--command-config", str(small))
     lines = b"a\n" + b"b" * 6000 + b"\nc\n"
-    code, _, told = kohort("produce", topic, *config, stdin=lines)
-    assert (code, "kohort: line 2: a record of about" in told) == (1, True)
-    code, _, told = kohort("produce", topic, *config, stdin=b"a\n" + b"b" * 6_000_000)
-    assert (code, "kohort: line 2: more than" in told) == (1, True)
+    code, _, reported = kohort("produce", topic, *config, stdin=lines)
+    assert (code, "kohort: line 2: a record of about" in reported) == (1, True)
+    code, _, reported = kohort("produce", topic, *config, stdin=b"a\n" + b"b" * 6_000_000)
+    assert (code, "kohort: line 2: more than" in reported) == (1, True)
     assert kohort("topics", "alter", topic, "--config", "max.message.bytes=1000")[0] == 0
-    code, _, told = kohort("produce", topic, stdin=b"a\n" + b"b" * 6000 + b"\nc\n")
+    code, _, reported = kohort("produce", topic, stdin=b"a\n" + b"b" * 6000 + b"\nc\n")
     assert code == 1
-    assert "the first of line 2: " in told
+    assert "the first of line 2: " in reported
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all", "-1"])

@@ -149,10 +149,10 @@ def test_group_configs(admin: Admin) -> None:
     group = ConfigResource(ResourceType.GROUP, f"g-{uuid.uuid4().hex[:8]}")
     admin.incremental_alter_configs({group: {"consumer.session.timeout.ms": "50000"}}).all()
 
-    def told() -> bool:
+    def reported() -> bool:
         return admin.describe_configs([group]).result(group)["consumer.session.timeout.ms"].value == "50000"
 
-    until(told, "the group's configuration is changed")
+    until(reported, "the group's configuration is changed")
 
 
 def test_records(admin: Admin, servers: str, topic: str) -> None:

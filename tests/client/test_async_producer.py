@@ -50,13 +50,13 @@ def values(servers: str, topic: str, **settings: object) -> list[bytes]:
 
 
 def test_records_and_tables_arrive(servers: str, topic: str) -> None:
-    told: list[object] = []
+    reported: list[object] = []
 
     async def main() -> None:
         async with AsyncProducer(servers, linger_ms=1) as producer:
             assert len(await producer.partitions_for(topic)) > 1
             sent = [
-                await producer.send(topic, str(i), partition=0, on_delivery=lambda error, _: told.append(error))
+                await producer.send(topic, str(i), partition=0, on_delivery=lambda error, _: reported.append(error))
                 for i in range(500)
             ]
             places = [await future for future in sent]
@@ -70,7 +70,7 @@ def test_records_and_tables_arrive(servers: str, topic: str) -> None:
 
     asyncio.run(main())
     assert sorted(map(int, values(servers, topic))) == list(range(902))
-    assert told == [None] * 500
+    assert reported == [None] * 500
 
 
 def test_transactions(servers: str, topic: str) -> None:

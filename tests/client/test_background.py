@@ -56,7 +56,7 @@ def error_of(poll: Callable[[], object]) -> KafkaError:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @pytest.mark.parametrize("action", ["garble", "fail"])
-def test_heartbeats_that_fail_for_good_are_told_by_poll_and_no_record_follows(
+def test_poll_raises_when_heartbeats_fail_for_good_and_no_record_follows(
     kohort_broker: Broker, topic: str, protocol: str, action: str
 ) -> None:
     api = {"classic": "Heartbeat", "consumer": "ConsumerGroupHeartbeat"}[protocol]
@@ -86,7 +86,7 @@ def test_heartbeats_that_fail_for_good_are_told_by_poll_and_no_record_follows(
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_member_that_does_not_read_is_told_too(kohort_broker: Broker, topic: str, protocol: str) -> None:
+def test_a_member_that_does_not_read_gets_the_error_too(kohort_broker: Broker, topic: str, protocol: str) -> None:
     settings: dict[str, Any] = {"group_protocol": protocol, "heartbeat_interval_ms": 200, "client_id": "victim"}
     with GroupMember(kohort_broker.bootstrap_servers, "g", topics=[topic], **settings) as member:
         member.wait_assignment(20_000)
@@ -95,7 +95,7 @@ def test_a_member_that_does_not_read_is_told_too(kohort_broker: Broker, topic: s
         assert error_of(member.revocation).code is ErrorCode.CORRUPT_MESSAGE
 
 
-def test_metadata_that_can_not_be_read_is_told_by_poll(kohort_broker: Broker, topic: str) -> None:
+def test_poll_raises_when_metadata_can_not_be_read(kohort_broker: Broker, topic: str) -> None:
     with Consumer(kohort_broker.bootstrap_servers, client_id="victim") as consumer:
         kohort_broker.faults.add(Fault("Metadata", "garble", client_id="victim", times=None))
         consumer.assign([TopicPartition(topic, 0)])
@@ -132,7 +132,7 @@ def test_a_commit_callback_that_raises_ends_nothing(
     assert record.exc_info is not None and isinstance(record.exc_info[1], ZeroDivisionError)
 
 
-def test_a_commit_that_nobody_waits_for_is_told_in_the_log(
+def test_log_reports_a_failed_commit_that_nobody_waits_for(
     kohort_broker: Broker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     part = TopicPartition(topic, 0)
@@ -147,8 +147,8 @@ def test_a_commit_that_nobody_waits_for_is_told_in_the_log(
             consumer.commit_async({part: 7})
         with pytest.raises(KafkaError):
             consumer.commit({part: 8})
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == 1 and told[0].startswith("commit failed: commit for group 'g' of ")
+    reported = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(reported) == 1 and reported[0].startswith("commit failed: commit for group 'g' of ")
 
 
 def test_a_commit_waits_for_those_before_it_within_its_own_time(kohort_broker: Broker, topic: str) -> None:

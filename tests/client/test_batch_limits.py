@@ -29,7 +29,7 @@ def broker() -> Iterator[Broker]:
         yield broker
 
 
-def test_consumer_names_partition_offset_and_setting_and_goes_on_after_a_seek(broker: Broker) -> None:
+def test_consumer_names_partition_offset_and_setting_and_continues_after_a_seek(broker: Broker) -> None:
     settings = {"auto.offset.reset": "earliest", "max.decompressed.batch.bytes": LIMIT}
     with Consumer(broker.bootstrap_servers, **settings) as consumer:  # type: ignore[arg-type]
         consumer.assign([PARTITION])

@@ -88,14 +88,14 @@ def test_a_broker_that_is_back_is_reached_before_a_third_as_long_again_as_it_was
     world = VirtualCluster(refuse={9092})
     links, runtime = world.cluster.connections, world.runtime
 
-    async def reach(lane: str) -> None:
+    async def reach(channel: str) -> None:
         while True:
             with contextlib.suppress(ConnectionFailed):
-                await links.acquire(1, Address("127.0.0.1", 9092), lane, 10_000)
+                await links.acquire(1, Address("127.0.0.1", 9092), channel, 10_000)
                 return
 
-    for lane in ("main", "fetch", "push"):
-        runtime.spawn(reach(lane), lane)
+    for channel in ("main", "fetch", "push"):
+        runtime.spawn(reach(channel), channel)
     assert tries(world, 2_000) == [0, 50, 113, 191, 289, 411, 563, 754, 993, 1_291, 1_663]
 
 
@@ -224,14 +224,14 @@ def test_a_call_that_can_not_be_answered_names_address_and_cause(ask: Ask) -> No
         ask(NOBODY, {})
 
 
-def test_a_name_that_can_not_be_resolved_is_told() -> None:
+def test_a_name_that_can_not_be_resolved_is_reported() -> None:
     for name in ("no-such-host.invalid", f"{'x' * 70}.invalid"):
         with pytest.raises(KafkaError, match=f"{name}:9092: "):
             list_topics(f"{name}:9092", {})
 
 
 @pytest.mark.parametrize("ask", [ask_position, list_groups, offsets_of_a_group, in_asyncio, contact])
-def test_an_address_that_a_broker_names_and_that_no_one_answers_at_is_told_with_where_it_comes_from(
+def test_an_address_that_a_broker_names_and_that_no_one_answers_at_is_reported_with_its_origin(
     kohort_broker_factory: Callable[..., Broker], ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = kohort_broker_factory({"advertised.port": 1})
@@ -245,7 +245,7 @@ def test_an_address_that_a_broker_names_and_that_no_one_answers_at_is_told_with_
     assert text in warnings_of(caplog)
 
 
-def test_what_was_sent_and_is_not_taken_is_told_by_flush(kohort_broker: Broker) -> None:
+def test_flush_reports_what_was_sent_and_is_not_taken(kohort_broker: Broker) -> None:
     with Producer(kohort_broker.bootstrap_servers, max_block_ms=2_000, buffer_memory=40_000) as producer:
         producer.send("numbers", "1").result(timeout_ms=20_000)
         kohort_broker.kill()
@@ -270,7 +270,7 @@ def added(broker: Broker, fault: Fault) -> Iterator[FaultHandle]:
     rule.remove()
 
 
-def test_what_a_delivery_waits_for_is_told_by_its_result(kohort_broker: Broker) -> None:
+def test_delivery_result_says_what_it_waits_for(kohort_broker: Broker) -> None:
     """Partition, time and cause: that the broker takes its time, refuses for now, or can't be reached."""
     servers = kohort_broker.bootstrap_servers
     with Producer(servers, linger_ms=0, retry_backoff_ms=20) as producer:
@@ -348,7 +348,7 @@ def test_one_that_closes_at_once_is_asked_whether_it_wants_tls(ask: Ask) -> None
 
 
 @pytest.mark.parametrize("ask", FACES)
-def test_tls_to_a_broker_without_it_is_told(kohort_broker: Broker, ask: Ask) -> None:
+def test_tls_to_a_broker_without_it_is_reported(kohort_broker: Broker, ask: Ask) -> None:
     servers = kohort_broker.bootstrap_servers
     with pytest.raises(KafkaError, match=f"{servers}: the broker speaks Kafka without TLS there: .* PLAINTEXT"):
         ask(servers, {"security_protocol": "SSL"})
@@ -356,7 +356,7 @@ def test_tls_to_a_broker_without_it_is_told(kohort_broker: Broker, ask: Ask) -> 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 @pytest.mark.parametrize("ask", FACES)
-def test_plain_text_to_a_broker_with_tls_is_told(tmp_path: Path, ask: Ask) -> None:
+def test_plain_text_to_a_broker_with_tls_is_reported(tmp_path: Path, ask: Ask) -> None:
     make_certificates(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "broker.crt", tmp_path / "broker.key")
@@ -386,7 +386,7 @@ def test_an_alert_of_tls_is_taken_for_what_it_is(ask: Ask) -> None:
         ask(servers, {})
 
 
-def test_one_that_accepts_and_says_nothing_is_told() -> None:
+def test_a_server_that_accepts_and_says_nothing_is_reported() -> None:
     ended = threading.Event()
 
     def hold(accepted: socket.socket) -> None:

@@ -265,7 +265,7 @@ def test_one_that_was_silent_is_asked_when_no_other_is_there() -> None:
 
 
 @pytest.mark.parametrize("refreshes", [True, False])
-def test_the_patience_with_brokers_that_are_silent_grows_to_a_bound(refreshes: bool) -> None:
+def test_the_timeout_for_brokers_that_are_silent_grows_to_a_bound(refreshes: bool) -> None:
     """The wait doubled up to the request timeout: a stopped broker was waited for as long as a slow request."""
     world = VirtualCluster(settings={"request_timeout_ms": 600_000, "default_api_timeout_ms": 600_000})
     world.handlers["Metadata"] = lambda message, version: PARK
@@ -280,7 +280,7 @@ def test_the_patience_with_brokers_that_are_silent_grows_to_a_bound(refreshes: b
     assert len(waited_ms) > 8 and max(waited_ms) <= LOOKUP_TIMEOUT_MAX_MS + 1_100
 
 
-def test_no_refusal_makes_the_patience_with_one_that_is_silent_longer() -> None:
+def test_no_refusal_makes_the_timeout_for_a_silent_broker_longer() -> None:
     """After a minute in which no broker was there the first that stood still was waited for half a minute."""
     world = three()
     world.cut()
@@ -325,7 +325,7 @@ class TwoClusters:
         self.world.call(self.world.cluster.send(HeartbeatRequest(group_id="g"), BrokerById(1)))
 
 
-def test_a_broker_is_told_which_broker_of_which_cluster_is_meant() -> None:
+def test_requests_name_the_broker_and_the_cluster_that_are_meant() -> None:
     side = TwoClusters()
     side.world.call(side.world.cluster.describe_topics(["a"]))
     side.ask_broker()
@@ -345,7 +345,7 @@ def test_another_clusters_broker_at_the_address_leads_back_to_the_bootstrap_addr
     assert side.meant() == [(None, -1), ("first", 1), (None, -1), ("second", 1)]
 
 
-def test_a_cluster_before_kafka_4_4_is_not_told_which_broker_is_meant() -> None:
+def test_requests_to_a_cluster_before_kafka_4_4_do_not_name_the_broker() -> None:
     side = TwoClusters(highest=4)
     side.world.call(side.world.cluster.describe_topics(["a"]))
     side.ask_broker()

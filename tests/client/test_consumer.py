@@ -199,7 +199,7 @@ def test_commits_of_all_kinds_are_read_back(servers: str, topic: str) -> None:
     fill(servers, topic, 100)
     parts = [TopicPartition(topic, number) for number in range(4)]
     done = threading.Event()
-    told: list[KafkaError | None] = []
+    reported: list[KafkaError | None] = []
     with Consumer(servers, group_id=topic, enable_auto_commit=False, **QUICK) as consumer:
         consumer.subscribe([topic])
         read_all(consumer, 100)
@@ -210,8 +210,8 @@ def test_commits_of_all_kinds_are_read_back(servers: str, topic: str) -> None:
         found = consumer.committed([parts[0]])[parts[0]]
         assert found is not None and (found.offset, found.metadata) == (7, "why")
         consumer.commit_async({parts[0]: 8})
-        consumer.commit_async({parts[0]: 9}, lambda offsets, error: (told.append(error), done.set()))
-        assert done.wait(10) and told == [None]
+        consumer.commit_async({parts[0]: 9}, lambda offsets, error: (reported.append(error), done.set()))
+        assert done.wait(10) and reported == [None]
         found = consumer.committed([parts[0]])[parts[0]]
         assert found is not None and found.offset == 9
 
@@ -343,7 +343,7 @@ def test_a_static_member_that_restarts_moves_nothing(servers: str, topic: str, p
         assert len(log.events) == events
 
 
-def test_a_consumer_that_does_not_poll_is_evicted_and_told(servers: str, topic: str) -> None:
+def test_a_consumer_that_does_not_poll_is_evicted_and_gets_an_error(servers: str, topic: str) -> None:
     log = Log()
     settings = {"group_id": topic, "max_poll_interval_ms": 1000, "session_timeout_ms": 6000, **QUICK}
     with Consumer(servers, **settings) as slow, Consumer(servers, **settings) as other:

@@ -118,7 +118,7 @@ def test_what_only_brokers_serve_goes_to_one_that_a_coordinator_names() -> None:
     assert world.ports("DescribeCluster") == [BROKER]
 
 
-def test_brokers_that_are_named_and_gone_are_told() -> None:
+def test_brokers_that_are_named_and_gone_are_reported() -> None:
     world = Apart(refuse={BROKER}, settings={"request_timeout_ms": 2000})
     with pytest.raises(KafkaError, match=r"is a coordinator; of the brokers that it names: .*127.0.0.1:9092"):
         world.call(world.cluster.send(DescribeClusterRequest(), ANY))
@@ -198,7 +198,7 @@ def test_coordinators_are_reached_in_plain_where_brokers_want_a_login() -> None:
     assert {connection.address.port for connection in world.opened if connection.plain} == {FIRST, SECOND}
 
 
-def test_a_broker_among_plain_coordinators_is_told() -> None:
+def test_a_broker_among_plain_coordinators_is_reported() -> None:
     settings = {"bootstrap_servers": f"127.0.0.1:{BROKER}", "coordinators_security_protocol": "PLAINTEXT"}
     world = Apart(settings={**settings, "request_timeout_ms": 2000})
     with pytest.raises(KafkaError, match="127.0.0.1:9092 is a broker"):

@@ -79,7 +79,7 @@ def sizes(slices: list[Slice]) -> list[tuple[int, int]]:
     return [(part.partition.partition, len(part)) for part in slices]
 
 
-def test_greedy_takes_one_partition_after_the_other_and_goes_on_where_it_left_off() -> None:
+def test_greedy_takes_one_partition_after_the_other_and_continues_where_it_left_off() -> None:
     partitions, buffer = start(3)
     fill(buffer, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 200))
     assert sizes(buffer.take(300)) == [(0, 300)]

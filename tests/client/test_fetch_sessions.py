@@ -114,7 +114,7 @@ def test_an_answer_without_a_session_keeps_requests_whole() -> None:
     assert {(request[0], request[1]) for request in requests(log)} == {(0, 0)}
 
 
-def test_a_broker_that_may_not_be_asked_is_an_error_of_poll_and_not_silence() -> None:
+def test_a_broker_that_may_not_be_asked_is_an_error_of_poll() -> None:
     log = Log({A0: 60})
     log.world.highest[1] = 3
     with pytest.raises(Exception, match="FetchRequest: 127.0.0.1:9092 speaks it not at all"):

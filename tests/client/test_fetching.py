@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kohort.client.consumer import fetching
@@ -187,7 +189,7 @@ def test_who_is_to_be_asked_again_later_than_another_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 3])
-def test_a_leader_that_stood_still_does_not_reset_what_its_successor_has(epoch: int) -> None:
+def test_a_leader_that_was_paused_does_not_reset_what_its_successor_has(epoch: int) -> None:
     """The old leader woke without records that another consumer had read from its successor: reading restarted at 0."""
     log = Log({A0: 50})
     metadata = log.world.handlers["Metadata"]
@@ -207,16 +209,16 @@ def test_a_leader_that_stood_still_does_not_reset_what_its_successor_has(epoch: 
     assert offsets(log.poll(), A0) == list(range(80, 100))
 
 
-@pytest.mark.parametrize(("epoch", "patience_ms"), [(-1, CONFIRM_MS), (0, 0), (7, BEHIND_MS)])
-def test_that_a_position_is_not_there_is_believed_in_the_end(epoch: int, patience_ms: int) -> None:
+@pytest.mark.parametrize(("epoch", "wait_ms"), [(-1, CONFIRM_MS), (0, 0), (7, BEHIND_MS)])
+def test_that_a_position_is_not_there_is_believed_in_the_end(epoch: int, wait_ms: int) -> None:
     log = Log({A0: 50})
     log.core.seek(A0, FetchPosition(80, epoch))
     began_ms = log.world.runtime.now_ms
     assert offsets(log.poll(timeout_ms=60_000), A0)[:1] == [0]
-    assert patience_ms <= log.world.runtime.now_ms - began_ms < patience_ms + 1_000
+    assert wait_ms <= log.world.runtime.now_ms - began_ms < wait_ms + 1_000
 
 
-def test_truncation_is_found_and_reading_goes_on_where_both_histories_agree() -> None:
+def test_reader_finds_a_truncation_and_continues_where_both_histories_agree() -> None:
     log = Log({A0: 100})
     log.core.seek(A0, FetchPosition(80, 3))
     log.facts["diverging_epoch"] = FetchResponse.EpochEndOffset(epoch=2, end_offset=60)
@@ -274,7 +276,7 @@ def test_lag_is_known_from_the_last_fetch() -> None:
     assert log.core.lag(A0) == 80
 
 
-def test_figures_count_what_happened() -> None:
+def test_metrics_count_what_happened() -> None:
     log = Log({A0: 40})
     log.poll()
     log.poll()
@@ -320,3 +322,22 @@ def test_an_answer_that_comes_when_another_broker_has_long_answered_is_not_used(
     while len(seen) < 100:
         seen += offsets(log.poll(), A0)
     assert seen == list(range(100))
+
+
+def test_records_before_damage_on_the_broker_are_returned_before_its_error() -> None:
+    """They wait to be decoded when the error comes: whoever seeks past the damage as told must have them."""
+    log = Log({A0: 100})
+
+    def refuse_from_40(message: Any, version: int) -> Any:
+        (asked,) = [part for topic in message.topics for part in topic.partitions]
+        log.errors = {A0: ErrorCode.CORRUPT_MESSAGE} if asked.fetch_offset >= 40 else {}
+        return log.fetch(message, version)
+
+    log.world.handlers["Fetch"] = refuse_from_40
+    seen = log.poll()
+    log.world.run(1000)
+    assert log.fetches()[-1] == {0: 40}
+    seen += log.poll()
+    assert offsets(seen, A0) == list(range(40))
+    with pytest.raises(CorruptDataError):
+        log.poll()

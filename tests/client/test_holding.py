@@ -65,16 +65,16 @@ class Held(HoldingListener):
     """Recorded callbacks, in order."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, set[TopicPartition]]] = []
+        self.reported: list[tuple[str, set[TopicPartition]]] = []
 
     def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
-        self.told.append(("wanted", set(partitions)))
+        self.reported.append(("wanted", set(partitions)))
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self.told.append(("revoked", set(partitions)))
+        self.reported.append(("revoked", set(partitions)))
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        self.told.append(("lost", set(partitions)))
+        self.reported.append(("lost", set(partitions)))
 
 
 class Reading:
@@ -113,7 +113,7 @@ def pair(servers: str, topic: str, settings: dict[str, Any]) -> Iterator[tuple[R
 def test_what_is_wanted_is_held_until_it_is_released(pair: tuple[Reading, Reading]) -> None:
     first, second = pair
     held = first.consumer.wanted()
-    assert first.listener.told == [("wanted", held)]
+    assert first.listener.reported == [("wanted", held)]
     assert held <= first.consumer.assignment()
     before = first.consumer.positions()
     for _ in range(20):
@@ -127,7 +127,7 @@ def test_what_is_wanted_is_held_until_it_is_released(pair: tuple[Reading, Readin
     first.consumer.commit(first.consumer.positions())
     assert first.consumer.group_metadata().member_id
     assert first.consumer.release() is True
-    assert first.listener.told == [("wanted", held), ("revoked", held)]
+    assert first.listener.reported == [("wanted", held), ("revoked", held)]
     assert first.consumer.release() is False
 
     def all_read() -> bool:
@@ -143,7 +143,7 @@ def test_what_is_wanted_is_held_until_it_is_released(pair: tuple[Reading, Readin
 def test_a_close_lets_go_what_is_held(pair: tuple[Reading, Reading]) -> None:
     first, second = pair
     first.consumer.close()
-    assert first.listener.told[-1][0] == "revoked"
+    assert first.listener.reported[-1][0] == "revoked"
     until(lambda: bool(second.poll()) and len(second.consumer.assignment()) == 4, "the other has all")
 
 
@@ -160,12 +160,12 @@ def test_what_is_held_too_long_is_lost(own_broker: Broker) -> None:
     def lost() -> bool:
         first.poll()
         second.poll()
-        return any(what == "lost" for what, _ in first.listener.told)
+        return any(what == "lost" for what, _ in first.listener.reported)
 
     until(lost, "the coordinator's patience is over")
-    assert first.listener.told[0][0] == "wanted"
+    assert first.listener.reported[0][0] == "wanted"
     assert first.consumer.release() is False
-    assert "revoked" not in [what for what, _ in first.listener.told]
+    assert "revoked" not in [what for what, _ in first.listener.reported]
     for consumer in (first, second):
         consumer.consumer.close()
 
@@ -199,7 +199,7 @@ def test_a_wakeup_loses_no_record(own_broker: Broker) -> None:
     assert read == list(range(RECORDS)) and woken
 
 
-class Told(RebalanceListener):
+class RecordedAssignments(RebalanceListener):
     """Recorded assignments."""
 
     def __init__(self) -> None:
@@ -209,8 +209,8 @@ class Told(RebalanceListener):
         self.assigned |= set(partitions)
 
 
-def test_what_the_group_gave_is_told_also_when_it_rebalances_anew_before_the_poll(servers: str, topic: str) -> None:
-    group, listener, client = f"g-{uuid.uuid4().hex[:8]}", Told(), RawClient(servers)
+def test_assignment_is_announced_also_when_the_group_rebalances_anew_before_the_poll(servers: str, topic: str) -> None:
+    group, listener, client = f"g-{uuid.uuid4().hex[:8]}", RecordedAssignments(), RawClient(servers)
     everything = [TopicPartition(topic, number) for number in range(4)]
     leader = Member(client, group, topic, protocol="cooperative-sticky")
     settings = {"partition_assignment_strategy": ("cooperative-sticky",), "heartbeat_interval_ms": 100}
@@ -254,4 +254,4 @@ def test_the_asynchronous_face_has_the_same(servers: str, topic: str, settings: 
         return held
 
     held = asyncio.run(hold())
-    assert listener.told[:2] == [("wanted", held), ("revoked", held)]
+    assert listener.reported[:2] == [("wanted", held), ("revoked", held)]

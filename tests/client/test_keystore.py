@@ -130,13 +130,13 @@ def test_a_server_sees_a_certificate_that_is_given_as_text(stores: Path) -> None
         ({"ssl.enabled.protocols": "TLSv1.1"}, "names no version that is spoken here"),
     ],
 )
-def test_an_identity_that_can_not_be_used_is_told(stores: Path, given: dict[str, str], words: str) -> None:
+def test_an_identity_that_can_not_be_used_is_reported(stores: Path, given: dict[str, str], words: str) -> None:
     given = {name: str(stores / value) if name.endswith("location") else value for name, value in given.items()}
     with pytest.raises(InvalidInputError, match=words):
         tls_context(client_config(ConnectionConfig, None, {"security.protocol": "SSL", **given}))
 
 
-def test_a_damaged_key_store_is_told_wherever_it_breaks_off(stores: Path, tmp_path: Path) -> None:
+def test_a_damaged_key_store_is_reported_wherever_it_breaks_off(stores: Path, tmp_path: Path) -> None:
     whole = (stores / "client.jks").read_bytes()
     for size in range(4, len(whole), 131):
         (tmp_path / "cut.jks").write_bytes(whole[:size])

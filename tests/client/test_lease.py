@@ -56,7 +56,7 @@ def test_it_runs_from_when_the_newest_answered_request_was_sent() -> None:
     assert (lease.beat_ms(3_000), lease.answer_ms(30_000)) == (2_000, 2_500)
 
 
-def test_of_two_leases_told_the_shorter_one_counts() -> None:
+def test_the_shorter_of_two_leases_counts() -> None:
     lease = Lease(LEASE_MS)
     lease.renew(0)
     lease.record_answer(8_000)
@@ -72,7 +72,7 @@ def test_heartbeats_keep_it(trial: Trial) -> None:
     assert trial.member.lapses == 0
 
 
-def test_a_lease_that_is_told_while_the_first_heartbeat_is_under_way_delays_no_other() -> None:
+def test_a_lease_that_arrives_during_the_first_heartbeat_delays_no_other() -> None:
     """A joiner is often given nothing at first, and told to ask again soon."""
     trial = ConsumerCoordinator()
     trial.world.lease_ms = LEASE_MS
@@ -83,12 +83,12 @@ def test_a_lease_that_is_told_while_the_first_heartbeat_is_under_way_delays_no_o
     assert len(trial.beats()) == count + 1
 
 
-@pytest.mark.parametrize("silence", [PARK, DROP])
-def test_without_an_answer_it_ends_and_the_next_answer_renews_it(trial: Trial, silence: object) -> None:
+@pytest.mark.parametrize("no_answer", [PARK, DROP])
+def test_without_an_answer_it_ends_and_the_next_answer_renews_it(trial: Trial, no_answer: object) -> None:
     handler = trial.world.handlers[beat_name(trial)]
     pass_ms(trial, 4_000)
     answered_ms = [request.at_ms for request in trial.world.sent(beat_name(trial))][-1]
-    trial.world.handlers[beat_name(trial)] = lambda message, version: silence
+    trial.world.handlers[beat_name(trial)] = lambda message, version: no_answer
     trial.world.run(answered_ms + END_MS - 1)
     assert trial.member.owns
     trial.world.run(answered_ms + END_MS + 1)
@@ -118,7 +118,7 @@ def test_who_was_evicted_meanwhile_loses_what_it_held(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_where_none_was_told_only_the_session_counts(protocol: str) -> None:
+def test_only_the_session_counts_without_a_lease(protocol: str) -> None:
     trial = member_of(protocol, lease_ms=0)
     trial.world.handlers[beat_name(trial)] = lambda message, version: PARK
     pass_ms(trial, 20_000)
@@ -175,7 +175,7 @@ def test_an_assignment_that_was_long_on_its_way_is_owned_from_when_it_was_asked_
     assert not member.owns
 
 
-def test_a_cooperative_join_that_waits_is_no_silence() -> None:
+def test_a_cooperative_join_that_waits_does_not_end_the_lease() -> None:
     trial = ClassicCoordinator("cooperative-sticky", heartbeat_interval_ms=3_000)
     trial.world.lease_ms = LEASE_MS
     member = trial.subscribe("a")
@@ -197,7 +197,7 @@ def test_a_cooperative_join_that_waits_is_no_silence() -> None:
     assert member.holding and member.owns and member.rebalances == 2
 
 
-def test_a_sync_that_waits_for_the_leader_is_no_silence() -> None:
+def test_a_sync_that_waits_for_the_leader_does_not_end_the_lease() -> None:
     trial = ClassicCoordinator(heartbeat_interval_ms=3_000)
     trial.world.lease_ms = LEASE_MS
     sync, trial.world.handlers["SyncGroup"] = trial.world.handlers["SyncGroup"], lambda message, version: PARK

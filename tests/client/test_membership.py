@@ -77,7 +77,7 @@ class Coordinator:
             protocol_name=protocol.name,
             leader=message.member_id if self.leader else "other",
             member_id=message.member_id,
-            members=[entry(member_id=member_id, metadata=told) for member_id, told in members.items()]
+            members=[entry(member_id=member_id, metadata=reported) for member_id, reported in members.items()]
             if self.leader
             else [],
         )
@@ -111,7 +111,7 @@ def test_a_member_joins_with_the_id_it_is_given_and_assigns_as_the_leader() -> N
     assert [request.message.member_id for request in trial.world.sent("JoinGroup")] == ["", "m-1"]
 
 
-def test_heartbeats_go_on_while_the_application_does_nothing() -> None:
+def test_heartbeats_continue_while_the_application_does_nothing() -> None:
     trial = Coordinator()
     trial.subscribe("a")
     trial.world.run(10_500)
@@ -120,7 +120,7 @@ def test_heartbeats_go_on_while_the_application_does_nothing() -> None:
     assert all(later - earlier == pytest.approx(1000, abs=1) for earlier, later in itertools.pairwise(times))
 
 
-def test_an_eager_revocation_waits_for_the_application_while_heartbeats_go_on() -> None:
+def test_an_eager_revocation_waits_for_the_application_while_heartbeats_continue() -> None:
     trial = Coordinator()
     member = trial.subscribe("a")
     trial.rebalance(*parts(0, 1))
@@ -303,7 +303,7 @@ def test_what_is_held_while_a_join_waits_is_lost_when_nothing_is_answered_for_a_
 
 
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
-def test_heartbeats_go_on_after_one_that_was_refused_while_a_join_was_on_its_way(code: ErrorCode) -> None:
+def test_heartbeats_continue_after_one_that_was_refused_while_a_join_was_on_its_way(code: ErrorCode) -> None:
     """The group went on meanwhile; whether the member is in it is told by the answer to the join."""
     trial = Coordinator("cooperative-sticky", session_timeout_ms=6000)
     trial.subscribe("a")
@@ -403,7 +403,7 @@ def logged_out(trial: Coordinator) -> None:
 
 @pytest.mark.parametrize("failing", [unreadable, refused, logged_out])
 @pytest.mark.parametrize("state", [MemberState.HOLDING, MemberState.REVOKING])
-def test_a_heartbeat_that_fails_for_good_is_told_and_nothing_is_held_any_more(
+def test_a_heartbeat_that_fails_for_good_is_an_error_and_nothing_is_held_any_more(
     failing: Callable[[Coordinator], None], state: MemberState
 ) -> None:
     login = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "u", "sasl_password": "p"}
@@ -446,7 +446,7 @@ class Careless(Range):
             raise ZeroDivisionError("by its own fault")
 
 
-def test_a_fault_of_an_assignor_that_is_told_its_assignment_is_an_error_of_the_member() -> None:
+def test_a_fault_of_an_assignor_in_on_assignment_is_an_error_of_the_member() -> None:
     assignor = Careless()
     trial = Coordinator(partition_assignment_strategy=[assignor])
     member = trial.subscribe("a")
@@ -458,7 +458,7 @@ def test_a_fault_of_an_assignor_that_is_told_its_assignment_is_an_error_of_the_m
     assert member.holding and member.assignment.partitions == parts(0, 1, 2, 3)
 
 
-def test_a_group_that_stays_out_of_reach_is_told_in_the_log_at_last_and_then_sparingly(
+def test_log_reports_an_unreachable_group_at_last_and_then_less_often(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trial = Coordinator()
@@ -467,9 +467,9 @@ def test_a_group_that_stays_out_of_reach_is_told_in_the_log_at_last_and_then_spa
     trial.world.run(2_000)
     assert not caplog.records
     trial.world.run(60_000)
-    told = [record.getMessage() for record in caplog.records]
-    assert 2 <= len(told) <= 4
-    assert all("[group g] still not done after" in text and "coordinator" in text for text in told)
+    reported = [record.getMessage() for record in caplog.records]
+    assert 2 <= len(reported) <= 4
+    assert all("[group g] still not done after" in text and "coordinator" in text for text in reported)
 
 
 def test_an_instance_id_that_another_took_ends_the_member_for_good() -> None:
@@ -536,10 +536,10 @@ def test_a_leader_whose_assignor_fails_gives_up_what_it_held_since_nobody_beats_
     assert not member.assignment.partitions
 
 
-@pytest.mark.parametrize("told", [b"", b"\0", b"\xff\xff", b"\0\1\x7f\xff\xff\xff"])
-def test_a_member_whose_subscription_can_not_be_read_gets_nothing_and_stops_nobody(told: bytes) -> None:
+@pytest.mark.parametrize("reported", [b"", b"\0", b"\xff\xff", b"\0\1\x7f\xff\xff\xff"])
+def test_a_member_whose_subscription_can_not_be_read_gets_nothing_and_stops_nobody(reported: bytes) -> None:
     trial = Coordinator()
-    trial.others["m-2"] = told
+    trial.others["m-2"] = reported
     member = trial.subscribe("a")
     assert member.assignment.partitions == tuple(parts(0, 1, 2, 3))
 
@@ -664,7 +664,7 @@ def test_a_changed_subscription_joins_again() -> None:
     assert member.assignment.partitions == parts(0, 1, topic="b")
 
 
-def test_a_member_that_is_not_polled_leaves_and_comes_back_with_the_next_poll() -> None:
+def test_a_member_that_is_not_polled_leaves_and_rejoins_with_the_next_poll() -> None:
     trial = Coordinator(max_poll_interval_ms=5000)
     member = trial.subscribe("a")
     trial.world.run(4000)
@@ -684,7 +684,7 @@ def test_a_member_that_is_not_polled_leaves_and_comes_back_with_the_next_poll() 
     assert member.holding and trial.generation == 2
 
 
-def test_leaving_is_told_even_while_a_join_is_waiting() -> None:
+def test_leave_is_sent_even_while_a_join_is_waiting() -> None:
     trial = Coordinator()
     member = trial.subscribe("a")
     trial.world.handlers["JoinGroup"] = lambda message, version: PARK

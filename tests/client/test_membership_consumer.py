@@ -99,7 +99,7 @@ def test_a_member_joins_with_its_own_id_takes_what_it_is_given_and_says_so_at_on
     assert member.holding and member.assignment.partitions == parts(0, 1, 2, 3)
 
 
-def test_a_heartbeat_without_news_carries_nothing_and_comes_at_the_interval_it_was_told() -> None:
+def test_a_heartbeat_without_news_carries_nothing_and_comes_at_the_coordinators_interval() -> None:
     trial = Coordinator()
     trial.subscribe("a")
     trial.world.run(5500)
@@ -109,7 +109,7 @@ def test_a_heartbeat_without_news_carries_nothing_and_comes_at_the_interval_it_w
     assert all(beat.rebalance_timeout_ms == -1 for beat in quiet)
 
 
-def test_what_is_taken_away_is_acknowledged_only_when_the_application_let_go() -> None:
+def test_revocation_is_acknowledged_only_after_the_application_released_the_partitions() -> None:
     trial = Coordinator()
     member = trial.subscribe("a")
     trial.news, trial.epoch = parts(0, 1), 2
@@ -143,7 +143,7 @@ def test_a_fenced_member_loses_everything_and_joins_afresh(code: ErrorCode) -> N
     assert owned(again) == {} and again.subscribed_topic_names == ["a"]
 
 
-def test_after_a_failure_everything_is_told_again() -> None:
+def test_member_reports_everything_again_after_a_failure() -> None:
     trial = Coordinator()
     trial.subscribe("a")
     trial.error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -216,14 +216,14 @@ def test_a_pattern_is_left_to_the_coordinator_and_unknown_topics_are_asked_for_b
     assert member.assignment.partitions == parts(0, topic="b")
 
 
-def test_why_a_member_was_fenced_is_told_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_says_why_a_member_was_fenced(caplog: pytest.LogCaptureFixture) -> None:
     trial = Coordinator(session_timeout_ms=6_000)
     trial.subscribe("a")
     trial.world.runtime.advance(10_000)  # the process was stopped, or starved
     trial.world.run()
-    (told,) = [record.getMessage() for record in caplog.records if "lost its partitions" in record.getMessage()]
-    assert "not heard for a session (the last request that was answered was sent 10000 ms ago" in told
-    assert "and this client stood still for 9000 ms meanwhile)" in told
+    (reported,) = [record.getMessage() for record in caplog.records if "lost its partitions" in record.getMessage()]
+    assert "not heard for a session (the last request that was answered was sent 10000 ms ago" in reported
+    assert "and this client stood still for 9000 ms meanwhile)" in reported
 
 
 @pytest.mark.parametrize("answer", [PARK, DROP])
@@ -250,7 +250,7 @@ def test_a_topic_that_metadata_does_not_name_holds_up_no_heartbeat_and_costs_not
     assert member.assignment.partitions == parts(0, 1, 2, 3) + parts(0, topic="b")
 
 
-def test_a_changed_subscription_is_told_at_once() -> None:
+def test_a_changed_subscription_is_sent_at_once() -> None:
     trial = Coordinator()
     trial.subscribe("a")
     trial.subscribe("a", "b")
@@ -264,7 +264,7 @@ def test_a_broker_without_the_protocol_is_an_error_that_says_so() -> None:
     assert error is not None and error.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_a_member_that_is_not_polled_leaves_and_comes_back_with_the_next_poll() -> None:
+def test_a_member_that_is_not_polled_leaves_and_rejoins_with_the_next_poll() -> None:
     trial = Coordinator(max_poll_interval_ms=5000)
     member = trial.subscribe("a")
     trial.world.run(5500)
@@ -315,7 +315,7 @@ def refusing_once(trial: Coordinator, code: ErrorCode) -> None:
     trial.world.handlers[HEARTBEAT] = heartbeat
 
 
-def test_after_a_silent_session_a_member_that_is_still_known_goes_on_under_its_id_and_epoch() -> None:
+def test_a_member_that_is_still_known_after_a_silent_session_keeps_its_id_and_epoch() -> None:
     """The member held nothing meanwhile, nobody is disturbed, and the coordinator sends its whole assignment."""
     trial = silent_for_a_session()
     said, trial.news = len(trial.beats()), parts(0, 1, 2, 3)

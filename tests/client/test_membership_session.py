@@ -40,14 +40,14 @@ def is_lost(trial: Trial) -> bool:
     return revocation is not None and revocation.lost
 
 
-def silence(trial: Trial, silent: object = PARK) -> None:
+def stop_answering(trial: Trial, silent: object = PARK) -> None:
     """From now on no heartbeat is answered."""
     trial.world.handlers[beat_name(trial)] = lambda message, version: silent
 
 
 def next_beat(trial: Trial) -> Request:
     """The heartbeat that is sent next, and not answered."""
-    silence(trial)
+    stop_answering(trial)
     while not trial.world.parked_named(beat_name(trial)):
         trial.world.run(trial.world.runtime.now_ms + 1)
     return trial.world.parked_named(beat_name(trial))[-1]
@@ -79,9 +79,9 @@ def test_its_end_waits_for_no_other_attempt(trial: Trial, before_ms: int) -> Non
     """A heartbeat that fails is tried again after a pause, in which the session may end."""
     trial.world.run(1_500)
     answered_ms = trial.world.sent(beat_name(trial))[-1].at_ms
-    silence(trial)
+    stop_answering(trial)
     trial.world.run(answered_ms + END_MS - before_ms)
-    silence(trial, DROP)
+    stop_answering(trial, DROP)
     trial.world.cut()
     ends_at(trial, answered_ms + END_MS)
 
@@ -92,7 +92,7 @@ def test_its_end_does_not_wait_for_a_connection_that_takes_long(trial: Trial) ->
     answered_ms = trial.world.sent(beat_name(trial))[-1].at_ms
     shake = trial.world.handlers["ApiVersions"]
     trial.world.handlers["ApiVersions"] = lambda message, version: PARK
-    silence(trial)
+    stop_answering(trial)
     trial.world.cut()
     trial.world.run(answered_ms + 3_400)
     for waiting in trial.world.parked_named("ApiVersions"):
@@ -124,7 +124,7 @@ def test_the_answer_to_a_join_that_waited_is_no_sign_of_life_where_partitions_ar
     answered_ms = trial.world.sent("Heartbeat")[-1].at_ms
     (join,) = trial.world.parked_named("JoinGroup")
     trial.world.handlers["SyncGroup"] = lambda message, version: PARK
-    silence(trial)
+    stop_answering(trial)
     trial.world.run(answered_ms + 4_000)
     trial.world.answer(join, trial.join(join.message, join.version))
     assert trial.member.state is MemberState.SYNCING
@@ -138,7 +138,7 @@ def test_it_ends_for_a_leader_that_still_asks_for_topics_to_assign() -> None:
     (join,) = trial.world.parked_named("JoinGroup")
     trial.others = {"other": write_subscription(ConsumerProtocolSubscription(NEWEST_VERSION, ("b",)))}
     trial.world.handlers["Metadata"] = lambda message, version: PARK
-    silence(trial)
+    stop_answering(trial)
     trial.world.answer(join, trial.join(join.message, join.version))
     assert trial.member.state is MemberState.SYNCING
     assert trial.world.parked_named("Metadata")
@@ -150,7 +150,7 @@ def test_the_answer_to_a_sync_counts_from_when_it_was_asked_for() -> None:
     trial = ClassicCoordinator(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=1_000)
     sync = trial.world.handlers["SyncGroup"]
     trial.world.handlers["SyncGroup"] = lambda message, version: PARK
-    silence(trial)
+    stop_answering(trial)
     trial.subscribe("a")
     (asked,) = trial.world.parked_named("SyncGroup")
     trial.world.run(asked.at_ms + 3_000)

@@ -38,16 +38,16 @@ class Endpoint:
 
 @contextmanager
 def endpoint() -> Iterator[Endpoint]:
-    told = Endpoint()
+    reported = Endpoint()
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            told.asked.append((self.headers["Authorization"], urllib.parse.parse_qs(body)))
-            status, data = told.answers.pop(0) if len(told.answers) > 1 else told.answers[0]
+            reported.asked.append((self.headers["Authorization"], urllib.parse.parse_qs(body)))
+            status, data = reported.answers.pop(0) if len(reported.answers) > 1 else reported.answers[0]
             self.send_response(status)
             if status == 302:
-                self.send_header("Location", told.url)
+                self.send_header("Location", reported.url)
             self.end_headers()
             self.wfile.write(data)
 
@@ -57,9 +57,9 @@ def endpoint() -> Iterator[Endpoint]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    told.url = f"http://127.0.0.1:{server.server_port}/token"
+    reported.url = f"http://127.0.0.1:{server.server_port}/token"
     try:
-        yield told
+        yield reported
     finally:
         server.shutdown()
         server.server_close()
@@ -132,10 +132,10 @@ def test_busy_endpoint_is_asked_again_and_a_refusal_is_not() -> None:
         assert len(asked.asked) == 4
 
 
-@pytest.mark.parametrize("told", [b"", b"{}", b"[]", b'{"access_token": 7}', b"x" * (1 << 20)])
-def test_answers_without_a_token_are_refused(told: bytes) -> None:
+@pytest.mark.parametrize("reported", [b"", b"{}", b"[]", b'{"access_token": 7}', b"x" * (1 << 20)])
+def test_answers_without_a_token_are_refused(reported: bytes) -> None:
     with endpoint() as asked:
-        asked.answers = [(200, told)]
+        asked.answers = [(200, reported)]
         with pytest.raises(ValueError, match="."):
             source(asked.url, [0.0])()
 
@@ -156,7 +156,7 @@ def test_secret_is_not_sent_to_where_the_endpoint_points() -> None:
         ({"sasl.oauthbearer.token.endpoint.url": None}, "sasl.oauthbearer.token.endpoint.url"),
     ],
 )
-def test_missing_settings_are_told_before_the_first_connection(others: dict[str, Any], text: str) -> None:
+def test_missing_settings_are_reported_before_the_first_connection(others: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
         Admin("127.0.0.1:1", **settings("http://127.0.0.1:1/", **others))
 

@@ -93,7 +93,7 @@ def test_what_an_older_version_can_not_be_asked_is_refused_and_not_asked_without
 
 
 @pytest.mark.parametrize(("api", "newest"), [("JoinGroup", 4), ("SyncGroup", 2), ("Heartbeat", 2)])
-def test_a_static_member_is_told_where_its_coordinator_knows_none(api: str, newest: int) -> None:
+def test_a_static_member_gets_an_error_where_its_coordinator_knows_none(api: str, newest: int) -> None:
     trial = test_membership.Coordinator(group_instance_id="one")
     trial.world.highest[KEYS[api]] = newest
     trial.subscribe("a")
@@ -122,7 +122,7 @@ def test_a_member_joins_by_any_version(newest: int) -> None:
         assert left.message.members[0].reason == ("the test is over" if newest >= 5 else None)
 
 
-def test_a_coordinator_without_patterns_is_told_the_topics_that_match() -> None:
+def test_a_coordinator_without_patterns_gets_the_topics_that_match() -> None:
     trial = test_membership_consumer.Coordinator()
     trial.world.highest[KEYS["ConsumerGroupHeartbeat"]] = 0
     trial.news = test_membership_consumer.parts(0, topic="b")
@@ -146,9 +146,9 @@ def test_committed_offsets_are_asked_for_in_the_layout_of_any_version(newest: in
             assert (message.group_id, message.topics) == ("", [])
             inner = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
             part = inner.OffsetFetchResponsePartitions(partition_index=0, committed_offset=7)
-            told = inner(name=topic.name, topic_id=topic.topic_id, partitions=[part])
+            reported = inner(name=topic.name, topic_id=topic.topic_id, partitions=[part])
             return OffsetFetchResponse(
-                groups=[OffsetFetchResponse.OffsetFetchResponseGroup(group_id="g", topics=[told])]
+                groups=[OffsetFetchResponse.OffsetFetchResponseGroup(group_id="g", topics=[reported])]
             )
         assert message.group_id == "g" and message.groups == []
         assert message.require_stable is (version >= 7)

@@ -25,7 +25,7 @@ class Refusing(Log):
         return answer
 
 
-def test_a_position_that_can_not_be_found_is_told() -> None:
+def test_a_position_that_can_not_be_found_is_reported() -> None:
     log = Refusing({A0: 100, A1: 100})
     with pytest.raises(CorruptDataError, match="a-0"):
         log.poll()

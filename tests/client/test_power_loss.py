@@ -67,7 +67,7 @@ def data(tmp_path: Path) -> Path:
     return data
 
 
-def test_a_group_goes_on_with_the_records_that_took_the_place_of_those_it_had_read(data: Path) -> None:
+def test_a_group_continues_with_the_records_that_took_the_place_of_those_it_had_read(data: Path) -> None:
     with Broker(data_dir=data, config=AT_ONCE) as broker:
         send(broker, LATER, "later")
         with Consumer(broker.bootstrap_servers, **SETTINGS) as consumer:  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_a_group_goes_on_with_the_records_that_took_the_place_of_those_it_had_re
             assert read(consumer, LATER) == [f"later {number}" for number in range(LATER)]
 
 
-def test_a_consumer_that_may_not_choose_is_told(data: Path) -> None:
+def test_a_consumer_that_may_not_choose_gets_an_error(data: Path) -> None:
     with Broker(data_dir=data, config=AT_ONCE) as broker:
         send(broker, LATER, "later")
         settings = SETTINGS | {"auto_offset_reset": "none"}

@@ -54,7 +54,7 @@ def read(servers: str, topic: str, **settings: Any) -> list[dict[str, Any]]:
         return rows
 
 
-def test_a_refused_record_is_told_from_the_others_of_its_batch(servers: str, topic: str) -> None:
+def test_a_refused_record_is_reported_apart_from_the_others_of_its_batch(servers: str, topic: str) -> None:
     """Source: KIP-467: the answer names the records without a key that a compacted topic refuses the batch for."""
     with Admin(servers) as admin:
         admin.create_topics([NewTopic(topic, 1, configs={"cleanup.policy": "compact"})]).all()
@@ -69,7 +69,7 @@ def test_a_refused_record_is_told_from_the_others_of_its_batch(servers: str, top
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_records_arrive_as_sent(servers: str, topic: str, codec: str) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     with Producer(servers, compression_type=codec) as producer:
         sent = [
             producer.send(
@@ -78,7 +78,7 @@ def test_records_arrive_as_sent(servers: str, topic: str, codec: str) -> None:
                 f"key {i % 7}" if i % 3 else None,
                 timestamp_ms=1_700_000_000_000 + i,
                 headers=[("n", str(i).encode()), ("none", None)] if i % 5 == 0 else (),
-                on_delivery=lambda error, where: told.append(-1 if error else where.offset),
+                on_delivery=lambda error, where: reported.append(-1 if error else where.offset),
             )
             for i in range(300)
         ]
@@ -87,7 +87,7 @@ def test_records_arrive_as_sent(servers: str, topic: str, codec: str) -> None:
         (place.partition, place.offset): i for i, place in enumerate(future.result(timeout_ms=0) for future in sent)
     }
     rows = read(servers, topic)
-    assert len(rows) == len(places) == len(told) == 300
+    assert len(rows) == len(places) == len(reported) == 300
     for row in rows:
         i = places[row["partition"], row["offset"]]
         assert row["value"] == (f"value {i}".encode() * 9 if i % 10 else None)
@@ -279,7 +279,7 @@ def test_callbacks_may_fail_but_not_wait(own_broker: Broker, topic: str, caplog:
     One that waits for its own producer is refused, and one that sends is not.
     """
     refused: list[BaseException] = []
-    told: list[int] = []
+    reported: list[int] = []
     with Producer(own_broker.bootstrap_servers, batch_size=200, linger_ms=0) as producer:
 
         def raises(error: KafkaError | None, where: Any) -> None:
@@ -292,7 +292,7 @@ def test_callbacks_may_fail_but_not_wait(own_broker: Broker, topic: str, caplog:
                 refused.append(error_)
 
         def sends(error: KafkaError | None, where: Any) -> None:
-            producer.send(topic, b"once more", partition=0, on_delivery=lambda _, where: told.append(where.offset))
+            producer.send(topic, b"once more", partition=0, on_delivery=lambda _, where: reported.append(where.offset))
 
         producer.send(topic, b"0", partition=0, on_delivery=raises).result(timeout_ms=20_000)
         producer.send(topic, b"1", partition=0, on_delivery=waits).result(timeout_ms=20_000)
@@ -300,7 +300,7 @@ def test_callbacks_may_fail_but_not_wait(own_broker: Broker, topic: str, caplog:
         assert producer.send(topic, b"3", partition=0).result(timeout_ms=20_000).offset >= 3
     assert "a delivery callback failed" in caplog.text
     assert "client's thread" in str(refused[0])
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_ctrl_c_ends_a_send_and_close_at_once(own_broker: Broker, topic: str) -> None:

@@ -124,18 +124,18 @@ def test_a_batch_too_large_for_the_topic_is_split(broker: Broker, topic: str) ->
     """
     with Admin(broker.bootstrap_servers) as admin:
         admin.create_topics([NewTopic(topic, 1, configs={"max.message.bytes": "2000"})]).all()
-    told: list[int] = []
+    reported: list[int] = []
     with Producer(broker.bootstrap_servers, batch_size=9000, linger_ms=50) as producer:
         sent = [
             producer.send(
-                topic, f"{i:050}", on_delivery=lambda error, where: told.append(-1 if error else where.offset)
+                topic, f"{i:050}", on_delivery=lambda error, where: reported.append(-1 if error else where.offset)
             )
             for i in range(400)
         ]
         alone = producer.send(topic, f"{0:03000}")
         table = producer.send_arrow(topic, pa.record_batch({"value": [f"{i:050}" for i in range(400, 600)]}))
         producer.flush(timeout_ms=30_000)
-        assert [future.result(timeout_ms=0).offset for future in sent] == list(range(400)) == told
+        assert [future.result(timeout_ms=0).offset for future in sent] == list(range(400)) == reported
         assert isinstance(alone.exception(timeout_ms=0), InvalidInputError)
         assert sum(count for _, count in table.result(timeout_ms=0)) == 200
         split = producer.metrics.retries
@@ -261,17 +261,17 @@ def test_leaving_the_asynchronous_block_raises_what_nobody_asked_about(broker: B
 
 def test_leaving_the_block_raises_nothing_that_was_asked_about(broker: Broker, topic: str) -> None:
     broker.faults.add(REFUSED)
-    told: list[KafkaError | None] = []
+    reported: list[KafkaError | None] = []
     with Producer(broker.bootstrap_servers, linger_ms=50) as producer:
         looked = producer.send(topic, "0")
-        producer.send(topic, "1", on_delivery=lambda error, _: told.append(error))
-        producer.send(topic, "2").add_done_callback(lambda delivery: told.append(delivery.exception()))
+        producer.send(topic, "1", on_delivery=lambda error, _: reported.append(error))
+        producer.send(topic, "2").add_done_callback(lambda delivery: reported.append(delivery.exception()))
         table = producer.send_arrow(topic, pa.record_batch({"value": ["a", "b"]}))
         assert looked.exception() is not None
         with pytest.raises(KafkaError):
             table.result()
-    assert len(told) == 2
-    assert None not in told
+    assert len(reported) == 2
+    assert None not in reported
 
 
 def test_undelivered_records_replace_no_exception_and_close_warns(

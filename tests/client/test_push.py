@@ -95,7 +95,7 @@ def until_assigned(count: int, *consumers: Consumer) -> None:
     eventually(settled)
 
 
-def test_it_reads_all_and_goes_on_where_it_was(broker: Broker, topic: str, make: Make) -> None:
+def test_consumer_reads_all_and_continues_where_it_was(broker: Broker, topic: str, make: Make) -> None:
     consumer = make()
     values = read(consumer, 40)
     assert sorted(values) == sorted({f"{partition}-{number}" for partition in range(4) for number in range(10)})
@@ -311,14 +311,14 @@ def test_when_no_bootstrap_broker_is_there_the_log_says_so(caplog: pytest.LogCap
     ):
         consumer.subscribe(["t"])
 
-        def told() -> bool:
+        def reported() -> bool:
             consumer.poll(timeout_ms=20)
             return any("AllKnownBrokersNotAvailable" in record.getMessage() for record in caplog.records)
 
-        eventually(told)
+        eventually(reported)
 
 
-def test_it_goes_on_with_what_it_has_when_the_broker_was_killed(tmp_path: Any, broker: Broker) -> None:
+def test_consumer_continues_with_what_it_has_when_the_broker_was_killed(tmp_path: Any, broker: Broker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     listen = f"127.0.0.1:{port}"

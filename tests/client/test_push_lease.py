@@ -166,7 +166,7 @@ def test_an_old_ping_in_the_buffer_says_nothing_of_now(held: Held) -> None:
     assert len(held.cluster.answers) == before
 
 
-def test_it_comes_back_under_its_id_and_goes_on_meanwhile(held: Held) -> None:
+def test_consumer_rejoins_under_its_id_and_reads_on_meanwhile(held: Held) -> None:
     cluster = held.cluster
     cluster.cut()
     assert held.member.assignment.partitions == (T0,)
@@ -197,7 +197,7 @@ def test_a_stop_waits_for_the_application_and_its_last_positions_follow(held: He
     assert member.assignment.partitions == (T1,)
 
 
-def test_what_was_let_go_for_a_stop_that_could_not_be_answered_is_started_again(held: Held) -> None:
+def test_partitions_released_for_a_stop_that_could_not_be_answered_are_started_again(held: Held) -> None:
     """The connection ended in between, and whoever coordinates now has no reason to stop it."""
     cluster, member = held.cluster, held.member
     assert cluster.ask(encode_stop()) is None
@@ -239,7 +239,7 @@ def test_a_coordinator_that_knows_nothing_of_what_is_held_takes_it(held: Held) -
     assert held.cluster.ask(start(T1)) == ErrorResponse(0).encode_frame()
 
 
-def test_silence_makes_it_connect_again_when_it_holds_nothing() -> None:
+def test_consumer_that_holds_nothing_reconnects_when_nothing_is_heard() -> None:
     held = Held()
     held.cluster.ask(encode_stop())
     held.member.release()
@@ -278,7 +278,7 @@ def test_refusals_are_the_application_s() -> None:
     assert len(cluster.registered) == 2, "it tries again once the application has heard"
 
 
-def test_who_does_not_poll_leaves_and_comes_back_with_the_next_poll() -> None:
+def test_a_consumer_that_does_not_poll_leaves_and_rejoins_with_the_next_poll() -> None:
     held = Held(max_poll_interval_ms=3_000)
     cluster, member = held.cluster, held.member
     for at_ms in (1_500, 2_500):
@@ -304,7 +304,7 @@ def test_another_subscription_registers_again(held: Held) -> None:
     assert held.member.assignment.partitions == (T0,), "what it has it has until it is stopped"
 
 
-def test_leaving_is_told(held: Held) -> None:
+def test_consumer_sends_that_it_leaves(held: Held) -> None:
     held.cluster.call(held.member.leave("closed"))
     (left,) = held.cluster.sent("LeaveGroup")
     assert [member.member_id for member in left.message.members] == ["m"]

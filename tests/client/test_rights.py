@@ -73,7 +73,7 @@ def test_rules_are_made_found_and_deleted(admin: Admin) -> None:
     assert found(principal="User:erin") == [denied]
 
 
-def test_what_is_not_allowed_is_told_by_name(secured: SecuredKafka, admin: Admin, topic: str) -> None:
+def test_errors_name_what_is_not_allowed(secured: SecuredKafka, admin: Admin, topic: str) -> None:
     servers, chosen = secured.client("SASL", sasl_username="bob")
     with Producer(servers, max_block_ms=5000, **chosen) as producer:
         with pytest.raises(NotAuthorizedError, match=topic):

@@ -108,9 +108,9 @@ def test_a_timer_that_fires_late_tells_that_nothing_ran() -> None:
 
 
 def test_a_failed_task_is_reported_unless_someone_hears_of_it() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     runtime = Runtime()
-    runtime.on_task_failed = lambda task, error: told.append(f"{task.name}: {error}")
+    runtime.on_task_failed = lambda task, error: reported.append(f"{task.name}: {error}")
 
     async def fail() -> None:
         raise ValueError("no")
@@ -134,7 +134,7 @@ def test_a_failed_task_is_reported_unless_someone_hears_of_it() -> None:
     runtime.spawn(fail(), "to be heard later").mark_handled()
     ending = runtime.spawn(break_while_ending(), "ending")
     runtime.advance(0)
-    assert told == ["unheard: no", "waited for and not looked at: no"]
+    assert reported == ["unheard: no", "waited for and not looked at: no"]
     ending.cancel()
     runtime.advance(1)
-    assert told[2:] == ["ending: in the end"]
+    assert reported[2:] == ["ending: in the end"]

@@ -44,10 +44,10 @@ def test_scenario_11_what_may_pass_is_asked_again(code: ErrorCode) -> None:
 
 def entry_with(code: ErrorCode, offset: int, index: int = 0) -> Any:
     """An answer without an error of its own, whose entry carries one."""
-    told = answer(ErrorCode.NONE, offset)
-    part = told.groups[0].topics[0].partitions[0]
+    reported = answer(ErrorCode.NONE, offset)
+    part = reported.groups[0].topics[0].partitions[0]
     part.error_code, part.partition_index = code, index
-    return told
+    return reported
 
 
 ENTRY_ERRORS = [code for code in ErrorCode if code is not ErrorCode.NONE]

@@ -228,7 +228,7 @@ def test_a_member_that_is_cut_off_from_its_coordinator_hands_out_nothing_when_ot
 
 
 @pytest.mark.parametrize(("way", "protocol"), [("poll", "classic"), ("for", "consumer"), ("async for", "classic")])
-def test_a_silence_shorter_than_its_session_only_pauses_a_member_whose_connection_stays(
+def test_a_pause_shorter_than_its_session_only_pauses_a_member_whose_connection_stays(
     broker: Broker, group: str, way: str, protocol: str, flow: None
 ) -> None:
     with Reader(broker, group, protocol, "paused", way) as reader:
@@ -264,7 +264,7 @@ def test_a_member_that_does_not_read_waits_for_its_coordinator_to_answer(
         assert member.owns()
 
 
-def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_silent(
+def test_members_keep_their_ids_when_it_was_the_broker_that_was_silent(
     protocol: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The members released their partitions by their own clocks.
@@ -299,7 +299,7 @@ def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_sile
         with Admin(broker.bootstrap_servers) as admin:
             described = admin.describe_consumer_groups(["g"]).result("g").members
         assert sorted(member.member_id for member in described) == sorted(names)
-    told = [record.getMessage() for record in caplog.records if "lost its partitions" in record.getMessage()]
-    assert len(told) == 2
-    assert all("the last request that was answered was sent" in text and "stood still" not in text for text in told)
+    reported = [record.getMessage() for record in caplog.records if "lost its partitions" in record.getMessage()]
+    assert len(reported) == 2
+    assert all("the last request that was answered was sent" in text and "stood still" not in text for text in reported)
     assert "event loop blocked for at least" in capfd.readouterr().err

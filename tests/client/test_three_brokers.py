@@ -76,11 +76,11 @@ class Writing(Running):
 
     def turn(self) -> None:
         for _ in range(10):
-            self.producer.send(self.topic, str(self.sent), key=str(self.sent % 50), on_delivery=self.told)
+            self.producer.send(self.topic, str(self.sent), key=str(self.sent % 50), on_delivery=self.reported)
             self.sent += 1
         self.ending.wait(0.03)  # the load, not a wait
 
-    def told(self, error: KafkaError | None, _: object) -> None:
+    def reported(self, error: KafkaError | None, _: object) -> None:
         self.error = self.error or error
         self.delivered += error is None
 

@@ -73,9 +73,9 @@ class Application:
             retry_backoff_ms=10,
             reconnect_backoff_ms=5,
         )
-        self.until_told(self.producer.init_transactions)
+        self.until_answered(self.producer.init_transactions)
 
-    def until_told(self, call: Callable[[], None]) -> None:
+    def until_answered(self, call: Callable[[], None]) -> None:
         """An end without an answer is asked for again."""
         for _ in range(50):
             try:
@@ -97,18 +97,20 @@ class Application:
             if offset is not None:
                 self.producer.send_offsets_to_transaction({TopicPartition(self.topic, 0): offset}, self.topic)
             if not changed_its_mind:
-                self.until_told(self.producer.commit_transaction)
+                self.until_answered(self.producer.commit_transaction)
         except KafkaError:
             changed_its_mind = True
         if changed_its_mind:
-            self.until_told(self.producer.abort_transaction)
+            self.until_answered(self.producer.abort_transaction)
         else:
             self.committed += range(first, self.next)
             self.offset = self.offset if offset is None else offset
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_was_told_committed_is_there(broker: Broker, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_transactions_that_were_reported_committed_are_there(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     chance = random.Random(seed)
     if seed % 2:
         monkeypatch.setattr(transactions, "FEATURE", "a cluster without the feature")

@@ -61,7 +61,7 @@ def test_the_authorities_of_a_java_key_store_are_trusted(stores: Path) -> None:
 
 
 @needs_keytool
-def test_a_store_that_can_not_be_used_is_told(stores: Path, tmp_path: Path) -> None:
+def test_a_store_that_can_not_be_used_is_reported(stores: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"ca.jks: ssl.truststore.password is wrong"):
         trusted_by(stores / "ca.jks", **password("another"))
     with pytest.raises(InvalidInputError, match=r"keys.jks holds no certificate of an authority"):
@@ -117,7 +117,7 @@ def test_a_login_is_read_as_javas_clients_write_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['username="a" password="b";', f'{JAVAS} required username="a"', "x"])
-def test_what_is_no_login_is_told_with_an_example(text: str) -> None:
+def test_an_invalid_login_is_reported_with_an_example(text: str) -> None:
     config = client_config(ConnectionConfig, None, {"security.protocol": "SASL_SSL", "sasl.jaas.config": text})
     with pytest.raises(InvalidInputError, match="must be a login module.*username="):
         sasl_mechanism(config)

@@ -1,4 +1,4 @@
-"""A process that is nothing but a candidate: it listens, goes through a door, and says what the door says.
+"""A process that is nothing but a candidate: it listens, goes through a service, and says what the service says.
 
     python -m tests.cluster.coordination_process zookeeper 127.0.0.1:2181/path 1 6000
     python -m tests.cluster.coordination_process group 127.0.0.1:9092/a-group 1 6000
@@ -25,8 +25,8 @@ SHARDS = 12
 ALIVE_S = 0.05
 
 
-def door_at(kind: str, address: str, session_ms: int) -> CoordinationService:
-    """The door by its kind; a group's name stands behind the servers."""
+def service_at(kind: str, address: str, session_ms: int) -> CoordinationService:
+    """The service by its kind; a group's name stands behind the servers."""
     if kind == "zookeeper":
         return ZooKeeperCoordination(address, session_ms)
     servers, _, group = address.partition("/")
@@ -46,29 +46,29 @@ async def main(kind: str, address: str, number: int, session_ms: int) -> None:
     server = await asyncio.start_server(_listen, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
     me = Candidate(number, uuid.uuid4().hex, host, port)
-    door = door_at(kind, address, session_ms)
-    peers = Peers(door, me)
+    service = service_at(kind, address, session_ms)
+    peers = Peers(service, me)
 
-    def tell() -> None:
+    def report() -> None:
         peers.follow()
-        placement = door.placement
+        placement = service.placement
         if placement is not None:
             owners, incarnations = placement.owners, [candidate.incarnation for candidate in placement.candidates]
-            print(json.dumps([door.is_leader, placement.elected, owners, incarnations]), flush=True)
+            print(json.dumps([service.is_leader, placement.elected, owners, incarnations]), flush=True)
 
     async def turn() -> None:
         while True:
-            door.alive()
+            service.alive()
             await asyncio.sleep(ALIVE_S)
 
-    door.on_changes(tell)
+    service.on_changes(report)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await door.open(me, SHARDS)
+    await service.open(me, SHARDS)
     turning = asyncio.create_task(turn())
-    tell()
+    report()
     await stop.wait()
-    await door.retire()
+    await service.retire()
     turning.cancel()
     await peers.close()
     server.close()

@@ -1,4 +1,4 @@
-"""Doors for tests: several of one kind on one loop that turns, in ZooKeeper or as a group on Kafka."""
+"""Services for tests: several of one kind on one loop that turns, in ZooKeeper or as a group on Kafka."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ async def until(condition: Callable[[], object], what: str) -> None:
 D = TypeVar("D", ZooKeeperCoordination, GroupCoordination)
 
 
-class Doors(ABC, Generic[D]):
-    """Doors of one place, closed at the end.
+class CoordinationServices(ABC, Generic[D]):
+    """Services of one place, closed at the end.
 
     Attributes:
         server: where they are looked for.
@@ -53,15 +53,15 @@ class Doors(ABC, Generic[D]):
         self._every: list[D] = []
 
     @abstractmethod
-    def door(self) -> D:
+    def service(self) -> D:
         """One that is not open."""
 
     @abstractmethod
-    def reaches(self, door: D) -> bool:
-        """Whether a door has its server, as far as it knows."""
+    def reaches(self, service: D) -> bool:
+        """Whether a service has its server, as far as it knows."""
 
     @abstractmethod
-    def comes_back(self, number: int) -> Callable[[], object]:
+    def returns(self, number: int) -> Callable[[], object]:
         """Check that a living candidate that is removed from now on returns."""
 
     @abstractmethod
@@ -69,62 +69,62 @@ class Doors(ABC, Generic[D]):
         """End like a killed process, without leaving."""
 
     async def enter(self, me: Candidate) -> D:
-        door = self.door()
-        await door.open(me, SHARDS)
-        self.open[me.id] = door
-        self._every.append(door)
-        return door
+        service = self.service()
+        await service.open(me, SHARDS)
+        self.open[me.id] = service
+        self._every.append(service)
+        return service
 
     async def agreed(self, *ids: int) -> None:
-        """All doors have one map, in which just these have shards, and one of them is in office."""
+        """All services have one map, in which just these have shards, and one of them is the leader."""
 
         def agree() -> bool:
-            maps = {door.placement for door in self.open.values()}
+            maps = {service.placement for service in self.open.values()}
             placement = maps.pop()
-            offices = [number for number, door in self.open.items() if door.is_leader]
+            offices = [number for number, service in self.open.items() if service.is_leader]
             if maps or placement is None or offices != [placement.elected]:
                 return False
             return set(placement.owners) == set(ids) == {coordinator.id for coordinator in placement.candidates}
 
-        await until(agree, f"one map for {ids}: {[door.placement for door in self.open.values()]}")
+        await until(agree, f"one map for {ids}: {[service.placement for service in self.open.values()]}")
 
     async def turn(self) -> None:
         while True:
-            for door in list(self.open.values()):
-                door.alive()
+            for service in list(self.open.values()):
+                service.alive()
             await asyncio.sleep(0.05)
 
     async def begin(self) -> None:
         """Start the parts of the service that the test itself needs."""
 
     async def end(self) -> None:
-        for door in self._every:
-            await door.close()
+        for service in self._every:
+            await service.close()
 
 
-class ZooKeeperDoors(Doors[ZooKeeperCoordination]):
-    """Doors under a path of their own, and a client that looks at their nodes."""
+class ZooKeeperServices(CoordinationServices[ZooKeeperCoordination]):
+    """Services under a path of their own, and a client that looks at their nodes."""
 
     def __init__(self, server: str) -> None:
         super().__init__(server)
-        self.root = f"/doors-{next(_NUMBERS)}/deep"
+        self.root = f"/services-{next(_NUMBERS)}/deep"
         self.look = KazooClient(server)
 
-    def door(self) -> ZooKeeperCoordination:
+    def service(self) -> ZooKeeperCoordination:
         return ZooKeeperCoordination(self.server + self.root, SESSION_MS)
 
-    def reaches(self, door: ZooKeeperCoordination) -> bool:
-        return door.session.state is SessionState.CONNECTED
+    def reaches(self, service: ZooKeeperCoordination) -> bool:
+        return service.session.state is SessionState.CONNECTED
 
-    def comes_back(self, number: int) -> Callable[[], object]:
+    def returns(self, number: int) -> Callable[[], object]:
         path = f"{self.root}{IDS}/{number}"
         made = self.look.exists(path).czxid
         return lambda: (stat := self.look.exists(path)) and stat.czxid > made
 
     async def end_without_leaving(self, number: int) -> None:
         """Stop the client without leaving: its session goes on."""
-        door = self.open.pop(number)
-        keeper = door._keeper
+        service = self.open.pop(number)
+        keeper = service._keeper
         assert keeper is not None
         keeper.cancel()
         await asyncio.wait([keeper])
@@ -146,8 +146,8 @@ class ZooKeeperDoors(Doors[ZooKeeperCoordination]):
         await asyncio.to_thread(self.look.close)
 
 
-class GroupDoors(Doors[GroupCoordination]):
-    """Doors of a group of their own."""
+class GroupServices(CoordinationServices[GroupCoordination]):
+    """Services of a group of their own."""
 
     def __init__(self, server: str) -> None:
         super().__init__(server)
@@ -155,16 +155,16 @@ class GroupDoors(Doors[GroupCoordination]):
         self.group = f"placement-{next(_NUMBERS)}"
         self.heartbeat_ms = HEARTBEAT_MS
 
-    def door(self) -> GroupCoordination:
+    def service(self) -> GroupCoordination:
         return GroupCoordination(self.config, self.group, heartbeat_ms=self.heartbeat_ms)
 
-    def reaches(self, door: GroupCoordination) -> bool:
-        return door._last_trouble is None
+    def reaches(self, service: GroupCoordination) -> bool:
+        return service._last_trouble is None
 
-    def comes_back(self, number: int) -> Callable[[], object]:
-        door = self.open[number]
-        before = door._generation
-        return lambda: door._generation > before
+    def returns(self, number: int) -> Callable[[], object]:
+        service = self.open[number]
+        before = service._generation
+        return lambda: service._generation > before
 
     async def end_without_leaving(self, number: int) -> None:
         client = self.open.pop(number)._client
@@ -172,19 +172,19 @@ class GroupDoors(Doors[GroupCoordination]):
         await client.close()
 
 
-AnyDoors = ZooKeeperDoors | GroupDoors
+AnyServices = ZooKeeperServices | GroupServices
 """Where a case holds for either."""
-These = TypeVar("These", bound=AnyDoors)
+These = TypeVar("These", bound=AnyServices)
 
 
-def run(doors: These, story: Callable[[These], Awaitable[None]]) -> None:
+def run(services: These, story: Callable[[These], Awaitable[None]]) -> None:
     async def play() -> None:
-        await doors.begin()
-        turning = asyncio.create_task(doors.turn())
+        await services.begin()
+        turning = asyncio.create_task(services.turn())
         try:
-            await story(doors)
+            await story(services)
         finally:
             turning.cancel()
-            await doors.end()
+            await services.end()
 
     asyncio.run(play())

@@ -196,7 +196,7 @@ class VirtualHolder:
     def lost(self, reason: Exception) -> None:
         self.reasons.append(reason)
 
-    def more(self) -> None:
+    def continue_reading(self) -> None:
         """The test reads on by itself."""
 
     @property

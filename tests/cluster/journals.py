@@ -37,23 +37,23 @@ class Holder:
         self.records: list[Record] = []
         self.durable_at: dict[int, int] = {}
         self.reasons: list[Exception] = []
-        self._told = asyncio.Event()
+        self._signal = asyncio.Event()
 
     def durable(self, token: int, sent_ms: int) -> None:
         self.durable_at[token] = sent_ms
-        self._told.set()
+        self._signal.set()
 
     def lost(self, reason: Exception) -> None:
         self.reasons.append(reason)
-        self._told.set()
+        self._signal.set()
 
-    def more(self) -> None:
-        self._told.set()
+    def continue_reading(self) -> None:
+        self._signal.set()
 
-    async def told(self) -> None:
+    async def reported(self) -> None:
         """Wait until the journal says anything."""
-        await asyncio.wait_for(self._told.wait(), PATIENCE_S)
-        self._told.clear()
+        await asyncio.wait_for(self._signal.wait(), PATIENCE_S)
+        self._signal.clear()
 
     async def load(self) -> list[Record]:
         """Begin a term; gives all records."""
@@ -61,7 +61,7 @@ class Holder:
         self.records = []
         for records in self.journal.begin(self.term, self):
             if records is None:
-                await self.told()
+                await self.reported()
             else:
                 self.records += records
         return self.records
@@ -78,7 +78,7 @@ class Holder:
         while token not in self.durable_at:
             if len(self.reasons) > known:
                 raise self.reasons[-1]
-            await self.told()
+            await self.reported()
         return self.durable_at[token]
 
 

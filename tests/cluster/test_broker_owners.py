@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
+from kohort.cluster.zookeeper.nodes import OFFSETS, OWNERS
 from kohort.zookeeper import ZooKeeper
 from tests.broker.literal_consumer import LiteralConsumer, eventually
 from tests.broker.raw import RawClient, create_topic

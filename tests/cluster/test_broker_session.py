@@ -13,8 +13,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from kohort import Admin, Broker
-from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
-from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Election
+from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, OFFSETS, OWNERS, TOPICS, Election
 from kohort.zookeeper import ZooKeeper
 from tests.broker.literal_consumer import LiteralConsumer, eventually
 from tests.broker.raw import RawClient, create_topic

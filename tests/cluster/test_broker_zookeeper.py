@@ -14,8 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from kohort import Admin
-from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
-from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Election
+from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, OFFSETS, OWNERS, TOPICS, Election
 from kohort.ids import TopicPartition
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.broker.literal_consumer import LiteralConsumer, eventually
@@ -212,7 +211,7 @@ def session_of(look: Look, path: str) -> int | None:
     return None if found is None else int(found.ephemeralOwner)
 
 
-def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, look: Look, tmp_path: Path) -> None:
+def test_an_expired_session_is_followed_by_another_and_groups_continue(run: Run, look: Look, tmp_path: Path) -> None:
     """The broker registers and is elected again, and repairs nodes that changed or were spoiled meanwhile."""
     broker = run(tmp_path, look.address)
     make_topic(broker)

@@ -57,13 +57,13 @@ def test_a_journal_that_is_read_in_part_is_seen(apache_kafka: ApacheKafka, tmp_p
 
 
 @pytest.mark.skipif(not SECONDS, reason="long: KOHORT_CLUSTER_CHAOS=600 (seconds)")
-@pytest.mark.parametrize("door", ["zookeeper", "group"])
-def test_three_of_everything_at_random(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("service", ["zookeeper", "group"])
+def test_three_of_everything_at_random(service: str, tmp_path: Path) -> None:
     print(f"KOHORT_CHAOS_SEED={SEED}")
     with ExitStack() as stack:
         try:
             nodes = stack.enter_context(three_nodes())
-            zookeepers = stack.enter_context(ensemble()) if door == "zookeeper" else None
+            zookeepers = stack.enter_context(ensemble()) if service == "zookeeper" else None
         except (MavenUnavailable, NotFoundError) as error:
             pytest.skip(str(error))
         servers = Servers(stack, [*nodes], 3, zookeepers)

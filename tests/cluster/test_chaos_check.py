@@ -74,7 +74,7 @@ def test_who_was_killed_owns_nothing(crowd: Crowd) -> None:
     assert "without exactly one owner" in crowd.missing(0)
 
 
-def test_a_fault_after_which_nothing_is_stable_is_told() -> None:
+def test_a_fault_after_which_nothing_is_stable_is_reported() -> None:
     fault = Fault("coordinator", "kill", "coordinator 0", 1, lambda: None, lambda: None, missing="an owner")
     assert [*unstable([fault])] == ["not stable after kill coordinator 0 for 1.0 s: an owner"]
     fault.stable_ns = 1

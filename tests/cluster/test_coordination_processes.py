@@ -1,4 +1,4 @@
-"""Candidates as processes, through both doors: killed, stopped and woken, ended cleanly."""
+"""Candidates as processes, through both services: killed, stopped and woken, ended cleanly."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Candidates:
     """Processes at one door."""
 
     def __init__(self, kind: str, address: str) -> None:
-        self._door = kind, address
+        self._service_at = kind, address
         self._all: list[Candidate] = []
 
     def begin(self, number: int, session_ms: int) -> Candidate:
-        self._all.append(one := Candidate(*self._door, number, session_ms))
+        self._all.append(one := Candidate(*self._service_at, number, session_ms))
         return one
 
     def end(self) -> None:
@@ -96,11 +96,11 @@ def agreed(*some: Candidate) -> None:
     def agree() -> bool:
         first = some[0]
         alike = all((process.owners, process.incarnations) == (first.owners, first.incarnations) for process in some)
-        office = [door.number for door in some if door.is_leader]
+        office = [service.number for service in some if service.is_leader]
         return alike and set(first.owners) == ids and len(first.incarnations) == len(ids) and office == [first.elected]
 
     def seen() -> dict[str, object]:
-        return {f"process {door.number}": (door.is_leader, door.elected, door.owners) for door in some}
+        return {f"process {service.number}": (service.is_leader, service.elected, service.owners) for service in some}
 
     until(agree, f"one map for {sorted(ids)}", 40, seen)
 
@@ -109,7 +109,7 @@ def test_killed_is_out_before_its_session(candidates: Candidates) -> None:
     """The elected one is killed, and then started again: neither waits for a session."""
     some = [candidates.begin(number, LONG_MS) for number in (1, 2, 3)]
     agreed(*some)
-    elected = next(door for door in some if door.is_leader)
+    elected = next(service for service in some if service.is_leader)
     others = [process for process in some if process is not elected]
     before = {
         process.number: {shard for shard in range(SHARDS) if process.owners[shard] == process.number}
@@ -122,11 +122,11 @@ def test_killed_is_out_before_its_session(candidates: Candidates) -> None:
     agreed(*others, candidates.begin(elected.number, LONG_MS))
 
 
-def test_stopped_is_out_with_its_session_and_comes_back(candidates: Candidates) -> None:
+def test_stopped_coordinator_is_out_with_its_session_and_returns(candidates: Candidates) -> None:
     """The elected one sleeps beyond its session: the others take its shards; awake, it is one of them again."""
     some = [candidates.begin(number, SHORT_MS) for number in (1, 2, 3)]
     agreed(*some)
-    elected = next(door for door in some if door.is_leader)
+    elected = next(service for service in some if service.is_leader)
     others = [process for process in some if process is not elected]
     elected.process.send_signal(signal.SIGSTOP)
     agreed(*others)
@@ -139,7 +139,7 @@ def test_stopped_cleanly_hands_over_first(candidates: Candidates) -> None:
     """The last that it says is a map in which it has nothing, and all is the others'."""
     some = [candidates.begin(number, LONG_MS) for number in (1, 2, 3)]
     agreed(*some)
-    elected = next(door for door in some if door.is_leader)
+    elected = next(service for service in some if service.is_leader)
     others = [process for process in some if process is not elected]
     elected.process.terminate()
     assert elected.process.wait(40) == 0

@@ -142,7 +142,7 @@ def test_offsets_of_a_group_at_coordinators_are_refused_by_its_bare_name(place: 
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_reads_and_commits_and_goes_on_where_it_was(
+def test_a_group_reads_and_commits_and_continues_where_it_was(
     place: Place, one: CoordinatorProcess, protocol: str
 ) -> None:
     place.produce(40)
@@ -274,7 +274,7 @@ def has_group(place: Place, address: str) -> bool:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_goes_on_when_its_coordinator_is_killed(place: Place, protocol: str) -> None:
+def test_a_group_continues_when_its_coordinator_is_killed(place: Place, protocol: str) -> None:
     place.produce(4_000)
     with two(place) as both:
         member = Committing(",".join(coordinator.address for coordinator in both), place, protocol)
@@ -329,7 +329,7 @@ def test_a_paused_coordinator_that_wakes_answers_nothing(place: Place) -> None:
         assert {at: found.offset for at, found in committed.items() if found} == member.acknowledged
 
 
-def test_status_and_figures(place: Place) -> None:
+def test_status_and_metrics(place: Place) -> None:
     place.produce(40)
     with place.start("--metrics-listen", "127.0.0.1:0", "--id", "700", "--set", "broker.rack=east") as one:
         member = Committing(one.address, place, "classic")

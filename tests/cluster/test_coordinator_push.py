@@ -12,7 +12,7 @@ from kazoo.exceptions import NoNodeError
 
 from kohort import Admin
 from kohort.client.admin.values import NewTopic
-from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
+from kohort.cluster.zookeeper.nodes import OFFSETS, OWNERS
 from kohort.zookeeper import ZooKeeper
 from tests.broker.literal_consumer import LiteralConsumer, coordinator, eventually
 from tests.cluster.running import CoordinatorProcess

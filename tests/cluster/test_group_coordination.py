@@ -1,4 +1,4 @@
-"""Coordination by a group on Kafka: its own behaviour. Promises of every service are in test_doors.py."""
+"""Coordination by a group on Kafka: its own behaviour. Promises of every service are in test_coordination.py."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignme
 from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError
 from kohort.zookeeper import free_port
-from tests.cluster.coordination_services import GroupDoors, candidate, run, until
+from tests.cluster.coordination_services import GroupServices, candidate, run, until
 from tests.support.secured_kafka import SecuredKafka
 
 
-def test_who_asks_is_told_no_map_from_before(our_broker: Broker) -> None:
+def test_request_gets_no_map_from_before(our_broker: Broker) -> None:
     """A removed member learns of it by its next heartbeat, which is far away here."""
 
-    async def story(doors: GroupDoors) -> None:
+    async def story(services: GroupServices) -> None:
         two = candidate(2)
-        first = await doors.enter(candidate(1))
-        doors.heartbeat_ms = 5_000
-        second = await doors.enter(two)
-        await doors.agreed(1, 2)
+        first = await services.enter(candidate(1))
+        services.heartbeat_ms = 5_000
+        second = await services.enter(two)
+        await services.agreed(1, 2)
         before = second.placement
         assert before is not None
         first.suspect(two)
@@ -35,7 +35,7 @@ def test_who_asks_is_told_no_map_from_before(our_broker: Broker) -> None:
         assert second.placement is not None
         assert second.placement.version > before.version
 
-    run(GroupDoors(our_broker.bootstrap_servers), story)
+    run(GroupServices(our_broker.bootstrap_servers), story)
 
 
 def test_group_of_something_else(our_broker: object) -> None:
@@ -44,14 +44,14 @@ def test_group_of_something_else(our_broker: object) -> None:
 
     servers = our_broker.bootstrap_servers  # type: ignore[attr-defined]
 
-    async def story(doors: GroupDoors) -> None:
-        with GroupMember(servers, doors.group, topics=["any"]) as member:
+    async def story(services: GroupServices) -> None:
+        with GroupMember(servers, services.group, topics=["any"]) as member:
             await asyncio.to_thread(member.wait_assignment, 30_000)
             with pytest.raises(KafkaError, match="give the coordinators another group") as raised:
-                await doors.enter(candidate(1))
+                await services.enter(candidate(1))
             assert raised.value.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
-    run(GroupDoors(servers), story)
+    run(GroupServices(servers), story)
 
 
 def _forgotten_story() -> None:
@@ -59,29 +59,29 @@ def _forgotten_story() -> None:
     config = {"group.initial.rebalance.delay.ms": 0}
     broker = Broker(listen=address, config=config)
 
-    async def story(doors: GroupDoors) -> None:
+    async def story(services: GroupServices) -> None:
         nonlocal broker
         for number in (1, 2, 3):
-            await doors.enter(candidate(number))
-        await doors.agreed(1, 2, 3)
+            await services.enter(candidate(number))
+        await services.agreed(1, 2, 3)
         for _ in range(3):  # generations that the group made again will not reach at once
-            await doors.enter(candidate(4))
-            await doors.open.pop(4).retire()
-            await doors.agreed(1, 2, 3)
-        before = doors.open[1].placement
+            await services.enter(candidate(4))
+            await services.open.pop(4).retire()
+            await services.agreed(1, 2, 3)
+        before = services.open[1].placement
         assert before is not None
         await asyncio.to_thread(broker.close)
-        assert [door.placement for door in doors.open.values()] == [before] * 3
+        assert [service.placement for service in services.open.values()] == [before] * 3
         broker = await asyncio.to_thread(Broker, listen=address)  # it holds a first join for 3 s, as Kafka does
-        await until(lambda: doors.open[1]._generation < before.version, "another generation")
-        await doors.agreed(1, 2, 3)
-        after = doors.open[1].placement
+        await until(lambda: services.open[1]._generation < before.version, "another generation")
+        await services.agreed(1, 2, 3)
+        after = services.open[1].placement
         assert after is not None
         assert after.version < before.version, "a map that is gone counts for more than the one that is there"
         assert after.owners == before.owners
 
     try:
-        run(GroupDoors(address), story)
+        run(GroupServices(address), story)
     finally:
         broker.close()
 
@@ -95,9 +95,9 @@ def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) ->
     """The check detects a candidate that keeps the placement with the higher version."""
     take = GroupCoordination._take
 
-    def keeping(self: GroupCoordination, gift: LeaderAssignment, told: JoinMetadata, leads: bool) -> None:
+    def keeping(self: GroupCoordination, gift: LeaderAssignment, reported: JoinMetadata, leads: bool) -> None:
         kept = self.placement
-        take(self, gift, told, leads)
+        take(self, gift, reported, leads)
         if kept is not None and self.placement is not None and kept.version > self.placement.version:
             self.placement = replace(kept, elected=self.placement.elected)
 
@@ -111,27 +111,27 @@ def test_rights_on_the_group(secured: SecuredKafka) -> None:
     """A client that may not read and describe the group gets an error; these two rights suffice, over SASL."""
     servers = f"127.0.0.1:{secured.ports['SASL']}"
 
-    async def story(doors: GroupDoors) -> None:
-        doors.config = replace(
-            doors.config, security_protocol="SASL_PLAINTEXT", sasl_username="bob", sasl_password="secret"
+    async def story(services: GroupServices) -> None:
+        services.config = replace(
+            services.config, security_protocol="SASL_PLAINTEXT", sasl_username="bob", sasl_password="secret"
         )
-        with pytest.raises(NotAuthorizedError, match=f"{doors.group}.*needs the rights to describe and to read it"):
-            await doors.enter(candidate(1))
+        with pytest.raises(NotAuthorizedError, match=f"{services.group}.*needs the rights to describe and to read it"):
+            await services.enter(candidate(1))
         with Admin(secured.bootstrap_servers) as admin:
             rights = [
-                Acl("User:bob", operation, AclResource.GROUP, doors.group)
+                Acl("User:bob", operation, AclResource.GROUP, services.group)
                 for operation in (AclOperation.DESCRIBE, AclOperation.READ)
             ]
             await asyncio.to_thread(lambda: admin.create_acls(rights).all())
-        door = await _with_patience(lambda: doors.enter(candidate(1)))
-        await doors.enter(candidate(2))
-        await doors.agreed(1, 2)
-        assert door.placement is not None
+        service = await _with_retries(lambda: services.enter(candidate(1)))
+        await services.enter(candidate(2))
+        await services.agreed(1, 2)
+        assert service.placement is not None
 
-    run(GroupDoors(servers), story)
+    run(GroupServices(servers), story)
 
 
-async def _with_patience(enter: Callable[[], Awaitable[GroupCoordination]]) -> GroupCoordination:
+async def _with_retries(enter: Callable[[], Awaitable[GroupCoordination]]) -> GroupCoordination:
     """A broker knows of a right a moment after it was given."""
     for _ in range(100):
         try:

@@ -12,8 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, Plan
-from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
-from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
+from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS, OFFSETS, OWNERS
 from kohort.cluster.zookeeper.service import Guard, ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
 from kohort.errors import KafkaError
@@ -38,7 +37,7 @@ class Shards:
 
     def __init__(self) -> None:
         self.shown: dict[str, ShownPushGroup] = {}
-        self.told: list[OwnersMissing] = []
+        self.reported: list[OwnersMissing] = []
         self.asked: list[bool] = []
         self.silent = False
         self._before: dict[str, ShownPushGroup] | None = None
@@ -65,7 +64,7 @@ class Shards:
         answer(ShowPushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
 
     def queue_event(self, group: str, event: OwnersMissing) -> None:
-        self.told.append(event)
+        self.reported.append(event)
 
     def show(self, offset: int, owner: str = "a-0", *, group: str = "g", **more: bool) -> None:
         record = OffsetCommitted(group, *PART, offset, -1, "", 0)
@@ -88,19 +87,19 @@ class Mirrors:
         self.root = f"/mirror-{next(ROOTS)}"
         self.address = address + self.root
         self.look = KazooClient(address)
-        self.doors: list[ZooKeeperCoordination] = []
+        self.services: list[ZooKeeperCoordination] = []
 
     async def enter(
         self, number: int, now_s: Callable[[], float] = time.monotonic
     ) -> tuple[ZooKeeperCoordination, GroupMirror, Shards]:
-        door = ZooKeeperCoordination(self.address, SESSION_MS, exclusive=True)
-        self.doors.append(door)
-        await door.open(candidate(number), SHARDS)
+        service = ZooKeeperCoordination(self.address, SESSION_MS, exclusive=True)
+        self.services.append(service)
+        await service.open(candidate(number), SHARDS)
         shards = Shards()
         leaders = SimpleNamespace(leaders=lambda topic, parts: [(self.leader, 0, [1], [1])])
         topics = SimpleNamespace(by_name=self.topics)
         host: Any = SimpleNamespace(groups=shards, places=leaders, topics=topics, token=lambda: 1)
-        return door, GroupMirror(door, host, now_s=now_s), shards
+        return service, GroupMirror(service, host, now_s=now_s), shards
 
     def lead(self, leader: int) -> None:
         """All partitions have this leader now."""
@@ -112,8 +111,8 @@ class Mirrors:
 
     async def turn(self) -> None:
         while True:
-            for door in self.doors:
-                door.alive()
+            for service in self.services:
+                service.alive()
             await asyncio.sleep(0.05)
 
 
@@ -126,8 +125,8 @@ def play(zookeeper: ZooKeeper, story: Callable[[Mirrors], Awaitable[None]]) -> N
             await story(mirrors)
         finally:
             turning.cancel()
-            for door in mirrors.doors:
-                await door.close()
+            for service in mirrors.services:
+                await service.close()
             await asyncio.to_thread(mirrors.look.stop)
             await asyncio.to_thread(mirrors.look.close)
 
@@ -141,12 +140,12 @@ def _deposed_story(zookeeper: ZooKeeper) -> None:
     """A broker that another one followed writes nothing any more, though it knows of nothing."""
 
     async def story(mirrors: Mirrors) -> None:
-        door, earlier, old = await mirrors.enter(1)
+        service, earlier, old = await mirrors.enter(1)
         old.show(5)
         for _ in range(3):  # at the first look there are no owners, which is told
             await earlier.settle()
         assert (mirrors.data(OFFSET), mirrors.data(OWNER)) == ("5", "a-0")
-        keeper = door._keeper
+        keeper = service._keeper
         assert keeper is not None
         keeper.cancel()
         await asyncio.wait([keeper])
@@ -235,33 +234,33 @@ def test_planted_fault_offset_that_goes_backwards(zookeeper: ZooKeeper, monkeypa
         _away_story(zookeeper, monkeypatch)
 
 
-def test_owners_that_were_deleted_are_told_once_and_written_after_the_rebalance(zookeeper: ZooKeeper) -> None:
+def test_deleted_owners_are_logged_once_and_written_after_the_rebalance(zookeeper: ZooKeeper) -> None:
     """At the next look at the group, by who wrote them and by who comes after it."""
 
     async def story(mirrors: Mirrors) -> None:
-        door, mirror, shards = await mirrors.enter(1)
+        service, mirror, shards = await mirrors.enter(1)
         shards.show(1, group="new")
         shards.show(1)
         await mirror.settle()
-        assert [event.group_id for event in shards.told] == ["new", "g"], "of a first look, none is registered"
+        assert [event.group_id for event in shards.reported] == ["new", "g"], "of a first look, none is registered"
         for settled in (False, True, True):
             shards.show(1, settled=settled)
             shards.show(1, settled=settled, group="new")
             await mirror.settle()
         assert mirrors.data(OWNER) == "a-0"
-        shards.told.clear()
+        shards.reported.clear()
         shards.show(1, group="late")
         await mirror.settle()
-        assert not shards.told, "a group that came later had nothing that could be deleted"
+        assert not shards.reported, "a group that came later had nothing that could be deleted"
         mirrors.look.delete(mirrors.root + OWNER)
         await mirror.settle()
-        assert not shards.told, "a group that does not change is looked at once a minute"
-        await door.close()
+        assert not shards.reported, "a group that does not change is looked at once a minute"
+        await service.close()
         _, after, shards = await mirrors.enter(1)
         for group in ("g", "new", "late"):
             shards.show(1, group=group)
         await after.settle()
-        assert shards.told == [OwnersMissing("g", (PART,))]
+        assert shards.reported == [OwnersMissing("g", (PART,))]
         shards.show(1, settled=False)
         await after.settle()
         assert mirrors.look.exists(mirrors.root + OWNER) is None, "it is written when the rebalance is done"
@@ -269,7 +268,7 @@ def test_owners_that_were_deleted_are_told_once_and_written_after_the_rebalance(
         await after.settle()
         await after.settle()
         assert mirrors.data(OWNER) == "b-0"
-        assert len(shards.told) == 1
+        assert len(shards.reported) == 1
 
     play(zookeeper, story)
 
@@ -289,25 +288,25 @@ def test_owners_that_were_deleted_are_found_once_a_minute(zookeeper: ZooKeeper) 
             lambda: mirrors.look.set(mirrors.root + OWNER, b"x"),
         )
         for spoiled in spoil:
-            shards.told.clear()
+            shards.reported.clear()
             spoiled()
             clock[0] += OWNERS_LOOK_S
             await mirror.settle()
-            assert not shards.told, "the minute is not over"
+            assert not shards.reported, "the minute is not over"
             clock[0] += 1
             await mirror.settle()
-            assert shards.told == [OwnersMissing("g", (PART,))]
+            assert shards.reported == [OwnersMissing("g", (PART,))]
             clock[0] += 2 * OWNERS_LOOK_S
             shards.show(1, settled=False)
             await mirror.settle()
-            assert len(shards.told) == 1, "it was told, and rebalances"
+            assert len(shards.reported) == 1, "it was told, and rebalances"
             for _ in range(2):
                 shards.show(1)
                 await mirror.settle()
             assert mirrors.data(OWNER) == "a-0", "it is written again after the rebalance"
         clock[0] += 2 * OWNERS_LOOK_S
         await mirror.settle()
-        assert len(shards.told) == 1, "what is there causes nothing"
+        assert len(shards.reported) == 1, "what is there causes nothing"
 
     play(zookeeper, story)
 
@@ -326,7 +325,7 @@ def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
 
         shards.show(1)
         await mirror.settle()
-        assert shards.told == [OwnersMissing("g", (PART,))], "of a first look, none is registered"
+        assert shards.reported == [OwnersMissing("g", (PART,))], "of a first look, none is registered"
         await mirror.settle()  # the rebalance is done
         monkeypatch.setattr(ZooKeeperSession, "change", away)
         for _ in range(3):
@@ -334,12 +333,12 @@ def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
                 await mirror.settle()
         monkeypatch.setattr(ZooKeeperSession, "change", change)
         await mirror.settle()
-        assert len(shards.told) == 1
+        assert len(shards.reported) == 1
         assert mirrors.data(OWNER) == "a-0"
         mirror._owners_look_s = 0
         mirrors.look.delete(mirrors.root + OWNER)
         await mirror.settle()
-        assert len(shards.told) == 2, "this one was deleted"
+        assert len(shards.reported) == 2, "this one was deleted"
 
     play(zookeeper, story)
 
@@ -469,12 +468,12 @@ def test_a_read_that_fails_keeps_no_other_group_from_being_written(
         monkeypatch.setattr(GroupMirror, "_read", read)
         await mirror.settle()
         assert mirrors.data(OFFSET) == "6"
-        assert not shards.told[1:], "it came later, and had nothing that could be deleted"
+        assert not shards.reported[1:], "it came later, and had nothing that could be deleted"
 
     play(zookeeper, story)
 
 
-def test_a_group_that_is_new_and_rebalances_is_told_of_nothing(zookeeper: ZooKeeper) -> None:
+def test_nothing_is_logged_of_a_new_group_that_rebalances(zookeeper: ZooKeeper) -> None:
     """A group's first consumer does the same: its owners are written when the rebalance ends, and none was deleted."""
 
     async def story(mirrors: Mirrors) -> None:
@@ -484,13 +483,13 @@ def test_a_group_that_is_new_and_rebalances_is_told_of_nothing(zookeeper: ZooKee
         await mirror.settle()
         shards.show(1)
         await mirror.settle()
-        assert not shards.told
+        assert not shards.reported
         assert mirrors.data(OWNER) == "a-0"
 
     play(zookeeper, story)
 
 
-def test_a_group_that_came_between_the_load_and_the_first_look_is_told_of_nothing(zookeeper: ZooKeeper) -> None:
+def test_nothing_is_logged_of_a_group_that_came_between_the_load_and_the_first_look(zookeeper: ZooKeeper) -> None:
     """Nobody can have written its owners; one that was loaded had them, or comes from a time without ZooKeeper."""
 
     async def story(mirrors: Mirrors) -> None:
@@ -498,7 +497,7 @@ def test_a_group_that_came_between_the_load_and_the_first_look_is_told_of_nothin
         shards.show(1, loaded=False)
         shards.show(1, group="loaded")
         await mirror.settle()
-        assert [event.group_id for event in shards.told] == ["loaded"]
+        assert [event.group_id for event in shards.reported] == ["loaded"]
         assert mirrors.data(OWNER) == "a-0"
 
     play(zookeeper, story)
@@ -528,8 +527,8 @@ def test_watching_ends_in_the_turn_in_which_a_group_changes() -> None:
     """The cancel is not lost by that: a process that ends would wait for ever."""
 
     async def run() -> None:
-        door: Any = SimpleNamespace(guard=lambda: None)
-        mirror = GroupMirror(door, SimpleNamespace())  # type: ignore[arg-type]
+        service: Any = SimpleNamespace(guard=lambda: None)
+        mirror = GroupMirror(service, SimpleNamespace())  # type: ignore[arg-type]
         watching = asyncio.create_task(mirror.watch())
         await asyncio.sleep(0.01)
         mirror.soon()

@@ -19,8 +19,8 @@ def one(number: int, incarnation: str = "first", port: int | None = None) -> Can
 
 def test_each_is_given_the_same_map() -> None:
     """The generation is its version, and the leader is in office."""
-    told = {"a": JoinMetadata(one(1), SHARDS), "b": JoinMetadata(one(2), SHARDS), "c": JoinMetadata(one(3), SHARDS)}
-    gifts = compute_assignments(7, "b", told)
+    metadata = {"a": JoinMetadata(one(1), SHARDS), "b": JoinMetadata(one(2), SHARDS), "c": JoinMetadata(one(3), SHARDS)}
+    gifts = given(7, "b", metadata)
     maps = {gift.placement for gift in gifts.values()}
     (placement,) = maps
     assert (placement.version, placement.elected) == (7, 2)
@@ -30,21 +30,21 @@ def test_each_is_given_the_same_map() -> None:
 
 def test_who_retires_has_none() -> None:
     """Also the leader, also where nobody else is there."""
-    told = {"a": JoinMetadata(one(1), SHARDS, retiring=True), "b": JoinMetadata(one(2), SHARDS)}
-    assert compute_assignments(1, "a", told)["a"].placement.owners == (2,) * SHARDS
-    assert compute_assignments(1, "a", {"a": told["a"]})["a"].placement.owners == (-1,) * SHARDS
+    metadata = {"a": JoinMetadata(one(1), SHARDS, retiring=True), "b": JoinMetadata(one(2), SHARDS)}
+    assert given(1, "a", metadata)["a"].placement.owners == (2,) * SHARDS
+    assert given(1, "a", {"a": metadata["a"]})["a"].placement.owners == (-1,) * SHARDS
 
 
 def test_map_that_most_go_by_counts() -> None:
     """A leader that slept since map 57 does not bring it back: most go by the first map of a group made again."""
     old = Placement(57, 1, (one(1), one(2), one(3)), (1, 1, 1, 1, 2, 2, 2, 3, 3, 3))
     new = Placement(1, 2, (one(1), one(2), one(3)), (3, 3, 3, 3, 2, 2, 2, 1, 1, 1))
-    told = {
+    metadata = {
         "a": JoinMetadata(one(1), SHARDS, placement=old),
         "b": JoinMetadata(one(2), SHARDS, placement=new),
         "c": JoinMetadata(one(3), SHARDS, placement=new),
     }
-    assert compute_assignments(2, "a", told)["a"].placement.owners == new.owners
+    assert given(2, "a", metadata)["a"].placement.owners == new.owners
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
@@ -52,12 +52,12 @@ def test_two_of_one_id_at_one_address(names: tuple[str, str]) -> None:
     """The one that the map does not name yet is the newer process; the other one has ended."""
     before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
     older, newer = names
-    told = {
+    metadata = {
         older: JoinMetadata(one(1, "old"), SHARDS),
         newer: JoinMetadata(one(1, "new"), SHARDS),
         "z": JoinMetadata(one(2), SHARDS, placement=before),
     }
-    gifts = compute_assignments(3, "z", told)
+    gifts = given(3, "z", metadata)
     assert gifts["z"].placement.candidate(1) == one(1, "new")
     assert gifts["z"].members[1] == newer
     assert not gifts[newer].refused
@@ -69,12 +69,12 @@ def test_two_of_one_id_at_two_addresses(names: tuple[str, str]) -> None:
     """The owner keeps the id, and the other member learns the owner's address."""
     before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
     holder, other = names
-    told = {
+    metadata = {
         holder: JoinMetadata(one(1, "old"), SHARDS),
         other: JoinMetadata(one(1, "new", port=9999), SHARDS),
         "z": JoinMetadata(one(2), SHARDS, placement=before),
     }
-    gifts = compute_assignments(3, "z", told)
+    gifts = given(3, "z", metadata)
     assert gifts["z"].placement.candidate(1) == one(1, "old")
     assert gifts[other].refused == "the id 1 is taken by the coordinator at 127.0.0.1:9001"
     assert not gifts[holder].refused
@@ -90,18 +90,18 @@ members = st.dictionaries(
 
 
 @played(members, st.data())
-def test_survives_its_bytes_whoever_leads(told: dict[str, JoinMetadata], data: st.DataObject) -> None:
+def test_survives_its_bytes_whoever_leads(metadata: dict[str, JoinMetadata], data: st.DataObject) -> None:
     """Messages decode to the same values, and each id has one candidate."""
-    assert {name: JoinMetadata.from_bytes(metadata_of.to_bytes()) for name, metadata_of in told.items()} == told
-    gifts = compute_assignments(1, data.draw(st.sampled_from(sorted(told))), told)
+    assert {name: JoinMetadata.from_bytes(metadata_of.to_bytes()) for name, metadata_of in metadata.items()} == metadata
+    gifts = given(1, data.draw(st.sampled_from(sorted(metadata))), metadata)
     assert {name: LeaderAssignment.from_bytes(gift.to_bytes()) for name, gift in gifts.items()} == gifts
     placement = next(iter(gifts.values())).placement
     ids = [candidate.id for candidate in placement.candidates]
     assert len(ids) == len(set(ids))
     for name, gift in gifts.items():
         assert gift.placement == placement
-        holder = told[gift.members[told[name].candidate.id]].candidate
-        assert bool(gift.refused) == (holder.incarnation != told[name].candidate.incarnation)
+        holder = metadata[gift.members[metadata[name].candidate.id]].candidate
+        assert bool(gift.refused) == (holder.incarnation != metadata[name].candidate.incarnation)
 
 
 @pytest.mark.parametrize(

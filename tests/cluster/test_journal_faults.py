@@ -176,7 +176,7 @@ def sleep_is_taken_off_the_proof(partition: FakePartition) -> None:
     assert holder.durable_at == {token: sent_ms - 5_000}
 
 
-def who_stood_still_sends_nothing(partition: FakePartition) -> None:
+def paused_owner_sends_nothing(partition: FakePartition) -> None:
     """Kafka may have forgotten its producer, and would take its epoch for a new one."""
     holder = VirtualHolder(partition)
     holder.load()
@@ -190,7 +190,7 @@ def who_stood_still_sends_nothing(partition: FakePartition) -> None:
     assert groups_of(holder.load()) == [1]
 
 
-def test_who_stood_still_between_epoch_and_fence_sends_no_fence(partition: FakePartition) -> None:
+def test_owner_that_was_paused_between_epoch_and_fence_sends_no_fence(partition: FakePartition) -> None:
     holder = VirtualHolder(partition)
     initialize = partition._init
 
@@ -260,7 +260,7 @@ def test_groups_may_not_write_more_than_fits() -> None:
     assert kafka_journal.fitting(small) == small
 
 
-def test_nobody_is_told_of_a_term_that_was_closed(partition: FakePartition, holder: VirtualHolder) -> None:
+def test_nobody_hears_of_a_term_that_was_closed(partition: FakePartition, holder: VirtualHolder) -> None:
     partition.faults["Produce"] = [partition.write_and_park]
     holder.send(committed(1))
     (parked,) = holder.virtual.parked_named("Produce")
@@ -306,7 +306,7 @@ def test_a_new_leader_is_waited_for_until_it_shows_what_is_written(
         after.load()
 
 
-def test_a_log_that_does_not_begin_at_0_is_read_from_its_start_and_told_of(
+def test_a_log_that_does_not_begin_at_0_is_read_from_its_start_and_reported(
     partition: FakePartition, holder: VirtualHolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Compaction never moves the start: whoever had records deleted has taken groups their offsets."""
@@ -381,7 +381,7 @@ def test_an_idle_owner_appends_every_five_minutes(partition: FakePartition, hold
     assert VirtualHolder(partition).load() == [committed(1)]
 
 
-def test_a_deposed_owner_that_is_idle_is_told(partition: FakePartition, holder: VirtualHolder) -> None:
+def test_an_idle_owner_learns_that_it_was_deposed(partition: FakePartition, holder: VirtualHolder) -> None:
     VirtualHolder(partition).load()
     holder.pass_ms(APPEND_EVERY_MS + 1_000)
     assert isinstance(holder.reasons[0], FencedError)
@@ -475,7 +475,7 @@ PROPERTIES: list[Callable[[FakePartition], None]] = [
     no_batch_is_sent_again_after_sleep,
     an_answer_that_waited_through_sleep_is_not_taken,
     sleep_is_taken_off_the_proof,
-    who_stood_still_sends_nothing,
+    paused_owner_sends_nothing,
     reads_what_came_before_its_fence,
     an_offset_that_is_not_the_next_one_ends_the_term,
     the_epoch_is_renewed_with_a_fence_of_its_own,
@@ -508,7 +508,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
         journal_writing,
         "SILENCE_MAX_MS",
         10**9,
-        who_stood_still_sends_nothing,
+        paused_owner_sends_nothing,
     ),
     "counts time that stands still": (
         JournalPartition,

@@ -156,7 +156,7 @@ def test_topics_that_are_named_before_the_next_poll_are_found(servers: str) -> N
     asyncio.run(run())
 
 
-def test_who_names_a_topic_goes_on_when_kafka_is_silent() -> None:
+def test_request_that_names_a_topic_is_served_when_kafka_is_silent() -> None:
     async def run() -> None:
         async with topics_of(f"127.0.0.1:{free_ports(1)[0]}") as (topics, _), asyncio.timeout(WAIT_S):
             then = asyncio.Event()
@@ -185,7 +185,7 @@ def test_names_are_held_to_kafkas_rules() -> None:
     asyncio.run(run())
 
 
-def test_a_cluster_that_is_not_there_is_told_with_its_address() -> None:
+def test_a_cluster_that_is_not_there_is_reported_with_its_address() -> None:
     servers = f"127.0.0.1:{free_ports(1)[0]}"
 
     async def run() -> None:
@@ -198,7 +198,7 @@ def test_a_cluster_that_is_not_there_is_told_with_its_address() -> None:
     asyncio.run(run())
 
 
-def test_watching_goes_on_when_the_cluster_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_watch_continues_when_the_cluster_returns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     port = free_ports(1)[0]
     config = {"reconnect_backoff_max_ms": 100, "default_api_timeout_ms": 500, "request_timeout_ms": 500}
 

@@ -194,7 +194,7 @@ def host(delays: Delays) -> CoordinatorHost:
     return cast("CoordinatorHost", SimpleNamespace(me=me, topics=topics, loop=delays))
 
 
-def test_a_client_that_goes_on_asking_waits_for_its_answers(host: CoordinatorHost, delays: Delays) -> None:
+def test_a_client_that_keeps_asking_waits_for_its_answers(host: CoordinatorHost, delays: Delays) -> None:
     refusals, request = Refusals(host), cast("Any", RefusedRequest(1))
     for _ in range(ANSWERED_AT_ONCE):
         answer = refusals.metadata(request)
@@ -225,7 +225,7 @@ def test_the_log_names_each_client_once_a_minute(host: CoordinatorHost, caplog: 
         assert lines(RefusedRequest(6), RefusedRequest(7)) == 1
 
 
-def test_a_topic_that_a_client_may_not_describe_is_not_told(host: CoordinatorHost) -> None:
+def test_a_topic_that_a_client_may_not_describe_is_left_out(host: CoordinatorHost) -> None:
     cast("Any", host.topics).by_name["flights"] = SimpleNamespace(name="flights", partitions=3)
     request = cast("Any", RefusedRequest(1))
     request.client.software = ("kafka-python", "3")
@@ -265,11 +265,11 @@ def test_own_clients_wait_while_nobody_says_what_they_may_do(host: CoordinatorHo
     connection = cast("Any", SimpleNamespace(client=request.client))
     metrics = SimpleNamespace(apis={})
     cast("Any", host).metrics, cast("Any", host).faults = metrics, SimpleNamespace(active=False)
-    door = OwnClientsDispatcher(lambda _, frame: served.append(frame), refusals)
+    service = OwnClientsDispatcher(lambda _, frame: served.append(frame), refusals)
     answer = cast("Any", refusals.metadata(request))
     assert answer.topics[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     with pytest.raises(BadFrame):  # the frame is nobody's: what counts is that it is not served
-        door.dispatch(connection, memoryview(b"\0\0"))
+        service.dispatch(connection, memoryview(b"\0\0"))
     rules.is_stale = False
-    door.dispatch(connection, memoryview(b"\0\0"))
+    service.dispatch(connection, memoryview(b"\0\0"))
     assert len(served) == 1

@@ -75,11 +75,11 @@ class Other:
 
 def run(story: Callable[[Listed, Peers, Other], Awaitable[None]]) -> None:
     async def play() -> None:
-        door, other = Listed(), Other()
+        service, other = Listed(), Other()
         await other.begin()
-        watching = Peers(door, ME)
+        watching = Peers(service, ME)
         try:
-            await story(door, watching, other)
+            await story(service, watching, other)
         finally:
             await watching.close()
             other.end()
@@ -90,9 +90,9 @@ def run(story: Callable[[Listed, Peers, Other], Awaitable[None]]) -> None:
 def test_end_and_refusal_is_suspicion() -> None:
     """A connection that only ends is made again; one that is then refused is the end of the process."""
 
-    async def story(door: Listed, watching: Peers, other: Other) -> None:
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
         two = Candidate(2, "two", "127.0.0.1", other.port)
-        door.name(two)
+        service.name(two)
         watching.follow()
         assert watching.watched == {2}
         await until(lambda: other.frames, "a first question")
@@ -100,31 +100,31 @@ def test_end_and_refusal_is_suspicion() -> None:
         assert header.api_key == ApiVersionsRequest.API_KEY
         other.drop()
         await until(lambda: other.open, "another connection")
-        assert not door.suspected
+        assert not service.suspected
         other.end()
-        await until(lambda: door.suspected, "a suspicion")
-        assert door.suspected[0] == two
+        await until(lambda: service.suspected, "a suspicion")
+        assert service.suspected[0] == two
 
     run(story)
 
 
-def test_who_comes_back_is_believed_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_returns_is_suspected_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each suspicion of one process takes twice as long a refusal as the one before; of another, it does not."""
     monkeypatch.setattr(peers, "SUSPICION_DELAY_S", 0.2)
 
-    async def story(door: Listed, watching: Peers, other: Other) -> None:
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
         two = Candidate(2, "two", "127.0.0.1", other.port)
         loop = asyncio.get_running_loop()
         took: list[float] = []
         for turn in range(4):
-            door.name(two)
+            service.name(two)
             watching.follow()
             await until(lambda: other.open, "a connection")
             other.end()
             ended = loop.time()
-            await until(lambda turn=turn: len(door.suspected) > turn, "a suspicion")
+            await until(lambda turn=turn: len(service.suspected) > turn, "a suspicion")
             took.append(loop.time() - ended)
-            door.name()
+            service.name()
             watching.follow()
             assert not watching.watched
             await other.begin()
@@ -141,16 +141,16 @@ def test_who_comes_back_is_believed_longer(monkeypatch: pytest.MonkeyPatch) -> N
 def test_refused_from_the_start() -> None:
     """One that died before we came is suspected too."""
 
-    async def story(door: Listed, watching: Peers, other: Other) -> None:
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
         other.end()
-        door.name(Candidate(2, "two", "127.0.0.1", other.port))
+        service.name(Candidate(2, "two", "127.0.0.1", other.port))
         watching.follow()
-        await until(lambda: door.suspected, "a suspicion")
+        await until(lambda: service.suspected, "a suspicion")
 
     run(story)
 
 
-def test_silence_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_pause_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that can't be reached, and does not refuse, is left to its session."""
     tries: list[object] = []
 
@@ -161,11 +161,11 @@ def test_silence_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "open_connection", silent)
     monkeypatch.setattr(peers, "SILENT_AGAIN_S", 0.01)
 
-    async def story(door: Listed, watching: Peers, other: Other) -> None:
-        door.name(Candidate(2, "two", "127.0.0.1", other.port))
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
+        service.name(Candidate(2, "two", "127.0.0.1", other.port))
         watching.follow()
         await until(lambda: len(tries) > 20, "many tries")
-        assert not door.suspected
+        assert not service.suspected
 
     run(story)
 
@@ -183,8 +183,8 @@ def test_closed_in_the_turn_in_which_a_connection_is_made(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(asyncio, "open_connection", late)
 
-    async def story(door: Listed, watching: Peers, other: Other) -> None:
-        door.name(Candidate(2, "two", "127.0.0.1", other.port))
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
+        service.name(Candidate(2, "two", "127.0.0.1", other.port))
         watching.follow()
         await until(lambda: made, "a connection")
         answers.set()

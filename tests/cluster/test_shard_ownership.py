@@ -70,7 +70,7 @@ class Nobody:
 
     def durable(self, token: int, sent_ms: int) -> None: ...
     def lost(self, reason: Exception) -> None: ...
-    def more(self) -> None: ...
+    def continue_reading(self) -> None: ...
 
 
 class Host(GroupHost):
@@ -84,8 +84,8 @@ class Host(GroupHost):
         topics = FixedTopics([Topic("t", UUID(int=7), 4)])
         super().__init__(loop, GroupConfig(), lambda _: topics, Map(), self._journal, api_keys(GROUP_ROUTES))
         self.groups.count = SHARDS
-        self.door = Said()
-        self.tenures = ShardOwnership(loop, self.groups, self.door, self._no_journal)
+        self.service = Said()
+        self.ownership = ShardOwnership(loop, self.groups, self.service, self._no_journal)
 
     def _journal(self, index: int) -> LogJournal:
         return LogJournal(self.logs[index])
@@ -95,10 +95,10 @@ class Host(GroupHost):
         raise AssertionError(index)
 
     def shard_loaded(self, index: int) -> None:
-        self.tenures.loaded(index)
+        self.ownership.loaded(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        self.tenures.record_ended_shard(index, error)
+        self.ownership.lost(index, error)
 
     def here(self) -> list[int]:
         return sorted(shard.index for shard in self.groups if shard.loaded)
@@ -111,7 +111,7 @@ class Host(GroupHost):
     async def commit(self, index: int) -> ErrorCode:
         """Have a shard append something; gives what it says."""
         answer: asyncio.Future[object] = self.loop.create_future()
-        event = OffsetCommit(self.token(), f"g{index}", "", -1, (OffsetToCommit("t", 0, 5, -1, ""),))
+        event = OffsetCommit(self.next_request_id(), f"g{index}", "", -1, (OffsetToCommit("t", 0, 5, -1, ""),))
         self.groups.ask_at(index, event, answer.set_result)
         value = await asyncio.wait_for(answer, WAIT_S)
         return value if isinstance(value, ErrorCode) else ErrorCode.NONE
@@ -124,7 +124,7 @@ def run(folder: Path, test: Callable[[Host], Awaitable[None]]) -> None:
             await asyncio.wait_for(test(host), WAIT_S)
         finally:
             host.stop_waiting()
-            host.tenures.close()
+            host.ownership.close()
             host.close()
             for earlier in host.logs:
                 earlier.close()
@@ -139,14 +139,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_shards_come_and_go_with_the_map(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
-        host.door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.begin(ME)
-        await host.tenures.wait_settled()
+        host.service.give(ME.id, OTHER.id, ME.id)
+        host.ownership.begin(ME)
+        await host.ownership.wait_settled()
         assert host.here() == [0, 2]
         assert await host.commit(1) is ErrorCode.NOT_COORDINATOR
-        host.door.give(OTHER.id, ME.id, ME.id)
-        host.tenures.follow()
-        await host.tenures.wait_settled()
+        host.service.give(OTHER.id, ME.id, ME.id)
+        host.ownership.follow()
+        await host.ownership.wait_settled()
         assert host.here() == [1, 2]
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
 
@@ -160,11 +160,11 @@ def no_space(*_: object) -> int:
 
 async def give_one_away(host: Host) -> None:
     """Two shards are here; then the map gives the first of them to another."""
-    host.door.give(ME.id, OTHER.id, ME.id)
-    host.tenures.begin(ME)
-    await host.tenures.wait_settled()
-    host.door.give(OTHER.id, OTHER.id, ME.id)
-    host.tenures.follow()
+    host.service.give(ME.id, OTHER.id, ME.id)
+    host.ownership.begin(ME)
+    await host.ownership.wait_settled()
+    host.service.give(OTHER.id, OTHER.id, ME.id)
+    host.ownership.follow()
 
 
 def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
@@ -172,13 +172,13 @@ def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
 ) -> None:
     async def test(host: Host) -> None:
         await give_one_away(host)
-        host.tenures.follow()
+        host.ownership.follow()
         assert await host.commit(0) is ErrorCode.NONE, "nobody else serves it yet"
         host.fence(0, 1_000)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
-        await host.tenures.handed_over()
-        assert host.tenures.owned.keys() == {2} and host.here() == [2]
-        assert "taken over" not in caplog.text and not host.tenures.fences, "that was the plan"
+        await host.ownership.handed_over()
+        assert host.ownership.owned.keys() == {2} and host.here() == [2]
+        assert "taken over" not in caplog.text and not host.ownership.fences, "that was the plan"
 
     caplog.set_level("WARNING")
     run(tmp_path, test)
@@ -191,9 +191,9 @@ def test_who_gives_a_shard_away_waits_for_no_next_owner_for_ever(
 
     async def test(host: Host) -> None:
         await give_one_away(host)
-        await host.tenures.handed_over()
+        await host.ownership.handed_over()
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
-        assert host.tenures.owned.keys() == {2} and host.here() == [2]
+        assert host.ownership.owned.keys() == {2} and host.here() == [2]
 
     run(tmp_path, test)
 
@@ -213,8 +213,8 @@ def test_who_gives_a_shard_away_does_not_take_it_back_when_something_fails(
         monkeypatch.setattr(LogJournal, "append", no_space)
         monkeypatch.setattr(LogJournal, "begin", begin)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
-        await host.tenures.handed_over()
-        assert host.tenures.owned.keys() == {2} and not began
+        await host.ownership.handed_over()
+        assert host.ownership.owned.keys() == {2} and not began
 
     run(tmp_path, test)
 
@@ -227,9 +227,9 @@ def test_a_shard_that_has_failed_begins_again_when_the_map_gives_it_back(
         with monkeypatch.context() as patched:
             patched.setattr(LogJournal, "append", no_space)
             assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
-        host.door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.follow()
-        await host.tenures.wait_settled()
+        host.service.give(ME.id, OTHER.id, ME.id)
+        host.ownership.follow()
+        await host.ownership.wait_settled()
         assert await host.commit(0) is ErrorCode.NONE
 
     run(tmp_path, test)
@@ -240,39 +240,39 @@ def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypa
 
     async def test(host: Host) -> None:
         await give_one_away(host)
-        began_s = host.tenures.owned[0].began_s
-        host.door.placement = None
-        host.tenures.follow()
-        host.door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.follow()
+        began_s = host.ownership.owned[0].began_s
+        host.service.placement = None
+        host.ownership.follow()
+        host.service.give(ME.id, OTHER.id, ME.id)
+        host.ownership.follow()
         passed = asyncio.Event()
         host.loop.call_later(2 * shard_ownership.LEAVING_S, passed.set)  # behind the end, on the same clock
         await passed.wait()
         assert await host.commit(0) is ErrorCode.NONE
-        assert host.tenures.owned[0].began_s == began_s
+        assert host.ownership.owned[0].began_s == began_s
         host.fence(0, 1_000)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
-        await until(lambda: host.tenures.fences == {0: 1})
+        await until(lambda: host.ownership.fences == {0: 1})
 
     run(tmp_path, test)
 
 
 def test_another_life_under_the_same_id_gives_nothing(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
-        host.door.give(ME.id, ME.id, ME.id, me=Candidate(ME.id, "next-life", ME.host, ME.port))
-        host.tenures.begin(ME)
-        assert not host.tenures.owned
+        host.service.give(ME.id, ME.id, ME.id, me=Candidate(ME.id, "next-life", ME.host, ME.port))
+        host.ownership.begin(ME)
+        assert not host.ownership.owned
 
     run(tmp_path, test)
 
 
-def test_a_door_that_says_nothing_any_more_takes_nothing(tmp_path: Path) -> None:
+def test_a_coordination_service_that_says_nothing_any_more_takes_nothing(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
-        host.door.give(ME.id, ME.id, ME.id)
-        host.tenures.begin(ME)
-        await host.tenures.wait_settled()
-        host.door.placement = None
-        host.tenures.follow()
+        host.service.give(ME.id, ME.id, ME.id)
+        host.ownership.begin(ME)
+        await host.ownership.wait_settled()
+        host.service.placement = None
+        host.ownership.follow()
         assert host.here() == [0, 1, 2]
 
     run(tmp_path, test)
@@ -284,9 +284,9 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
     monkeypatch.setattr(shard_ownership, "PAUSE_S", 0.01)
 
     async def test(host: Host) -> None:
-        host.door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.begin(ME)
-        await host.tenures.wait_settled()
+        host.service.give(ME.id, OTHER.id, ME.id)
+        host.ownership.begin(ME)
+        await host.ownership.wait_settled()
         host.fence(0, 5)  # the shards here are in the terms 1 and 2; the next ones are 3, 4, 5, 6
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.here() == [0, 2])
@@ -294,7 +294,7 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
         begins_again = r"shard 0: fenced by another coordinator; it begins again in ([0-9.]+) s"
         pauses = [float(seconds) for seconds in re.findall(begins_again, caplog.text)]
         assert pauses == [0.01, 0.02, 0.04]
-        assert host.tenures.fences == {0: 3}
+        assert host.ownership.fences == {0: 3}
 
     caplog.set_level("WARNING")
     run(tmp_path, test)
@@ -302,14 +302,14 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
 
 def test_who_was_fenced_begins_nothing_that_the_map_has_taken_meanwhile(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
-        host.door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.begin(ME)
-        await host.tenures.wait_settled()
+        host.service.give(ME.id, OTHER.id, ME.id)
+        host.ownership.begin(ME)
+        await host.ownership.wait_settled()
         host.fence(2, 1_000)
         assert await host.commit(2) is ErrorCode.NOT_COORDINATOR
-        await until(lambda: host.tenures.fences == {2: 1})
-        host.door.give(ME.id, OTHER.id, OTHER.id)
-        host.tenures.follow()
+        await until(lambda: host.ownership.fences == {2: 1})
+        host.service.give(ME.id, OTHER.id, OTHER.id)
+        host.ownership.follow()
         passed = asyncio.Event()
         host.loop.call_later(2 * shard_ownership.PAUSE_S, passed.set)  # behind the pause, on the same clock
         await passed.wait()
@@ -323,23 +323,23 @@ def test_who_was_fenced_goes_by_no_map_from_before(tmp_path: Path, owner: int) -
     """One that is cut off from the door would take its shard back from whom the door has given it, again and again."""
 
     async def test(host: Host) -> None:
-        door = host.door
-        door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.begin(ME)
-        await host.tenures.wait_settled()
-        door.reached.clear()
+        service = host.service
+        service.give(ME.id, OTHER.id, ME.id)
+        host.ownership.begin(ME)
+        await host.ownership.wait_settled()
+        service.reached.clear()
         host.fence(2, 1_000)
         assert await host.commit(2) is ErrorCode.NOT_COORDINATOR
-        await until(lambda: host.tenures.owned[2].again is None or door.asked > 0)
-        assert host.here() == [0] and door.asked == 1, "it began a term by the map that it was fenced with"
-        began_s = host.tenures.owned[2].began_s
-        door.give(ME.id, OTHER.id, owner)
-        door.reached.set()
+        await until(lambda: host.ownership.owned[2].again is None or service.asked > 0)
+        assert host.here() == [0] and service.asked == 1, "it began a term by the map that it was fenced with"
+        began_s = host.ownership.owned[2].began_s
+        service.give(ME.id, OTHER.id, owner)
+        service.reached.set()
         if owner == ME.id:
-            await until(lambda: host.tenures.owned[2].began_s > began_s)
+            await until(lambda: host.ownership.owned[2].began_s > began_s)
         else:
             await until(lambda: 2 not in host.groups)
-            assert 2 not in host.tenures.owned, "nobody said that the map has changed: it looks itself"
+            assert 2 not in host.ownership.owned, "nobody said that the map has changed: it looks itself"
 
     run(tmp_path, test)
 

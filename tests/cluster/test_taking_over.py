@@ -69,7 +69,7 @@ def read(servers: str, group: str, topic: str, count: int, protocol: str = "clas
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_goes_on_where_it_was(
+def test_a_group_continues_where_it_was(
     apache_kafka: ApacheKafka, coordinator: CoordinatorProcess, topic: str, protocol: str
 ) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
@@ -112,7 +112,7 @@ def test_a_group_with_members_at_kafka_is_refused_until_they_leave(
     assert found == [left, left + 1, left + 2]
 
 
-def test_a_group_that_was_deleted_here_does_not_come_back(
+def test_a_group_that_was_deleted_here_stays_deleted(
     apache_kafka: ApacheKafka, coordinator: CoordinatorProcess, topic: str
 ) -> None:
     group, at = f"g-{uuid.uuid4().hex[:8]}", TopicPartition(topic, 0)

@@ -27,25 +27,25 @@ class Asked:
     """Topics that are asked of brokers as `KafkaTopics` asks."""
 
     def __init__(self, kind: type[TopicView] = TopicView) -> None:
-        self.told = kind()
+        self.answers = kind()
         self.deleted: list[str] = []
 
     def poll(
         self, node: int, *topics: TopicAnswer, by_name: Iterable[TopicAnswer] | None = None, alone: bool = False
     ) -> tuple[str, ...]:
         """A list of one node; what it leaves out is unknown to it by name too, unless `by_name` says otherwise."""
-        self.told.listed(node, topics, alone=alone)
-        names = self.told.to_ask()
+        self.answers.listed(node, topics, alone=alone)
+        names = self.answers.to_ask()
         if by_name is None:
             by_name = [TopicAnswer(name, error=UNKNOWN) for name in names]
-        self.told.answered(node, [told for told in by_name if told.name in names], alone=alone)
-        deleted = self.told.take_deleted()
+        self.answers.answered(node, [answers for answers in by_name if answers.name in names], alone=alone)
+        deleted = self.answers.take_deleted()
         self.deleted += deleted
         return deleted
 
     def id_of(self, name: str = "t") -> TopicId | None:
         """Return the known topic id."""
-        found = self.told.by_name.get(name)
+        found = self.answers.by_name.get(name)
         return None if found is None else found.id
 
 
@@ -53,11 +53,11 @@ def test_a_topic_is_there_when_one_broker_says_so() -> None:
     asked = Asked()
     asked.poll(A, topic())
     assert asked.id_of() == OLD
-    assert asked.told.by_id[OLD].partitions == 2
-    image = asked.told.image()
+    assert asked.answers.by_id[OLD].partitions == 2
+    image = asked.answers.image()
     assert not image.sure
     asked.poll(B, topic())
-    assert asked.told.image() is image
+    assert asked.answers.image() is image
 
 
 def test_a_topic_that_two_brokers_do_not_know_by_name_is_deleted() -> None:
@@ -68,7 +68,7 @@ def test_a_topic_that_two_brokers_do_not_know_by_name_is_deleted() -> None:
     assert asked.id_of() == OLD
     assert asked.poll(B) == ("t",)
     assert asked.id_of() is None
-    assert "t" not in asked.told.image().topics
+    assert "t" not in asked.answers.image().topics
 
 
 def test_a_broker_that_knew_of_another_does_not_count_twice_when_that_is_gone() -> None:
@@ -80,7 +80,7 @@ def test_a_broker_that_knew_of_another_does_not_count_twice_when_that_is_gone() 
     assert asked.poll(B) == ("t",)
 
 
-def test_a_broker_that_still_knows_a_topic_takes_back_what_was_told_before() -> None:
+def test_a_broker_that_still_knows_a_topic_overrules_an_earlier_answer() -> None:
     asked = Asked()
     asked.poll(A, topic())
     assert asked.poll(A) == ()
@@ -113,9 +113,9 @@ def test_a_topic_that_may_not_be_seen_is_not_deleted() -> None:
     for node in (A, B, A, B):
         assert asked.poll(node, by_name=hidden) == ()
     assert asked.id_of() == OLD
-    assert asked.told.hidden == {"t"}
+    assert asked.answers.hidden == {"t"}
     asked.poll(A, topic())
-    assert asked.told.hidden == set()
+    assert asked.answers.hidden == set()
 
 
 def test_a_topic_that_was_made_again_is_another_one() -> None:
@@ -124,8 +124,8 @@ def test_a_topic_that_was_made_again_is_another_one() -> None:
     assert asked.poll(A, topic(topic_id=NEW)) == ()
     assert asked.poll(B, topic(topic_id=NEW, partitions=1)) == ("t",)
     assert asked.id_of() == NEW
-    assert asked.told.by_name["t"].partitions == 1
-    assert OLD not in asked.told.by_id
+    assert asked.answers.by_name["t"].partitions == 1
+    assert OLD not in asked.answers.by_id
 
 
 def test_a_broker_that_lags_brings_no_replaced_topic_back() -> None:
@@ -138,7 +138,7 @@ def test_a_broker_that_lags_brings_no_replaced_topic_back() -> None:
     assert asked.id_of() == NEW
 
 
-def test_a_broker_that_lags_takes_no_topic_away_that_was_told_first() -> None:
+def test_a_broker_that_lags_takes_no_topic_away_that_another_reported_first() -> None:
     """A coordinator that begins may hear the newer id first: one broker that knows the older one is no evidence."""
     asked = Asked()
     asked.poll(A, topic(topic_id=NEW))
@@ -148,7 +148,7 @@ def test_a_broker_that_lags_takes_no_topic_away_that_was_told_first() -> None:
     assert asked.id_of() == NEW
 
 
-def test_a_deleted_topic_comes_back_when_two_brokers_have_it() -> None:
+def test_a_deleted_topic_returns_when_two_brokers_have_it() -> None:
     """Two brokers that lag can be wrong together; one that has not heard of the deletion yet can't."""
     asked = Asked()
     asked.poll(A, topic())
@@ -172,55 +172,55 @@ def test_a_new_topic_of_a_deleted_name_is_there_at_once() -> None:
 def test_old_answers_take_no_partitions_and_no_leaders_back() -> None:
     asked = Asked()
     asked.poll(A, topic(partitions=3, epoch=5, leader=B))
-    image = asked.told.image()
+    image = asked.answers.image()
     asked.poll(B, topic(partitions=2, epoch=4, leader=A))
-    assert asked.told.by_name["t"].partitions == 3
-    assert [leader[:2] for leader in asked.told.by_name["t"].leaders] == [(B, 5)] * 3
-    assert asked.told.image() is image
+    assert asked.answers.by_name["t"].partitions == 3
+    assert [leader[:2] for leader in asked.answers.by_name["t"].leaders] == [(B, 5)] * 3
+    assert asked.answers.image() is image
     asked.poll(A, topic(partitions=4, epoch=6))
-    assert asked.told.by_name["t"].partitions == 4
-    assert asked.told.image().version > image.version
+    assert asked.answers.by_name["t"].partitions == 4
+    assert asked.answers.image().version > image.version
 
 
 def test_racks_of_brokers_that_are_down_stay() -> None:
     asked = Asked()
-    asked.told.racks({A: "a", B: "b"})
+    asked.answers.racks({A: "a", B: "b"})
     asked.poll(A, topic())
-    image = asked.told.image()
+    image = asked.answers.image()
     assert image.topics["t"].racks == (("a", "b"), ("a", "b"))
-    asked.told.racks({A: "a"})
+    asked.answers.racks({A: "a"})
     asked.poll(A, topic())
-    assert asked.told.image() is image
-    asked.told.racks({B: "c"})
+    assert asked.answers.image() is image
+    asked.answers.racks({B: "c"})
     asked.poll(A, topic())
-    assert asked.told.image().topics["t"].racks == (("a", "c"), ("a", "c"))
+    assert asked.answers.image().topics["t"].racks == (("a", "c"), ("a", "c"))
 
 
 @pytest.mark.parametrize("recorded", [OLD, NO_TOPIC_ID])
 def test_positions_of_a_topic_that_is_not_there_go_when_two_brokers_say_so(recorded: TopicId) -> None:
     asked = Asked()
-    asked.told.look_for({"t": [recorded]})
+    asked.answers.look_for({"t": [recorded]})
     assert asked.poll(A) == ()
     assert asked.poll(A) == ()
     assert asked.poll(B) == ("t",)
     assert asked.poll(A) == ()
-    assert asked.told.to_ask() == []
+    assert asked.answers.to_ask() == []
 
 
 def test_positions_of_a_topic_that_a_list_left_out_stay() -> None:
     asked = Asked()
-    asked.told.look_for({"t": [OLD]})
+    asked.answers.look_for({"t": [OLD]})
     asked.poll(A)
     asked.poll(B, topic())
     asked.poll(A, topic())
     assert asked.deleted == []
-    assert asked.told.to_ask() == []
+    assert asked.answers.to_ask() == []
 
 
 def test_positions_of_an_earlier_topic_go_when_two_brokers_name_the_later_one() -> None:
     asked = Asked()
     asked.poll(A, topic(topic_id=NEW))
-    asked.told.look_for({"t": [OLD]})
+    asked.answers.look_for({"t": [OLD]})
     assert asked.poll(A, topic(topic_id=NEW)) == ()
     assert asked.poll(B, topic(topic_id=NEW)) == ("t",)
     assert asked.id_of() == NEW
@@ -230,7 +230,7 @@ def test_positions_of_a_later_topic_than_is_known_here_make_it_known() -> None:
     """This process has heard from a broker that lags; another one took commits of the topic that was made again."""
     asked = Asked()
     asked.poll(A, topic(topic_id=OLD))
-    asked.told.look_for({"t": [NEW]})
+    asked.answers.look_for({"t": [NEW]})
     asked.poll(B, topic(topic_id=NEW))
     assert asked.poll(A, topic(topic_id=NEW)) == ("t",)  # what names the newer id stays, see `TopicsDeleted`
     assert asked.id_of() == NEW
@@ -238,7 +238,7 @@ def test_positions_of_a_later_topic_than_is_known_here_make_it_known() -> None:
 
 def test_positions_without_an_id_stay_with_a_topic_that_is_there() -> None:
     asked = Asked()
-    asked.told.look_for({"t": [NO_TOPIC_ID]})
+    asked.answers.look_for({"t": [NO_TOPIC_ID]})
     asked.poll(A, topic())
     asked.poll(B, topic())
     assert asked.deleted == []
@@ -247,13 +247,13 @@ def test_positions_without_an_id_stay_with_a_topic_that_is_there() -> None:
 def test_very_many_names_take_turns_each_asked_of_two_brokers() -> None:
     asked = Asked()
     names = [f"t{number:05}" for number in range(2 * ASKED_MAX + 1)]
-    asked.told.look_for({name: [OLD] for name in names})
+    asked.answers.look_for({name: [OLD] for name in names})
     for turn in range(8):
-        asked.told.listed(turn % 2, [], alone=False)
-        wanted = asked.told.to_ask()
+        asked.answers.listed(turn % 2, [], alone=False)
+        wanted = asked.answers.to_ask()
         assert len(wanted) <= ASKED_MAX
-        asked.told.answered(turn % 2, [TopicAnswer(name, error=UNKNOWN) for name in wanted], alone=False)
-        asked.deleted += asked.told.take_deleted()
+        asked.answers.answered(turn % 2, [TopicAnswer(name, error=UNKNOWN) for name in wanted], alone=False)
+        asked.deleted += asked.answers.take_deleted()
     assert sorted(asked.deleted) == names
 
 
@@ -261,9 +261,9 @@ class ListsAreWhole(TopicView):
     """A planted fault: what a list leaves out is deleted."""
 
     def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
-        told = list(topics)
-        left_out = self.by_name.keys() - {entry.name for entry in told}
-        super().listed(node, told, alone=alone)
+        answers = list(topics)
+        left_out = self.by_name.keys() - {entry.name for entry in answers}
+        super().listed(node, answers, alone=alone)
         self.answered(A, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
         self.answered(B, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
 
@@ -272,9 +272,9 @@ class OneIsEnough(TopicView):
     """A planted fault: what one broker says counts, as if another had said it before."""
 
     def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
-        told = list(topics)
-        super().listed(-node, told, alone=alone)
-        super().listed(node, told, alone=alone)
+        answers = list(topics)
+        super().listed(-node, answers, alone=alone)
+        super().listed(node, answers, alone=alone)
 
 
 def left_out_once(asked: Asked) -> None:
@@ -284,13 +284,13 @@ def left_out_once(asked: Asked) -> None:
     asked.poll(A, topic())
 
 
-def told_late(asked: Asked) -> None:
+def reported_late(asked: Asked) -> None:
     """A broker that lags names the topic's earlier id."""
     asked.poll(A, topic(topic_id=NEW))
     asked.poll(B, topic(topic_id=OLD))
 
 
-@pytest.mark.parametrize(("mutant", "history"), [(ListsAreWhole, left_out_once), (OneIsEnough, told_late)])
+@pytest.mark.parametrize(("mutant", "history"), [(ListsAreWhole, left_out_once), (OneIsEnough, reported_late)])
 def test_planted_faults_lose_offsets(mutant: type[TopicView], history: object) -> None:
     assert callable(history)
     for kind, lost in ((TopicView, []), (mutant, ["t"])):

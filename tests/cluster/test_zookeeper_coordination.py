@@ -1,6 +1,6 @@
 """Coordination by a real ZooKeeper: nodes, sessions that end, nodes that outlive them, watches.
 
-Promises of every service are in test_doors.py.
+Promises of every service are in test_coordination.py.
 """
 
 from __future__ import annotations
@@ -31,64 +31,64 @@ from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change, ZNode, ZooKeeperSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.zookeeper import ZooKeeper
-from tests.cluster.coordination_services import SHARDS, ZooKeeperDoors, candidate, run, until
+from tests.cluster.coordination_services import SHARDS, ZooKeeperServices, candidate, run, until
 
 
-def test_the_nodes_of_the_one_in_office(zookeeper: ZooKeeper) -> None:
+def test_the_nodes_of_the_leader(zookeeper: ZooKeeper) -> None:
     """Each election raises the epoch; who retires is there until its shards are another's."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
+    async def story(services: ZooKeeperServices) -> None:
         for number in (1, 2):
-            await doors.enter(candidate(number))
-        await doors.agreed(1, 2)
-        assert doors.data(COORDINATOR) == b"1"
-        assert doors.owner(COORDINATOR) == doors.owner(f"{IDS}/1") != 0
-        assert Election.from_bytes(doors.data(EPOCH)).epoch == 1
-        before = doors.open[2].placement
+            await services.enter(candidate(number))
+        await services.agreed(1, 2)
+        assert services.data(COORDINATOR) == b"1"
+        assert services.owner(COORDINATOR) == services.owner(f"{IDS}/1") != 0
+        assert Election.from_bytes(services.data(EPOCH)).epoch == 1
+        before = services.open[2].placement
         assert before is not None
         one = before.candidate(1)
         assert one is not None
-        await doors.end_without_leaving(1)
-        doors.open[2].suspect(one)
-        await doors.agreed(2)
-        assert Election.from_bytes(doors.data(EPOCH)).epoch == 2
-        await doors.enter(candidate(3))
-        await doors.agreed(2, 3)
-        retiring = doors.open.pop(2)
+        await services.end_without_leaving(1)
+        services.open[2].suspect(one)
+        await services.agreed(2)
+        assert Election.from_bytes(services.data(EPOCH)).epoch == 2
+        await services.enter(candidate(3))
+        await services.agreed(2, 3)
+        retiring = services.open.pop(2)
         there: list[bool] = []
 
         def look() -> None:
             if retiring.placement is not None and not retiring.placement.of(2):
-                there.append(doors.owner(f"{IDS}/2") is not None)
+                there.append(services.owner(f"{IDS}/2") is not None)
 
         retiring.on_changes(look)
         await retiring.retire()
-        await doors.agreed(3)
+        await services.agreed(3)
         assert there[0], "its shards were given while it was there still"
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def _owned_story(zookeeper: ZooKeeper) -> None:
     """Nodes of an earlier session hold just what ours would: they are made anew, before that session's end."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
+    async def story(services: ZooKeeperServices) -> None:
         me = candidate(1)
         earlier = KazooClient(zookeeper.address, timeout=20)
         await asyncio.to_thread(earlier.start)
         try:
             for path, data in ((f"{IDS}/1", Registration(me).to_bytes()), (COORDINATOR, b"1")):
-                earlier.create(doors.root + path, data, ephemeral=True, makepath=True)
-            await doors.enter(me)
-            await doors.agreed(1)
-            session = doors.open[1].session.id
-            assert doors.owner(f"{IDS}/1") == session, "an earlier session's node was taken for its own"
-            assert doors.owner(COORDINATOR) == session, "an earlier session's office was taken for its own"
+                earlier.create(services.root + path, data, ephemeral=True, makepath=True)
+            await services.enter(me)
+            await services.agreed(1)
+            session = services.open[1].session.id
+            assert services.owner(f"{IDS}/1") == session, "an earlier session's node was taken for its own"
+            assert services.owner(COORDINATOR) == session, "an earlier session's office was taken for its own"
         finally:
             await asyncio.to_thread(earlier.stop)
             await asyncio.to_thread(earlier.close)
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def test_nodes_of_an_earlier_session(zookeeper: ZooKeeper) -> None:
@@ -110,59 +110,59 @@ def test_planted_fault_earlier_session(zookeeper: ZooKeeper, monkeypatch: pytest
 def test_session_that_expires(zookeeper: ZooKeeper) -> None:
     """A new session registers and stands again, while the map goes on to say what it said."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        await doors.enter(candidate(1))
-        await doors.enter(candidate(2))
-        await doors.agreed(1, 2)
-        before, session = doors.open[1].placement, doors.owner(f"{IDS}/1")
-        kazoo = doors.open[1].session._client
+    async def story(services: ZooKeeperServices) -> None:
+        await services.enter(candidate(1))
+        await services.enter(candidate(2))
+        await services.agreed(1, 2)
+        before, session = services.open[1].placement, services.owner(f"{IDS}/1")
+        kazoo = services.open[1].session._client
         kept = kazoo.client_id
-        # Another client takes the session and closes it: for the door's own it is over, as after an expiry.
+        # Another client takes the session and closes it: for the service's own it is over, as after an expiry.
         thief = KazooClient(zookeeper.address, client_id=kept)
         await asyncio.to_thread(thief.start)
         await asyncio.to_thread(thief.stop)
         await asyncio.to_thread(thief.close)
-        await until(lambda: doors.owner(f"{IDS}/1") not in (None, session), "registered in another session")
-        await doors.agreed(1, 2)
-        after = doors.open[1].placement
+        await until(lambda: services.owner(f"{IDS}/1") not in (None, session), "registered in another session")
+        await services.agreed(1, 2)
+        after = services.open[1].placement
         assert before is not None
         assert after is not None
         assert after.candidate(1) == before.candidate(1)
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def test_loop_that_hangs(zookeeper: ZooKeeper) -> None:
     """The candidate loses its place although kazoo's threads live, and takes it again when the loop resumes."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        await doors.enter(candidate(1))
-        session = doors.owner(f"{IDS}/1")
+    async def story(services: ZooKeeperServices) -> None:
+        await services.enter(candidate(1))
+        session = services.owner(f"{IDS}/1")
         deadline = time.monotonic() + 30
-        while doors.owner(f"{IDS}/1") == session and time.monotonic() < deadline:
+        while services.owner(f"{IDS}/1") == session and time.monotonic() < deadline:
             time.sleep(0.05)  # noqa: ASYNC251 - the loop hangs here
-        assert doors.owner(f"{IDS}/1") is None
-        await until(lambda: doors.owner(f"{IDS}/1") is not None, "registered again")
-        await doors.agreed(1)
+        assert services.owner(f"{IDS}/1") is None
+        await until(lambda: services.owner(f"{IDS}/1") is not None, "registered again")
+        await services.agreed(1)
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def test_session_that_closes_late_after_the_loop_hung(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old session's end is told after the new one's beginning: a busy machine takes longer than the limit."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
+    async def story(services: ZooKeeperServices) -> None:
         for number in (1, 2):
-            await doors.enter(candidate(number))
-        await doors.agreed(1, 2)
-        session, before = doors.open[1].session, doors.open[1].session.connections
+            await services.enter(candidate(number))
+        await services.agreed(1, 2)
+        session, before = services.open[1].session, services.open[1].session.connections
         monkeypatch.setattr(session_module, "_stop", _stop_later)
-        time.sleep(doors.open[1]._session_ms / 1000 * 1.5)  # noqa: ASYNC251 - the loop hangs here
+        time.sleep(services.open[1]._session_ms / 1000 * 1.5)  # noqa: ASYNC251 - the loop hangs here
         await until(lambda: session.connections > before, "the new session is seen")
-        await doors.agreed(1, 2)
-        assert doors.owner(f"{IDS}/1") == session.id
+        await services.agreed(1, 2)
+        assert services.owner(f"{IDS}/1") == session.id
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def _stop_later(client: KazooClient) -> None:
@@ -173,75 +173,77 @@ def _stop_later(client: KazooClient) -> None:
 def test_id_that_a_later_process_took_at_the_same_address(zookeeper: ZooKeeper) -> None:
     """The earlier one lives, whatever for, and does not take the id back: the two would do so for ever."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        earlier = await doors.enter(candidate(1))
-        later = await doors.enter(candidate(1))
-        await doors.agreed(1)
+    async def story(services: ZooKeeperServices) -> None:
+        earlier = await services.enter(candidate(1))
+        later = await services.enter(candidate(1))
+        await services.agreed(1)
         session = later.session.id
         await until(lambda: earlier._taken_by == later._require_mine().candidate, "the earlier one knows")
-        assert doors.owner(f"{IDS}/1") == session
+        assert services.owner(f"{IDS}/1") == session
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def test_id_that_another_took_meanwhile(zookeeper: ZooKeeper) -> None:
     """A leader that lost its id resigns and follows the other's placement. It returns when the id is free."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
+    async def story(services: ZooKeeperServices) -> None:
         me = candidate(1)
-        await doors.enter(me)
-        await doors.enter(candidate(2))
-        await doors.agreed(1, 2)
-        other, path = candidate(1, port=9777), f"{doors.root}{IDS}/1"
-        taking = doors.look.transaction()
+        await services.enter(me)
+        await services.enter(candidate(2))
+        await services.agreed(1, 2)
+        other, path = candidate(1, port=9777), f"{services.root}{IDS}/1"
+        taking = services.look.transaction()
         taking.delete(path)
         taking.create(path, Registration(other).to_bytes(), ephemeral=True)
         assert not [result for result in taking.commit() if isinstance(result, Exception)]
-        await until(lambda: doors.open[2].is_leader, "the office is another's")
-        await until(lambda: other in getattr(doors.open[1].placement, "candidates", ()), "the map names the other one")
-        assert not doors.open[1].is_leader
-        assert doors.owner(f"{IDS}/1") != doors.open[1].session.id
-        doors.look.delete(path)
-        await until(lambda: me in getattr(doors.open[2].placement, "candidates", ()), "it has its place again")
-        await doors.agreed(1, 2)
+        await until(lambda: services.open[2].is_leader, "the office is another's")
+        await until(
+            lambda: other in getattr(services.open[1].placement, "candidates", ()), "the map names the other one"
+        )
+        assert not services.open[1].is_leader
+        assert services.owner(f"{IDS}/1") != services.open[1].session.id
+        services.look.delete(path)
+        await until(lambda: me in getattr(services.open[2].placement, "candidates", ()), "it has its place again")
+        await services.agreed(1, 2)
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 @pytest.mark.parametrize("path", ["/controller", "/cluster/id"])
 def test_path_of_a_kafka(zookeeper: ZooKeeper, path: str) -> None:
     """The topics there are a Kafka's: nothing is written."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        doors.look.create(doors.root + path, b"{}", makepath=True)
+    async def story(services: ZooKeeperServices) -> None:
+        services.look.create(services.root + path, b"{}", makepath=True)
         with pytest.raises(KafkaError, match=r"so a Kafka keeps its topics here.*/kohort"):
-            await doors.enter(candidate(1))
-        assert doors.owner(IDS) is None
+            await services.enter(candidate(1))
+        assert services.owner(IDS) is None
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def _deposed_story(zookeeper: ZooKeeper) -> None:
-    async def story(doors: ZooKeeperDoors) -> None:
-        door = await doors.enter(candidate(1))
-        await doors.agreed(1)
-        session, mine, keeper = door.session.id, door._mine, door._keeper
+    async def story(services: ZooKeeperServices) -> None:
+        service = await services.enter(candidate(1))
+        await services.agreed(1)
+        session, mine, keeper = service.session.id, service._mine, service._keeper
         assert session is not None
         assert mine is not None
         assert keeper is not None
         keeper.cancel()
         await asyncio.wait([keeper])
-        doors.look.set(doors.root + EPOCH, Election(9, 7, 1).to_bytes())
-        before = doors.data(PLACEMENT)
-        door._shards = SHARDS + 1
-        await door._place(mine)
-        assert doors.data(PLACEMENT) == before, "one that was deposed has written the map"
-        doors.look.set(doors.root + EPOCH, Election(10, 1, session).to_bytes())
-        await door._elect(session, mine)
-        await door._place(mine)
-        assert doors.data(PLACEMENT) != before
+        services.look.set(services.root + EPOCH, Election(9, 7, 1).to_bytes())
+        before = services.data(PLACEMENT)
+        service._shards = SHARDS + 1
+        await service._place(mine)
+        assert services.data(PLACEMENT) == before, "one that was deposed has written the map"
+        services.look.set(services.root + EPOCH, Election(10, 1, session).to_bytes())
+        await service._elect(session, mine)
+        await service._place(mine)
+        assert services.data(PLACEMENT) != before
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
@@ -264,14 +266,14 @@ def test_planted_fault_no_guard(zookeeper: ZooKeeper, monkeypatch: pytest.Monkey
 def test_map_that_cannot_be_read(zookeeper: ZooKeeper) -> None:
     """The leader creates the placement anew."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        await doors.enter(candidate(1))
-        await doors.agreed(1)
-        doors.look.set(doors.root + PLACEMENT, b"what?")
-        await until(lambda: doors.data(PLACEMENT) != b"what?", "another map")
-        await doors.agreed(1)
+    async def story(services: ZooKeeperServices) -> None:
+        await services.enter(candidate(1))
+        await services.agreed(1)
+        services.look.set(services.root + PLACEMENT, b"what?")
+        await until(lambda: services.data(PLACEMENT) != b"what?", "another map")
+        await services.agreed(1)
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def topic(number: int, partitions: int = 1) -> MirroredTopic:
@@ -281,21 +283,23 @@ def topic(number: int, partitions: int = 1) -> MirroredTopic:
 def _mirror_story(zookeeper: ZooKeeper) -> None:
     """The leader mirrors topics and the others follow: a new one, one that grows, twice, one that is deleted."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        await doors.enter(candidate(1))
-        await doors.enter(candidate(2))
+    async def story(services: ZooKeeperServices) -> None:
+        await services.enter(candidate(1))
+        await services.enter(candidate(2))
         heard: list[int] = []
-        doors.open[2].listen_topics(lambda: heard.append(1))
-        doors.open[2].mirror_topics({"of-a-stranger": topic(9)})
+        services.open[2].listen_topics(lambda: heard.append(1))
+        services.open[2].mirror_topics({"of-a-stranger": topic(9)})
         steps = [{"a": topic(1)}, {"a": topic(1, 2)}, {"a": topic(1, 3), "b": topic(2)}, {"b": topic(2)}, {}]
         for wanted in steps:
             before = len(heard)
-            doors.open[1].mirror_topics(wanted)
+            services.open[1].mirror_topics(wanted)
             await until(lambda before=before: len(heard) > before, f"a watch that tells of {wanted}")
-            there = {name: doors.data(f"{TOPICS}/{name}") for name in doors.look.get_children(doors.root + TOPICS)}
+            there = {
+                name: services.data(f"{TOPICS}/{name}") for name in services.look.get_children(services.root + TOPICS)
+            }
             assert there == {name: data.to_bytes() for name, data in wanted.items()}
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def test_topics_are_mirrored(zookeeper: ZooKeeper) -> None:
@@ -336,14 +340,14 @@ async def _until_soon(condition: Callable[[], object], what: str) -> None:
 def test_many_topics_are_written_in_pieces(zookeeper: ZooKeeper) -> None:
     """More than one frame of ZooKeeper holds."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        await doors.enter(candidate(1))
+    async def story(services: ZooKeeperServices) -> None:
+        await services.enter(candidate(1))
         wanted = {f"topic-{number:04}-{'x' * 100}": topic(number, 60) for number in range(1500)}
         assert sum(len(data.to_bytes()) for data in wanted.values()) > 1024 * 1024
-        doors.open[1].mirror_topics(wanted)
-        await until(lambda: len(doors.look.get_children(doors.root + TOPICS)) == len(wanted), "all topics")
+        services.open[1].mirror_topics(wanted)
+        await until(lambda: len(services.look.get_children(services.root + TOPICS)) == len(wanted), "all topics")
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:0", "host:1,", "host:1//a", "/path", "host:1,:2"])
@@ -356,22 +360,22 @@ def test_addresses_that_are_none(address: str) -> None:
 def test_path_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
     """Says at once that a right is missing."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        doors.look.ensure_path(doors.root.rpartition("/")[0])
-        doors.look.create(doors.root, acl=[make_acl("world", "anyone", read=True)])
+    async def story(services: ZooKeeperServices) -> None:
+        services.look.ensure_path(services.root.rpartition("/")[0])
+        services.look.create(services.root, acl=[make_acl("world", "anyone", read=True)])
         with pytest.raises(NotAuthorizedError, match="may not change what is there"):
-            await doors.enter(candidate(1))
+            await services.enter(candidate(1))
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)
 
 
 def test_map_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
     """One node belongs to another user; the leader reports it in the same way."""
 
-    async def story(doors: ZooKeeperDoors) -> None:
-        doors.look.ensure_path(doors.root + PLACEMENT.rpartition("/")[0])
-        doors.look.create(doors.root + PLACEMENT, acl=[make_acl("world", "anyone", read=True)])
+    async def story(services: ZooKeeperServices) -> None:
+        services.look.ensure_path(services.root + PLACEMENT.rpartition("/")[0])
+        services.look.create(services.root + PLACEMENT, acl=[make_acl("world", "anyone", read=True)])
         with pytest.raises(NotAuthorizedError, match="may not change what is there"):
-            await doors.enter(candidate(1))
+            await services.enter(candidate(1))
 
-    run(ZooKeeperDoors(zookeeper.address), story)
+    run(ZooKeeperServices(zookeeper.address), story)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.cluster.zookeeper.group_nodes import (
+from kohort.cluster.zookeeper.nodes import (
     checksum,
     missing,
     name_of,
@@ -19,7 +19,7 @@ PARTS = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u.v-w",
 
 
 @pytest.mark.parametrize("name", ["g", "a/b", "100%", "%2F", ".", "..", "a.b", "\x00\x1f\x7f", "grüße", "\ue000", "￿"])
-def test_names_come_back_and_are_what_zookeeper_takes(name: str) -> None:
+def test_names_are_read_back_and_are_what_zookeeper_takes(name: str) -> None:
     node = node_name(name)
     assert name_of(node) == name
     assert "/" not in node

@@ -112,21 +112,24 @@ def place_for(kind: str, secured: SecuredZooKeeper) -> ZooKeeperAddress:
     return zookeeper_address(f"{servers}/secured-{uuid.uuid4().hex[:8]}/deep", properties)
 
 
-async def agreed(doors: list[ZooKeeperCoordination], me: list[Candidate]) -> None:
-    """Open all doors, and wait until they have one map with all candidates."""
+async def agreed(services: list[ZooKeeperCoordination], me: list[Candidate]) -> None:
+    """Open all services, and wait until they have one map with all candidates."""
 
     async def turn() -> None:
         while True:
-            for door in doors:
-                door.alive()
+            for service in services:
+                service.alive()
             await asyncio.sleep(0.05)
 
     turning = asyncio.create_task(turn())
     try:
-        for door, member in zip(doors, me, strict=True):
-            await door.open(member, SHARDS)
+        for service, member in zip(services, me, strict=True):
+            await service.open(member, SHARDS)
         await until(
-            lambda: all(door.placement and len(door.placement.candidates) == len(doors) for door in doors), "one map"
+            lambda: all(
+                service.placement and len(service.placement.candidates) == len(services) for service in services
+            ),
+            "one map",
         )
     finally:
         turning.cancel()
@@ -164,14 +167,14 @@ def test_two_coordinators_agree_and_their_nodes_are_their_users(
     place = place_for(kind, secured_zookeeper)
 
     async def story() -> None:
-        doors = [ZooKeeperCoordination(place) for _ in range(2)]
+        services = [ZooKeeperCoordination(place) for _ in range(2)]
         try:
-            await agreed(doors, [candidate(1), candidate(2)])
+            await agreed(services, [candidate(1), candidate(2)])
             found = await asyncio.to_thread(acls_below, secured_zookeeper, place)
             assert set().union(*found.values()) == {scheme}, found
         finally:
-            for door in doors:
-                await door.close()
+            for service in services:
+                await service.close()
 
     with caplog.at_level("WARNING", "kohort.cluster"):
         play(story())
@@ -188,15 +191,15 @@ def test_nodes_of_a_user_are_refused_to_everyone_else(secured_zookeeper: Secured
     ]
 
     async def story() -> None:
-        door = ZooKeeperCoordination(place)
+        service = ZooKeeperCoordination(place)
         try:
-            await agreed([door], [candidate(1)])
+            await agreed([service], [candidate(1)])
             for other in others:
                 with pytest.raises(NotAuthorizedError, match="may not change what is there"):
                     await ZooKeeperCoordination(other).open(candidate(2), SHARDS)
-            assert door.placement is not None and door.placement.of(1)
+            assert service.placement is not None and service.placement.of(1)
         finally:
-            await door.close()
+            await service.close()
 
     play(story())
     look = KazooClient(secured_zookeeper.plain)
@@ -218,11 +221,11 @@ def test_nodes_from_before_the_login_are_warned_of(
 
     async def story() -> None:
         for at in (place.servers, place):
-            door = ZooKeeperCoordination(at)
+            service = ZooKeeperCoordination(at)
             try:
-                await agreed([door], [candidate(1)])
+                await agreed([service], [candidate(1)])
             finally:
-                await door.close()
+                await service.close()
 
     with caplog.at_level("WARNING", "kohort.cluster"):
         play(story())
@@ -312,9 +315,9 @@ def test_a_server_that_requires_a_login_says_so(zookeeper: ZooKeeper) -> None:
     """`zookeeper` only shows that a server can run here."""
 
     async def story(address: str) -> None:
-        door = ZooKeeperCoordination(zookeeper_address(address, DIGEST))
-        await agreed([door], [candidate(1)])
-        await door.close()
+        service = ZooKeeperCoordination(zookeeper_address(address, DIGEST))
+        await agreed([service], [candidate(1)])
+        await service.close()
         with pytest.raises(NotAuthorizedError, match=r"no session without a login: set zookeeper\.auth\.scheme"):
             await ZooKeeperCoordination(address).open(candidate(2), SHARDS)
 

@@ -15,7 +15,7 @@ ABSENT = "absent"
 POINTS = {1: 8, 2: 7, 3: 13, 4: 12, 5: 13, 6: 2}
 """Text to the number of its points: 1.1 to 1.8, 2.1 to 2.7, and so on."""
 SCENARIOS = 22
-FOLDERS = ("src", "tests", "simulation", "bench", "tools", "docs")
+FOLDERS = ("src", "tests", "simulation", "bench", "frameworks", "tools", "docs")
 _CITED = re.compile(r"\bspec\s+(\d(?:\.\d+)?(?:\s*(?:,|–|-|and)\s*\d\.\d+)*)")
 _CITED_SCENARIO = re.compile(r"\bscenarios?\s+(\d+)")
 _CITED_ISSUE = re.compile(r"\bKAFKA-\d+")

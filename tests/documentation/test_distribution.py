@@ -1,10 +1,11 @@
-"""The contents of `pip install kohort`, with and without a compiler: built and installed like a release."""
+"""What `pip install kohort` gets, with and without a compiler: built once, and installed like a release."""
 
 from __future__ import annotations
 
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,35 +15,32 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from tools.hygiene import tracked_files
 
 from tests.documentation.snippets import ROOT
 from tests.support.waiting import LAST_RESORT
 
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
-SHIPPED = ("src", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
-USE = """
-import sys
-import kohort
-from kohort import Broker, Consumer, Producer
-from kohort.columns import COMPILED
-
-assert kohort.__file__.startswith(sys.prefix), kohort.__file__
-with Broker() as broker:
-    with Producer(broker.bootstrap_servers, compression_type="zstd") as producer:
-        producer.send("numbers", value="one").result()
-    with Consumer(broker.bootstrap_servers, group_id="trial", auto_offset_reset="earliest") as consumer:
-        consumer.subscribe(["numbers"])
-        while (batch := consumer.poll_arrow(timeout_ms=1000)) is None:
-            pass
-        assert batch.column("value").to_pylist() == [b"one"]
-print("compiled" if COMPILED else "plain")
-"""
+CHECKERS = ROOT / "requirements" / "release.txt"
+UV = [str(Path(sys.executable).with_name("uv"))]
+TRIAL = ROOT / "tools" / "wheel_trial.py"
 TEST = """
 def test_in_a_users_project(kohort_broker):
     assert kohort_broker.pid
 """
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+class Built(NamedTuple):
+    """What was built from one checkout."""
+
+    sdist: Path
+    plain: Path
+    windows: Path
+    compiled: Path | None
 
 
 def build(what: str, tree: Path, out: Path, **environment: str) -> Path:
@@ -60,53 +58,45 @@ def build(what: str, tree: Path, out: Path, **environment: str) -> Path:
     return out / done.stdout.split()[-1]
 
 
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    tree = folder / "tree"
-    tree.mkdir()
-    for name in SHIPPED:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("*.so", "*.c", "__pycache__", "*.egg-info")
-            shutil.copytree(ROOT / name, tree / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, tree)
-    return build("build_sdist", tree, folder / "dist")
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The source distribution of the tracked files, and from it alone the wheels, in one folder.
 
-
-def wheel_of(sdist: Path, folder: Path, **environment: str) -> Path:
-    """A wheel from the source distribution alone."""
+    The C files of the first wheel serve the others, and are compiled without optimization: 15 s of processor time less.
+    """
+    folder = tmp_path_factory.mktemp("distributions")
+    checkout, out = folder / "checkout", folder / "dist"
+    for name in tracked_files():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    sdist = build("build_sdist", checkout, out)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
-    return build("build_wheel", folder / sdist.name.removesuffix(".tar.gz"), folder / "dist", **environment)
+    tree = folder / sdist.name.removesuffix(".tar.gz")
+    plain = build("build_wheel", tree, out / "plain", CC="no-such-compiler")
+    options = "[bdist_wheel]\nplat_name=win_amd64\n"
+    (tree / "setup.cfg").write_text(options)
+    windows = build("build_wheel", tree, out / "windows", KOHORT_KERNELS="none")
+    (tree / "setup.cfg").unlink()
+    has_compiler = shutil.which(os.environ.get("CC", "cc")) is not None
+    compiled = build("build_wheel", tree, out / "compiled", CFLAGS="-O0") if has_compiler else None
+    return Built(sdist, plain, windows, compiled)
 
 
 @pytest.fixture(scope="module")
-def plain_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built where there is no compiler."""
-    return wheel_of(sdist, tmp_path_factory.mktemp("plain"), CC="no-such-compiler")
-
-
-@pytest.fixture(scope="module")
-def compiled_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built with the compiler that is here."""
-    if shutil.which(os.environ.get("CC", "cc")) is None:
-        pytest.skip("no C compiler here")
-    return wheel_of(sdist, tmp_path_factory.mktemp("compiled"))
-
-
-def installed(wheel: Path, folder: Path) -> Path:
-    """The interpreter of a new environment that has the wheel.
-
-    What it depends on is seen in this environment's folder.
-    """
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a new environment. What kohort depends on is seen in this environment's folder."""
+    folder = tmp_path_factory.mktemp("user") / "venv"
     venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True)
     (packages,) = (folder / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
+    return folder / "bin" / "python"
+
+
+def install(python: Path, wheel: Path) -> None:
+    """Installs a wheel over any other of the same version."""
+    command = [*UV, "pip", "install", "--quiet", "--python", str(python), "--no-deps", "--offline", "--reinstall"]
+    subprocess.run([*command, str(wheel)], check=True)
 
 
 def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -115,16 +105,15 @@ def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @LAST_RESORT
-@pytest.mark.parametrize("kernel", ["compiled", "plain"])
-def test_an_empty_environment_has_all_that_it_needs(
-    request: pytest.FixtureRequest, tmp_path: Path, kernel: str
-) -> None:
-    python = installed(request.getfixturevalue(f"{kernel}_wheel"), tmp_path / "venv")
-    wheel = request.getfixturevalue(f"{kernel}_wheel")
-    assert wheel.name.endswith("-py3-none-any.whl") == (kernel == "plain")
-    used = run(tmp_path, python, "-c", USE)
+@pytest.mark.parametrize("kernel", ["plain", "compiled"])
+def test_an_empty_environment_has_all_that_it_needs(built: Built, python: Path, tmp_path: Path, kernel: str) -> None:
+    wheel: Path | None = getattr(built, kernel)
+    if wheel is None:
+        pytest.skip("no C compiler here")
+    install(python, wheel)
+    used = run(tmp_path, python, TRIAL, kernel)
     assert used.returncode == 0, used.stderr
-    assert used.stdout.strip() == kernel
+    assert used.stdout.split()[0] == kernel
     assert ("install a C compiler" in used.stderr) == (kernel == "plain")
 
     kohort = python.with_name("kohort")
@@ -132,38 +121,61 @@ def test_an_empty_environment_has_all_that_it_needs(
     rows = {row["what"]: row for row in json.loads(asked.stdout)}
     assert rows["compiled kernel"]["state"] == ("ok" if kernel == "compiled" else "optional")
     assert rows["required packages"]["state"] == "ok"
-    said = run(tmp_path, kohort, "--version")
-    assert said.stdout.strip() == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert run(tmp_path, kohort, "--version").stdout.strip() == PROJECT["project"]["version"]
 
+    if kernel == "plain":
+        return
     (tmp_path / "test_users.py").write_text(TEST)
     tested = run(tmp_path, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_users.py")
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_the_distributions_hold_what_they_should(sdist: Path, plain_wheel: Path) -> None:
-    with tarfile.open(sdist) as archive:
-        sources = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "src/kohort/py.typed", "src/kohort/columns/_walk.pxi"} <= sources
-    assert [name for name in sources if name.endswith((".so", ".c", ".pyc"))] == []
-    with zipfile.ZipFile(plain_wheel) as wheel:
-        names = wheel.namelist()
-        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
-        facts = email.message_from_bytes(wheel.read(metadata))
-        (licence,) = [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
-        assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
-    assert {name.partition("/")[0] for name in names} == {"kohort", metadata.partition("/")[0]}
-    assert "kohort/py.typed" in names
-    assert plain_wheel.name.endswith("-py3-none-any.whl"), "pip keeps it: its name says that it has no kernel"
-    assert [name for name in names if name.endswith(".so")] == []
-    assert facts["License-Expression"] == "Apache-2.0"
-    assert set(facts.get_all("Provides-Extra", [])) == {
-        "spark",
-        "demo",
-        "delta",
-        "lake",
-        "postgres",
-        "speed",
-        "pkcs12",
-        "security",
-        "zookeeper",
-    }
+def test_source_distribution_has_the_package_and_what_builds_it_and_nothing_else(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        sources = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}
+        assert all(member.isfile() or member.isdir() for member in archive.getmembers())
+    made = {"PKG-INFO", "setup.cfg"} | {name for name in sources if name.startswith("src/kohort.egg-info/")}
+    files = {"LICENSE", "MANIFEST.in", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.py"}
+    package = {name for name in tracked_files() if name.startswith("src/kohort/")}
+    assert sources - made == files | package
+
+
+def test_wheels_hold_the_package_alone(built: Built) -> None:
+    sources = {name.removeprefix("src/") for name in tracked_files() if name.startswith("src/kohort/")}
+    python_files = {name for name in sources if name.endswith(".py")}
+    pages = {name for name in sources if name.startswith("kohort/dashboard/static/")}
+    assert pages
+    for path in (built.plain, built.windows, *([built.compiled] if built.compiled else [])):
+        with zipfile.ZipFile(path) as wheel:
+            names = set(wheel.namelist())
+            (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+            facts = email.message_from_bytes(wheel.read(metadata))
+            (licence,) = [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
+            assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
+        home = metadata.partition("/")[0]
+        kernels = {name for name in names if name.endswith(".so")}
+        assert len(kernels) == (3 if path == built.compiled else 0)
+        of_package = {name for name in names if not name.startswith(f"{home}/")} - kernels
+        assert python_files | pages | {"kohort/py.typed"} <= of_package <= sources
+        assert facts["License-Expression"] == "Apache-2.0"
+        assert set(facts.get_all("Provides-Extra", [])) == set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_names_of_wheels_say_whether_they_have_kernels(built: Built) -> None:
+    assert built.plain.name.endswith("-py3-none-any.whl"), "pip keeps it: its name says that it has no kernel"
+    assert built.windows.name.endswith("-py3-none-win_amd64.whl"), "no other platform takes it"
+    version = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    if built.compiled is not None:
+        assert re.search(rf"-{version}-{version}-\w+\.whl$", built.compiled.name)
+
+
+@pytest.mark.slow
+@LAST_RESORT
+def test_twine_and_check_wheel_contents_have_no_complaint(built: Built) -> None:
+    wheels = " ".join(str(path) for path in built[1:] if path is not None)
+    checks = f"echo ready; twine check --strict {built.sdist} {wheels} && check-wheel-contents {wheels}"
+    environment = [*UV, "run", "--quiet", "--isolated", "--no-project", "--with-requirements", str(CHECKERS)]
+    done = run(ROOT, *environment, "sh", "-c", checks)
+    if not done.stdout.startswith("ready"):
+        pytest.skip(f"twine and check-wheel-contents can't be had here: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stdout + done.stderr

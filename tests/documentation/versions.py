@@ -56,7 +56,8 @@ def table() -> str:
         f"KafkaJS {_kafkajs()}",
     ]
     rows = {
-        "Python": f"{_pythons()} on Linux; newer ones are accepted, and not tried yet",
+        "Python": f"{_pythons()} on Linux, all tests on the first; newer ones are accepted, and not tried yet; "
+        "other systems: [docs/platforms.md](docs/platforms.md)",
         "PySpark": f"{_pinned('pyspark')} with Java {JAVA_VERSION_MIN}; "
         f"{_oldest('pyspark')} is the oldest that has what the source needs, and is tried too",
         "Arrow": f"pyarrow {_pinned('pyarrow')}",

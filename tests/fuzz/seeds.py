@@ -22,7 +22,7 @@ from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
 
 from kohort.io.channel import proof
 from kohort.region.message_codec import encode
-from kohort.region.messages import Ask, Cut, Identity, Order, Report, Told
+from kohort.region.messages import Answer, Ask, Cut, Identity, Order, Report
 from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Birth, Claim, Contribution, Epoch, Initial, Manifest, Position, Span, Stopped, Term
 from kohort.wire import push
@@ -99,7 +99,7 @@ def _records() -> Iterator[tuple[str, str, bytes]]:
 def _regions() -> Iterator[tuple[str, str, bytes]]:
     yield "region-frames", "valid", REGION_NONCES[32:] + proof(REGION_TOKEN, "caller", REGION_NONCES) + region_stream()
     yield "region-frames", "stranger", bytes(64) + region_stream()
-    for name, kinds in (("region-said", (Report, Ask)), ("region-heard", (Order, Told))):
+    for name, kinds in (("region-said", (Report, Ask)), ("region-heard", (Order, Answer))):
         for kind in (found for union in kinds for found in get_args(union)):
             yield name, kind.__name__.lower(), encode(kind(*(_value(str(text)) for text in _fields(kind))))
     region_id = UUID(int=66)

@@ -89,11 +89,11 @@ class PushConsumer:
         elif isinstance(value, StopConsumer) and error is ErrorCode.NONE:
             self.stopped = True
         elif isinstance(value, StartConsumer) and error is ErrorCode.NONE:
-            told = {(position.topic, position.partition): position.offset for position in value.positions}
-            if not self.stopped and told.keys() != self.reads.keys():
+            reported = {(position.topic, position.partition): position.offset for position in value.positions}
+            if not self.stopped and reported.keys() != self.reads.keys():
                 error = ErrorCode.UNKNOWN_SERVER_ERROR
             else:
-                self.reads = told if self.stopped else self.reads
+                self.reads = reported if self.stopped else self.reads
                 self.stopped = False
         asked = ASKED[type(value)]
         self.trial.feed(ConsumerAnswered(value.group_id, self.name, self.connection, asked, error, positions))

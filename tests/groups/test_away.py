@@ -116,7 +116,7 @@ def test_a_member_that_left_before_there_was_a_target_for_it_stays_away() -> Non
     assert current_of(trial, "b").member_epoch == LEFT_FOR_A_WHILE
 
 
-def test_what_it_was_to_give_up_is_free_at_once_and_it_is_not_late() -> None:
+def test_revoked_partitions_are_free_at_once_and_the_member_is_not_late() -> None:
     trial = make_trial(notify_at_once="off")
     epoch = enter(trial, "a")
     second = enter(trial, "b", None, connection=3)
@@ -133,7 +133,7 @@ def epoch_of(trial: Trial) -> int:
     return described(trial).epoch
 
 
-def test_it_may_come_back_under_its_own_id_and_then_has_its_place_again() -> None:
+def test_member_may_rejoin_under_its_own_id_and_then_has_its_place_again() -> None:
     trial = make_trial()
     epoch = enter(trial, "a")
     leave(trial, "a")

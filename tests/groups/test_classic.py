@@ -202,7 +202,7 @@ def test_heartbeats(member: str, generation: int, more: dict[str, str], error: E
     assert trial.heartbeat(member, generation, **more) is error
 
 
-def test_silence_ends_a_session_and_a_heartbeat_starts_it_again() -> None:
+def test_a_session_without_heartbeats_ends_and_a_heartbeat_starts_it_again() -> None:
     trial = Trial()
     members, generation = trial.stable(2)
     for _ in range(4):
@@ -304,7 +304,7 @@ def test_a_static_member_returns_without_a_round() -> None:
     assert trial.leave("m1", instance_id="i") is ErrorCode.FENCED_INSTANCE_ID
 
 
-def test_a_static_leader_of_an_old_client_is_not_told_that_it_leads() -> None:
+def test_a_static_leader_of_an_old_client_does_not_learn_that_it_leads() -> None:
     trial = Trial()
     trial.stable(1, instance_id="i")
     reply = trial.joined(instance_id="i")
@@ -318,7 +318,7 @@ def test_a_static_member_with_another_strategy_begins_a_round() -> None:
     assert (reply.generation, reply.protocol_name) == (2, "sticky")
 
 
-def test_a_static_leader_that_comes_back_to_read_other_topics_is_soon_asked_to_assign_them() -> None:
+def test_a_static_leader_that_rejoins_to_read_other_topics_is_soon_asked_to_assign_them() -> None:
     trial = Trial()
     trial.set_topics(t=1, u=1)
     trial.stable_with("i", t=1)
@@ -329,7 +329,7 @@ def test_a_static_leader_that_comes_back_to_read_other_topics_is_soon_asked_to_a
 
 
 @pytest.mark.parametrize("topics", [("t",), ("u", "t", "none")])
-def test_a_static_member_that_comes_back_to_what_its_group_has_is_left_in_peace(topics: tuple[str, ...]) -> None:
+def test_a_static_member_that_rejoins_to_what_its_group_has_is_left_in_peace(topics: tuple[str, ...]) -> None:
     trial = Trial()
     trial.set_topics(t=1, u=1)
     trial.stable_with("i", t=1, u=1)
@@ -338,7 +338,7 @@ def test_a_static_member_that_comes_back_to_what_its_group_has_is_left_in_peace(
     assert state(trial) == "Stable"
 
 
-def test_a_round_goes_on_without_one_with_a_new_id_whom_the_full_group_refused() -> None:
+def test_a_round_completes_without_one_with_a_new_id_whom_the_full_group_refused() -> None:
     """As by the coordinator that Kafka had before 4.0, which tried to complete the round behind every JoinGroup."""
     trial = Trial(group_max_size=2)
     (member,), _ = trial.stable(1, requires_known_id=False)
@@ -408,7 +408,7 @@ def test_a_second_sync_of_one_member_answers_the_first() -> None:
     assert trial.reply(second).assignment == b"now"
 
 
-def test_a_member_of_an_old_client_whose_connection_ends_is_dropped_before_it_is_told() -> None:
+def test_a_member_of_an_old_client_whose_connection_ends_is_dropped_before_it_is_notified() -> None:
     trial = Trial()
     members, _ = trial.stable(1)
     trial.join(connection=7)

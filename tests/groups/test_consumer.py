@@ -24,6 +24,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.records import EpochBumped, ReconciliationState
 from kohort.ids import TopicPartition
+from tests.groups import harness
 from tests.groups.harness import Trial, owned, topic_id
 from tests.groups.test_conversion import offer
 
@@ -116,7 +117,7 @@ def test_a_target_for_an_older_epoch_is_progress() -> None:
     assert trial.reply(second.request).member_epoch == 3
 
 
-def test_a_failed_computation_is_told_and_tried_again() -> None:
+def test_a_failed_computation_is_logged_and_tried_again() -> None:
     trial = make_trial()
     trial.works_at_once = False
     event = trial.consumer_event("a")
@@ -171,7 +172,7 @@ def test_a_full_group_refuses_new_members() -> None:
 
 
 @pytest.mark.parametrize("subscribed", [{"subscribed_topics": ("t",)}, {"subscribed_regex": "t.*"}])
-def test_a_member_that_had_no_answer_is_told_again_what_to_have(subscribed: dict[str, Any]) -> None:
+def test_a_member_that_had_no_answer_gets_its_target_again(subscribed: dict[str, Any]) -> None:
     """The member's heartbeat repeats its state; the lost answer may be the one that took partitions away."""
     trial = Trial()
     trial.set_topics(t=4)
@@ -228,7 +229,7 @@ def test_scenario_7_the_last_member_leaves_and_epochs_agree() -> None:
     assert trial.beat("a").member_epoch == 4
 
 
-def test_silence_puts_a_member_out() -> None:
+def test_a_member_without_heartbeats_is_evicted() -> None:
     trial = make_trial()
     trial.beat("a")
     trial.beat("b")
@@ -281,7 +282,7 @@ def test_a_member_that_did_not_revoke_in_time_may_leave() -> None:
     assert held(trial.beat("b")) == [0, 1, 2, 3]
 
 
-def test_a_static_member_comes_back_to_what_it_had() -> None:
+def test_a_static_member_rejoins_to_what_it_had() -> None:
     trial = make_trial()
     trial.beat("a", instance_id="i")
     assert trial.beat("b", instance_id="i").error is ErrorCode.UNRELEASED_INSTANCE_ID
@@ -364,6 +365,24 @@ def test_topics_that_change_while_a_target_is_computed_are_in_the_next_target(ch
     assert len(trial.consumer_group().targets["a"]) == 2
 
 
+def test_a_pattern_is_resolved_again_after_the_refresh_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights that change meanwhile decide what it selects; no event of the group tells of them."""
+    trial = Trial(consumer_regex_refresh_ms=20_000)
+    trial.set_topics(t1=1, t2=1)
+    member = {"subscribed_topics": None, "subscribed_regex": "t.*"}
+    assert len(trial.beat("a", **member).assignment) == 2
+    monkeypatch.setattr(harness, "match", lambda regex, topics: ["t1"])
+    for _ in range(4):
+        trial.pass_time(4_000)
+        trial.beat("a", epoch_of(trial))
+    before = epoch_of(trial)
+    trial.pass_time(4_000)
+    trial.beat("a", epoch_of(trial))
+    assert epoch_of(trial) == before + 1
+    resolved = [record.topics for record in trial.machine.snapshot() if hasattr(record, "regex")]
+    assert resolved == [("t1",)]
+
+
 def test_topics_that_came_while_no_one_read_the_pattern_are_found() -> None:
     """Neither an empty group's patterns nor a stopped coordinator's are looked after."""
     trial = Trial()
@@ -424,7 +443,7 @@ def test_a_held_heartbeat_is_answered_when_its_time_is_over_or_the_shell_asks() 
     assert trial.reply(second.request).error is ErrorCode.NONE
 
 
-def test_a_client_that_waits_as_long_as_it_was_told_is_held_for_a_part_of_that() -> None:
+def test_a_client_that_waits_the_interval_is_long_polled_for_a_part_of_it() -> None:
     trial = make_trial()
     trial.beat("a")
     event = trial.consumer_event("a", 2, delay_ms=30_000)
@@ -435,7 +454,7 @@ def test_a_client_that_waits_as_long_as_it_was_told_is_held_for_a_part_of_that()
     assert trial.reply(event.request).heartbeat_interval_ms == 5_000
 
 
-def test_a_client_that_is_held_anyway_is_told_a_short_interval() -> None:
+def test_a_client_that_is_long_polled_anyway_gets_a_short_interval() -> None:
     trial = make_trial()
     assert trial.beat("a", short_interval=True, delay_ms=4_500).heartbeat_interval_ms == 200
 
@@ -455,7 +474,7 @@ def test_who_is_held(mode: str, software: str | None, expected: tuple[int, bool]
     assert client_quirks.delay_tolerance(mode, software) == expected
 
 
-def test_switched_off_unsettled_members_are_told_the_plain_interval() -> None:
+def test_unsettled_members_get_the_plain_interval_when_long_polling_is_off() -> None:
     trial = make_trial(notify_at_once="off")
     trial.beat("a")
     assert trial.beat("b").heartbeat_interval_ms == 5_000
@@ -654,7 +673,7 @@ def test_members_of_a_large_group_are_heard_one_after_the_other() -> None:
         trial.feed(event)
     while any(trial.reply(event.request) is None for event in joins.values()):
         trial.do_work()
-    _, *told = [trial.reply(event.request).heartbeat_interval_ms for event in joins.values()]
-    assert 2_500 < min(told) < 3_000 and 4_500 < max(told) <= 5_000
+    _, *reported = [trial.reply(event.request).heartbeat_interval_ms for event in joins.values()]
+    assert 2_500 < min(reported) < 3_000 and 4_500 < max(reported) <= 5_000
     epochs = {name: trial.reply(event.request).member_epoch for name, event in joins.items() if name != "m0"}
     assert {trial.beat(name, epoch).heartbeat_interval_ms for name, epoch in epochs.items()} == {5_000}

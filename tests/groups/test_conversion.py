@@ -211,7 +211,7 @@ def test_classic_members_of_a_consumer_group_are_checked() -> None:
     assert errors == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_MEMBER_ID]
 
 
-def test_a_classic_member_that_was_evicted_is_told_so_before_it_joins_again() -> None:
+def test_a_classic_member_that_was_evicted_gets_an_error_before_it_joins_again() -> None:
     """Else it would go on with partitions that others have by now."""
     trial = make_trial(consumer_session_timeout_ms=100_000)
     trial.beat("new")
@@ -278,7 +278,7 @@ def test_a_static_member_goes_from_one_protocol_to_the_other_and_back() -> None:
     assert [member.instance_id for member in reply.members] == ["i"]
 
 
-def test_a_round_that_is_under_way_goes_on_when_a_static_member_turns_its_group_into_a_consumer_group() -> None:
+def test_a_round_that_is_under_way_continues_when_a_static_member_turns_its_group_into_a_consumer_group() -> None:
     """The one that takes its place changes nothing, and what a member left behind has no other owner."""
     trial = make_trial()
     first = trial.join(protocols=offer(), instance_id="i")
@@ -442,7 +442,7 @@ def test_a_classic_member_that_does_not_join_in_time_keeps_its_partitions_for_it
     assert has(trial, member) == []
 
 
-def test_a_classic_member_that_was_too_late_goes_on_when_it_joins() -> None:
+def test_a_classic_member_that_was_too_late_continues_when_it_joins() -> None:
     trial = make_trial(consumer_session_timeout_ms=200_000)
     member, generation, kept = mixed_pair(trial)
     trial.beat("third")
@@ -488,7 +488,7 @@ def wide(user_data: int) -> tuple[OfferedProtocol, ...]:
     return (OfferedProtocol("range", subscription("t", version=0, user_data=bytes(user_data))),)
 
 
-def told(trial: Trial) -> list[str]:
+def warnings(trial: Trial) -> list[str]:
     return [note.text for note in trial.notes if isinstance(note, LogLine) and note.level is Level.WARNING]
 
 
@@ -499,7 +499,7 @@ def test_a_group_that_would_outgrow_its_record_as_a_classic_one_stays_a_consumer
     trial.beat("new", -1)
     assert types(trial) == ["consumer"]
     assert not any(isinstance(record, GroupSaved) for record in trial.journal)
-    assert [text for text in told(trial) if "stays a consumer group" in text and "group.record.max.bytes" in text]
+    assert [text for text in warnings(trial) if "stays a consumer group" in text and "group.record.max.bytes" in text]
     epochs = [trial.joined(member, protocols=wide(500)).generation for member in members]
     shares = [assignment(trial, member, epoch) for member, epoch in zip(members, epochs, strict=True)]
     assert sorted(number for share in shares for number in share) == [0, 1, 2, 3]
@@ -516,7 +516,7 @@ def test_a_group_that_just_fits_into_its_record_turns_classic() -> None:
     trial.beat("new", -1)
     assert types(trial) == ["classic"]
     assert trial.classic_group().size <= 1_000
-    assert not told(trial)
+    assert not warnings(trial)
 
 
 def test_a_member_whose_strategies_fit_no_record_of_its_own_keeps_its_group_classic() -> None:
@@ -528,7 +528,9 @@ def test_a_member_whose_strategies_fit_no_record_of_its_own_keeps_its_group_clas
     assert trial.beat("new").error is ErrorCode.GROUP_ID_NOT_FOUND
     assert types(trial) == ["classic"]
     assert [
-        text for text in told(trial) if "cannot become a consumer group" in text and "group.record.max.bytes" in text
+        text
+        for text in warnings(trial)
+        if "cannot become a consumer group" in text and "group.record.max.bytes" in text
     ]
     assert trial.heartbeat(member, generation) is ErrorCode.NONE
 
@@ -544,7 +546,7 @@ def test_a_static_member_that_goes_back_to_the_classic_protocol_counts_for_the_g
     assert (down.error, down.leader) == (ErrorCode.NONE, "")
     assert types(trial) == ["consumer"]
     assert not any(isinstance(record, GroupSaved) for record in trial.journal)
-    assert len(told(trial)) == 1
+    assert len(warnings(trial)) == 1
 
 
 def test_a_classic_group_whose_members_left_before_its_first_round_becomes_a_consumer_group() -> None:

@@ -176,7 +176,7 @@ def test_nothing_is_held_that_is_refused() -> None:
     assert trial.heartbeat(trial.members[0], 99, delay_ms=HOLD_MS) is ErrorCode.ILLEGAL_GENERATION
 
 
-def test_all_are_told_at_once_of_a_leave() -> None:
+def test_a_leave_notifies_all_at_once() -> None:
     trial = Held()
     trial.beat_all()
     trial.feed(ReleaseLongPolls((trial.beats[trial.members[2]],)))
@@ -197,7 +197,7 @@ def test_everyone_works_on_until_the_last_is_here() -> None:
     assert trial.all_heard() == [TOLD] * 3
 
 
-def test_who_was_told_joins_and_the_round_is_as_ever() -> None:
+def test_notified_members_join_and_the_round_is_as_ever() -> None:
     trial = Held()
     trial.beat_all()
     joins = [trial.join()]
@@ -246,7 +246,7 @@ def test_nobody_stands_still_for_a_silent_member_until_it_is_out() -> None:
     assert {trial.reply(request).generation for request in joins} == {trial.generation + 1}
 
 
-def test_all_are_told_when_a_silent_member_is_heard_again() -> None:
+def test_all_are_notified_when_a_silent_member_is_heard_again() -> None:
     trial = Held()
     fall_silent(trial)
     beat_on(trial, 3_000)
@@ -267,7 +267,7 @@ def test_when_a_silent_member_is_heard_again_others_are_awaited_that_are_due_soo
     assert trial.all_heard() == [TOLD] * 3
 
 
-def test_all_are_told_when_a_silent_member_joins_or_leaves() -> None:
+def test_all_are_notified_when_a_silent_member_joins_or_leaves() -> None:
     for how in ("join", "leave"):
         trial = Held()
         fall_silent(trial)
@@ -343,7 +343,7 @@ def test_for_the_silent_half_of_the_rebalance_timeout_is_spent_at_most_and_all_o
     assert beats == 12
 
 
-def test_whom_a_commit_releases_is_told_only_if_it_would_come_too_late() -> None:
+def test_a_commit_notifies_the_members_that_it_releases_only_if_that_would_come_too_late() -> None:
     trial = Held()
     early, late, missing = trial.members
     trial.send(early)
@@ -361,7 +361,7 @@ def test_whom_a_commit_releases_is_told_only_if_it_would_come_too_late() -> None
     assert trial.all_heard() == [TOLD] * 3
 
 
-def test_a_client_that_does_not_bear_it_is_told_when_it_comes() -> None:
+def test_a_client_that_does_not_bear_it_is_notified_when_it_comes() -> None:
     trial = Held()
     trial.send(trial.members[0])
     trial.send(trial.members[1])
@@ -393,7 +393,7 @@ def test_clients_that_bear_no_hold_work_on_too_until_the_silent_one_is_out() -> 
     assert {trial.reply(request).generation for request in joins} == {trial.generation + 1}
 
 
-def test_where_it_is_off_all_are_told_as_by_kafka() -> None:
+def test_without_it_all_are_notified_as_by_kafka() -> None:
     trial = Held(delay_ms=0, config={"notify_at_once": "off"})
     trial.feed(ConnectionLost(1))
     trial.join()
@@ -402,14 +402,14 @@ def test_where_it_is_off_all_are_told_as_by_kafka() -> None:
     assert trial.all_heard()[1:] == [TOLD, TOLD]
 
 
-def test_clients_that_bear_nothing_are_told_as_by_kafka() -> None:
+def test_clients_that_bear_nothing_are_notified_as_by_kafka() -> None:
     trial = Held(delay_ms=0)
     trial.join()
     trial.beat_all()
     assert trial.all_heard() == [TOLD] * 3
 
 
-def test_a_gathering_ends_when_the_missing_one_leaves() -> None:
+def test_a_deferral_ends_when_the_missing_one_leaves() -> None:
     trial = Held()
     trial.beat_all()
     trial.release(trial.members[0])
@@ -419,7 +419,7 @@ def test_a_gathering_ends_when_the_missing_one_leaves() -> None:
     assert trial.all_heard() == [ErrorCode.NONE, TOLD, TOLD]
 
 
-def test_a_gathering_ends_when_the_missing_one_joins() -> None:
+def test_a_deferral_ends_when_the_missing_one_joins() -> None:
     trial = Held()
     trial.beat_all()
     trial.release(trial.members[0])
@@ -428,7 +428,7 @@ def test_a_gathering_ends_when_the_missing_one_joins() -> None:
     assert trial.all_heard() == [ErrorCode.NONE, TOLD, TOLD]
 
 
-def test_a_gathering_leaves_most_of_the_rebalance_timeout_for_joining() -> None:
+def test_a_deferral_leaves_most_of_the_rebalance_timeout_for_joining() -> None:
     trial = Held(rebalance_timeout_ms=4_000)
     trial.beat_all()
     trial.release(trial.members[0])
@@ -437,7 +437,7 @@ def test_a_gathering_leaves_most_of_the_rebalance_timeout_for_joining() -> None:
     assert trial.all_heard() == [ErrorCode.NONE, TOLD, TOLD]
 
 
-def test_cooperative_members_are_told_at_once() -> None:
+def test_cooperative_members_are_notified_at_once() -> None:
     trial = Held(protocols=protocols("cooperative-sticky"))
     trial.beat_all()
     trial.release(trial.members[0])

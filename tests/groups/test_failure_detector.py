@@ -26,7 +26,7 @@ class Club(Trial):
         self.live_ms = 0
         for member in members:
             self.enter(member)
-        self.go_on(*members)
+        self.heartbeat_for(*members)
 
     def enter(self, member: str, **more: Any) -> None:
         self.have[member], self.epochs[member] = [], 0
@@ -46,7 +46,7 @@ class Club(Trial):
                 self.have[member] = [number for entry in reply.assignment for number in entry.partitions]
         return reply
 
-    def go_on(self, *members: str, ms: int = 2_000, every_ms: int = 200) -> None:
+    def heartbeat_for(self, *members: str, ms: int = 2_000, every_ms: int = 200) -> None:
         """So long these members are heard as often as that."""
         for _ in range(ms // every_ms):
             self.pass_time(every_ms)
@@ -67,29 +67,29 @@ class Club(Trial):
 def test_a_joiner_has_its_share_of_what_the_living_have() -> None:
     club = Club("a", "b")
     assert club.shares("a", "b") == [6, 6]
-    club.go_on("a", ms=10_000)
+    club.heartbeat_for("a", ms=10_000)
     club.enter("c")
-    club.go_on("a", "c")
+    club.heartbeat_for("a", "c")
     assert club.shares("a", "b", "c") == [3, 6, 3], "and not 4 and 2, of which the other 2 are read by nobody"
     before = club.epoch
-    club.go_on("a", "c", ms=20_000)
+    club.heartbeat_for("a", "c", ms=20_000)
     assert club.epoch == before, "nothing is left to be done"
 
 
 def test_it_has_its_part_again_when_it_is_heard() -> None:
     club = Club("a", "b", "c")
-    club.go_on("a", "b", ms=10_000)
+    club.heartbeat_for("a", "b", ms=10_000)
     club.enter("d")
-    club.go_on("a", "b", "d")
-    club.go_on("a", "b", "c", "d")
+    club.heartbeat_for("a", "b", "d")
+    club.heartbeat_for("a", "b", "c", "d")
     assert club.shares("a", "b", "c", "d") == [3, 3, 3, 3]
 
 
 def test_what_it_has_is_divided_when_its_session_is_over() -> None:
     club = Club("a", "b", "c")
-    club.go_on("a", "b", ms=10_000)
+    club.heartbeat_for("a", "b", ms=10_000)
     club.enter("d")
-    club.go_on("a", "b", "d", ms=SESSION_MS)
+    club.heartbeat_for("a", "b", "d", ms=SESSION_MS)
     assert club.shares("a", "b", "d") == [4, 4, 4]
     assert club.hear("c").error is ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -97,12 +97,12 @@ def test_what_it_has_is_divided_when_its_session_is_over() -> None:
 def test_one_that_falls_silent_before_it_has_moved_is_waited_for_no_longer() -> None:
     club = Club("a", "b")
     club.enter("c")  # each is to give two up
-    club.go_on("a", "c", ms=1_000)
+    club.heartbeat_for("a", "c", ms=1_000)
     assert club.shares("a", "c") == [4, 2]
-    club.go_on("a", "c", ms=9_000)
+    club.heartbeat_for("a", "c", ms=9_000)
     assert club.shares("a", "c") == [3, 3]
     before = club.epoch
-    club.go_on("a", "c", ms=20_000)
+    club.heartbeat_for("a", "c", ms=20_000)
     assert club.epoch == before
 
 
@@ -113,7 +113,7 @@ def test_what_a_silent_member_was_to_have_is_read_by_others() -> None:
         club.hear(member)
     assert club.beat("b", -1).error is ErrorCode.NONE
     del club.have["b"]
-    club.go_on("a", ms=10_000)
+    club.heartbeat_for("a", ms=10_000)
     assert club.shares("a") == [8], "and not the 6 of a half"
 
 
@@ -124,7 +124,7 @@ def test_a_member_whose_connection_has_ended_is_silent_soon() -> None:
     club.hear("a")
     club.hear("b")
     club.enter("d")
-    club.go_on("a", "b", "d", ms=1_000)
+    club.heartbeat_for("a", "b", "d", ms=1_000)
     assert sorted(club.shares("a", "b", "d")) == [2, 3, 3]
 
 
@@ -141,26 +141,26 @@ def test_a_member_that_is_held_is_not_silent() -> None:
     for _ in range(2):
         event = club.consumer_event("c", club.epochs["c"], delay_ms=20_000, short_interval=True)
         assert club.ask(event) is None
-        club.go_on("a", "b", ms=14_000)
+        club.heartbeat_for("a", "b", ms=14_000)
     club.enter("d")
     assert club.reply(event.request).assignment == owned("t", *club.have["c"][:3])
     club.have["c"].pop()
-    club.go_on("a", "b", "c", "d")
+    club.heartbeat_for("a", "b", "c", "d")
     assert club.shares("a", "b", "c", "d") == [3, 3, 3, 3]
 
 
 def test_a_static_member_that_is_away_keeps_its_part_and_nobody_waits() -> None:
     club = Club("a", "b")
     club.enter("c", instance_id="i")
-    club.go_on("a", "b", "c")
+    club.heartbeat_for("a", "b", "c")
     assert club.beat("c", -2, instance_id="i").error is ErrorCode.NONE
     club.enter("d")
-    club.go_on("a", "b", "d")
+    club.heartbeat_for("a", "b", "d")
     assert sorted(club.shares("a", "b", "d")) == [2, 3, 3]
     part = club.have["c"]
     club.enter("e", instance_id="i")
     assert set(club.have["e"]) < set(part), "it is back under another id"
-    club.go_on("a", "b", "d", "e")
+    club.heartbeat_for("a", "b", "d", "e")
     assert club.shares("a", "b", "d", "e") == [3, 3, 3, 3]
 
 
@@ -169,14 +169,14 @@ def test_a_client_with_an_interval_of_its_own_is_given_time() -> None:
     club = Club("a", "b", "c")
     club.enter("d")
     for _ in range(5):
-        club.go_on("a", "b", "d", ms=4_000)
+        club.heartbeat_for("a", "b", "d", ms=4_000)
         club.hear("c")
         club.hear("c")
     before = club.epoch
     assert club.shares("a", "b", "c", "d") == [3, 3, 3, 3]
     club.enter("e")
     for _ in range(5):
-        club.go_on("a", "b", "d", "e", ms=4_000)
+        club.heartbeat_for("a", "b", "d", "e", ms=4_000)
         club.hear("c")
         club.hear("c")
     assert club.epoch == before + 1
@@ -195,19 +195,19 @@ def test_where_all_are_silent_nothing_is_done() -> None:
 @pytest.mark.parametrize("config", [{"notify_at_once": "off"}, {"consumer_assignors": ("range",)}])
 def test_as_kafka_does_it(config: dict[str, Any]) -> None:
     club = Club("a", "b", **config)
-    club.go_on("a", ms=10_000)
+    club.heartbeat_for("a", ms=10_000)
     club.enter("c")
     before = club.epoch
-    club.go_on("a", "c", ms=20_000)
+    club.heartbeat_for("a", "c", ms=20_000)
     assert min(club.shares("a", "c")) < 3, "what it is to give up is awaited"
     assert club.epoch == before
 
 
 def test_a_topic_that_is_deleted_is_kept_by_nobody() -> None:
     club = Club("a", "b")
-    club.go_on("a", ms=10_000)
+    club.heartbeat_for("a", ms=10_000)
     club.set_topics(u=4)
-    club.go_on("a")
+    club.heartbeat_for("a")
     (silent,) = [
         member
         for member in club.ask(ConsumerGroupDescribe(club.request(), ("g",))).groups[0].members
@@ -218,15 +218,15 @@ def test_a_topic_that_is_deleted_is_kept_by_nobody() -> None:
 
 def test_shares_are_even_again_after_a_restart() -> None:
     club = Club("a", "b", "c")
-    club.go_on("a", "b", ms=10_000)
+    club.heartbeat_for("a", "b", ms=10_000)
     club.enter("d")
-    club.go_on("a", "b", "d")
+    club.heartbeat_for("a", "b", "d")
     club.restart()
-    club.go_on("a", "b", "c", "d")
+    club.heartbeat_for("a", "b", "c", "d")
     assert club.shares("a", "b", "c", "d") == [3, 3, 3, 3]
     before = club.epoch
     club.restart()
-    club.go_on("a", "b", "c", "d")
+    club.heartbeat_for("a", "b", "c", "d")
     assert club.epoch == before, "and nothing is done where they are"
 
 
@@ -234,19 +234,19 @@ def test_who_died_while_no_coordinator_looked_is_waited_for_no_longer() -> None:
     club = Club("a", "b")
     club.enter("c")
     club.restart()
-    club.go_on("a", "c", ms=6_000)
+    club.heartbeat_for("a", "c", ms=6_000)
     assert club.shares("a", "c") == [4, 2]
-    club.go_on("a", "c", ms=4_000)
+    club.heartbeat_for("a", "c", ms=4_000)
     assert club.shares("a", "c") == [3, 3]
 
 
 def test_topics_that_only_a_silent_member_reads_are_read_when_it_is_heard_after_a_restart() -> None:
     club = Club("a")
     club.enter("b", subscribed_topics=("t", "u"))
-    club.go_on("a", "b")
-    club.go_on("a", ms=10_000)
+    club.heartbeat_for("a", "b")
+    club.heartbeat_for("a", ms=10_000)
     club.set_topics(t=12, u=2)
-    club.go_on("a")
+    club.heartbeat_for("a")
 
     def targets() -> dict[str, int]:
         found = club.ask(ConsumerGroupDescribe(club.request(), ("g",))).groups[0].members

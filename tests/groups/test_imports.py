@@ -62,7 +62,7 @@ class Importing(Trial):
         error: ErrorCode = reply.error
         return error
 
-    def told(self) -> list[str]:
+    def log_lines(self) -> list[str]:
         """The lines of the log."""
         return [note.text for note in self.notes if isinstance(note, LogLine)]
 
@@ -93,7 +93,7 @@ def test_offsets_are_there_before_the_first_answer(naming: Naming) -> None:
     assert naming(trial) is ErrorCode.NONE
     assert trial.questions == []
     assert trial.counted(Meter.GROUP_IMPORTS) == 1
-    assert any("imported with 3 offsets" in line for line in trial.told())
+    assert any("imported with 3 offsets" in line for line in trial.log_lines())
     kept = trial.machine.context.ledger.groups["g"].offsets["t", 1]
     assert (kept.leader_epoch, kept.metadata, kept.commit_ms, kept.expire_ms) == (-1, "", trial.wall_ms, -1)
 
@@ -138,14 +138,14 @@ def test_members_at_the_earlier_coordinator_refuse_the_group_until_they_have_lef
     assert naming(trial) is MEMBERS_THERE
     assert naming(trial) is MEMBERS_THERE
     assert trial.questions == []
-    assert any("stop them" in line for line in trial.told())
+    assert any("stop them" in line for line in trial.log_lines())
     trial.pass_time(admission.REFUSED_MS)
     assert naming(trial) is LOADING
     trial.answer(*OFFSETS)
     assert trial.fetch() == POSITIONS
 
 
-def test_a_member_under_kip_848_is_told_what_to_do() -> None:
+def test_a_member_under_kip_848_learns_what_to_do() -> None:
     trial = Importing()
     trial.beat("m")
     trial.answer(error=MEMBERS_THERE, text="stop them")
@@ -170,7 +170,7 @@ def test_an_earlier_coordinator_that_is_silent_is_asked_later_each_time() -> Non
         trial.pass_time(admission.SILENT_MAX_MS)
     assert waits[0] < waits[2]
     assert max(waits) <= admission.SILENT_MAX_MS + 50
-    assert len([line for line in trial.told() if "Kafka does not answer" in line]) == 1
+    assert len([line for line in trial.log_lines() if "Kafka does not answer" in line]) == 1
     assert trial.journal == []
     trial.fetch()
     trial.answer(*OFFSETS)
@@ -189,7 +189,7 @@ def expire(trial: Importing) -> None:
 
 @pytest.mark.parametrize("end", [delete, expire])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_group_that_is_gone_does_not_come_back_with_old_offsets(
+def test_a_group_that_is_gone_does_not_return_with_old_offsets(
     end: Callable[[Importing], None], restarted: bool
 ) -> None:
     trial = Importing()

@@ -120,7 +120,7 @@ def test_connections_are_forgotten_with_their_members() -> None:
     assert not context.connections
 
 
-def test_a_consumer_member_is_evicted_after_the_interval_it_was_told() -> None:
+def test_a_consumer_member_is_evicted_after_the_interval_that_it_got() -> None:
     trial = Trial()
     trial.set_topics(t=4)
     epoch = trial.beat("a", connection=1).member_epoch
@@ -164,7 +164,7 @@ def lost(connection: int) -> ConnectionLost:
 
 
 @pytest.mark.parametrize(("silent_ms", "grace_ms"), [(0, 5_000), (1_200, 3_800), (3_900, 1_250), (7_000, 1_250)])
-def test_a_lease_runs_since_the_member_was_heard_and_leaves_time_to_come_back(silent_ms: int, grace_ms: int) -> None:
+def test_a_lease_runs_since_the_member_was_heard_and_leaves_time_to_rejoin(silent_ms: int, grace_ms: int) -> None:
     trial, members, generation = classic()
     trial.pass_time(silent_ms)
     trial.feed(lost(2))
@@ -276,7 +276,7 @@ def test_a_member_without_an_id_yet_that_goes_turns_its_group_classic_again() ->
     assert trial.heartbeat(member, generation + 1, connection=1) is ErrorCode.REBALANCE_IN_PROGRESS
 
 
-def told(trial: Trial) -> list[str]:
+def log_lines(trial: Trial) -> list[str]:
     return [note.text for note in trial.notes if isinstance(note, LogLine) and note.text.startswith("member ")]
 
 
@@ -291,11 +291,11 @@ def test_the_log_tells_why_a_member_was_evicted() -> None:
     who = "client client at /127.0.0.1"
     assert (
         f"member cut-off evicted: did not reconnect after its connection ended "
-        f"({who}, heard 41250 ms ago, connection ended 1250 ms ago)" in told(trial)
+        f"({who}, heard 41250 ms ago, connection ended 1250 ms ago)" in log_lines(trial)
     )
     assert (
         f"member silent evicted: session timed out after 45000 ms ({who}, heard 45000 ms ago, connection stands)"
-        in told(trial)
+        in log_lines(trial)
     )
 
 
@@ -306,7 +306,7 @@ def test_the_log_tells_of_a_member_that_is_fenced_by_its_epoch_once() -> None:
         assert trial.beat("a", 9, connection=1).error is ErrorCode.FENCED_MEMBER_EPOCH
     trial.beat("a", 2, connection=1)
     assert trial.beat("a", 9, connection=1).error is ErrorCode.FENCED_MEMBER_EPOCH
-    fenced = [text for text in told(trial) if " fenced: " in text]
+    fenced = [text for text in log_lines(trial) if " fenced: " in text]
     assert len(fenced) == 2 and fenced[0].startswith(
         "member a fenced: it sent epoch 9, its epoch is 2, the previous one was 0 ("
     )
@@ -319,11 +319,11 @@ def test_the_log_tells_why_a_classic_member_was_evicted() -> None:
     assert any(
         text.startswith(f"member {members[1]} evicted: did not reconnect after its connection ended (client ")
         and re.search(r"connection ended \d+ ms ago\)$", text)
-        for text in told(trial)
+        for text in log_lines(trial)
     )
     assert any(
         f"member {members[0]} evicted: session timed out after " in text and text.endswith("connection stands)")
-        for text in told(trial)
+        for text in log_lines(trial)
     )
 
 

@@ -148,7 +148,7 @@ def test_a_join_that_waits_on_a_lost_connection_gives_no_new_session() -> None:
     assert not is_member(trial, member)
 
 
-def test_a_classic_member_whose_id_no_reply_has_told_goes_with_its_connection() -> None:
+def test_a_classic_member_whose_id_is_in_no_reply_yet_goes_with_its_connection() -> None:
     trial = make_trial()
     trial.beat("new", connection=1)
     trial.works_at_once = False

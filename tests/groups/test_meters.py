@@ -22,9 +22,9 @@ def make_trial(**config: Any) -> Trial:
 
 def rebalances(trial: Trial) -> list[Rebalanced]:
     """Those that were told of; as many as were counted."""
-    told = [note for note in trial.notes if isinstance(note, Rebalanced)]
-    assert trial.counted(Meter.COMPLETED_REBALANCES) == len(told)
-    return told
+    reported = [note for note in trial.notes if isinstance(note, Rebalanced)]
+    assert trial.counted(Meter.COMPLETED_REBALANCES) == len(reported)
+    return reported
 
 
 def test_a_rebalance_is_complete_when_the_last_member_has_all_of_its_target() -> None:

@@ -113,7 +113,7 @@ def test_a_classic_member_that_has_joined_in_time_stays() -> None:
         assert trial.heartbeat(member, done.generation) is ErrorCode.NONE
 
 
-def test_a_restart_gives_a_member_its_whole_time_to_give_up_and_no_more() -> None:
+def test_a_restart_gives_a_member_its_whole_time_to_revoke_and_no_more() -> None:
     trial = make_trial()
     gives_up(trial)
     trial.pass_time(30_000)
@@ -134,7 +134,7 @@ def test_a_target_that_was_missing_at_a_restart_is_computed() -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_offsets_are_not_told_to_a_member_that_says_an_older_epoch(epoch: int) -> None:
+def test_offsets_are_refused_to_a_member_that_says_an_older_epoch(epoch: int) -> None:
     trial = make_trial()
     kept = gives_up(trial)
     assert trial.beat("a", 2, owned=owned("t", *kept)).member_epoch == 3
@@ -142,7 +142,7 @@ def test_offsets_are_not_told_to_a_member_that_says_an_older_epoch(epoch: int) -
     assert trial.ask(asked).error is ErrorCode.STALE_MEMBER_EPOCH
 
 
-def test_offsets_are_not_told_to_a_classic_member_that_says_an_older_epoch() -> None:
+def test_offsets_are_refused_to_a_classic_member_that_says_an_older_epoch() -> None:
     trial = make_trial()
     member, generation = make_classic(trial)
     trial.beat("new")
@@ -221,7 +221,7 @@ def test_a_classic_member_syncs_in_the_newest_epoch_only() -> None:
 
 
 @pytest.mark.parametrize("newest", ["first", "second"])
-def test_scenario_15_what_a_cooperative_member_has_still_to_give_up_is_its_own_in_a_consumer_group(newest: str) -> None:
+def test_scenario_15_what_a_cooperative_member_has_still_to_revoke_is_its_own_in_a_consumer_group(newest: str) -> None:
     """Between two cooperative rounds no one is assigned it; of two that claim it, the later generation has it."""
     trial = make_trial()
     first = trial.joined(protocols=offer())
@@ -245,7 +245,7 @@ def claims(*partitions: int, generation: int) -> Any:
     return (OfferedProtocol("range", classic_metadata(*partitions, generation=generation)),)
 
 
-def test_descriptions_tell_what_has_to_be_given_up_and_what_is_chosen_when_it_counts() -> None:
+def test_descriptions_show_what_is_to_be_revoked_and_what_is_chosen_when_it_counts() -> None:
     trial = make_trial()
     gives_up(trial)
     trial.works_at_once = False

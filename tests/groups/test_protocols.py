@@ -126,12 +126,12 @@ class ToyGroup(GroupMembership):
         yield from (member.key for member in self.members.values())
         yield (GROUP, self.group_id)
 
-    def drop(self, kind: Any, names: list[Any]) -> bool:
+    def apply_tombstone(self, kind: Any, names: list[Any]) -> bool:
         if kind == MEMBER:
             self.members.pop(names[0], None)
         return bool(kind == GROUP)
 
-    def cancel(self) -> None:
+    def cancel_timers(self) -> None:
         for member in self.heard.values():
             member.session.cancel()
 

@@ -106,7 +106,7 @@ def test_an_id_is_new_against_a_live_connection(trial: PushTrial) -> None:
     assert second.reads.keys() == a.reads.keys()
 
 
-def test_a_rival_whose_connection_ends_is_forgotten(trial: PushTrial) -> None:
+def test_a_conflicting_registration_whose_connection_ends_is_forgotten(trial: PushTrial) -> None:
     a = trial.consumer("a")
     a.answers = False
     rival = trial.consumer("a")
@@ -326,7 +326,7 @@ def test_range() -> None:
     assert (a.partitions, b.partitions) == ({0, 1, 2}, {3, 4, 5})
 
 
-def test_a_failed_division_is_tried_again_and_told(trial: PushTrial) -> None:
+def test_a_failed_assignment_is_tried_again_and_logged(trial: PushTrial) -> None:
     trial.works_at_once = False
     a = trial.consumer("a")
     (work,) = trial.work
@@ -383,7 +383,7 @@ def test_who_refuses_everything_is_dismissed_and_out_after_its_session(trial: Pu
     assert shares(b) == [6]
 
 
-def test_rebalances_are_counted_with_their_standstill(trial: PushTrial) -> None:
+def test_rebalances_are_counted_with_their_downtime(trial: PushTrial) -> None:
     trial.consumer("a")
     trial.consumer("b")
     notes = [note for note in trial.notes if isinstance(note, Rebalanced)]
@@ -393,7 +393,7 @@ def test_rebalances_are_counted_with_their_standstill(trial: PushTrial) -> None:
 # -- returns and takeovers (4.12)
 
 
-def test_a_member_whose_connection_ended_comes_back_with_what_it_owns(trial: PushTrial) -> None:
+def test_a_member_whose_connection_ended_rejoins_with_what_it_owns(trial: PushTrial) -> None:
     a, b = trial.consumer("a"), trial.consumer("b")
     before = list(b.seen)
     a.lose_connection()
@@ -429,7 +429,7 @@ def test_who_leaves_is_out_at_once(trial: PushTrial) -> None:
     assert a.dismissed is not None
 
 
-def test_after_a_takeover_members_come_back_and_no_one_is_stopped(trial: PushTrial) -> None:
+def test_after_a_takeover_members_rejoin_and_no_one_is_stopped(trial: PushTrial) -> None:
     a, b = trial.consumer("a"), trial.consumer("b")
     a.read(4)
     b.read(4)
@@ -445,7 +445,7 @@ def test_after_a_takeover_members_come_back_and_no_one_is_stopped(trial: PushTri
     assert all("STOP" not in consumer.seen for consumer in again)
 
 
-def test_a_takeover_in_the_middle_of_a_rebalance_goes_on(trial: PushTrial) -> None:
+def test_a_takeover_in_the_middle_of_a_rebalance_continues_it(trial: PushTrial) -> None:
     a = trial.consumer("a")
     a.answers = False
     b = trial.consumer("b")
@@ -462,7 +462,7 @@ def test_a_takeover_in_the_middle_of_a_rebalance_goes_on(trial: PushTrial) -> No
     assert shares(a, b) == [3, 3]
 
 
-def test_who_does_not_come_back_is_expired(trial: PushTrial) -> None:
+def test_a_member_that_does_not_rejoin_is_expired(trial: PushTrial) -> None:
     a, b = trial.consumer("a"), trial.consumer("b")
     trial.restart()
     a.dismissed = b.dismissed = "another coordinator"

@@ -29,7 +29,7 @@ def test_who_answers_its_stop_after_the_change_was_taken_back_is_started_again()
     assert trial.push.owned.keys() == {"a"}
 
 
-def test_an_answer_to_what_was_asked_before_a_rival_came_says_nothing_of_now() -> None:
+def test_an_answer_from_before_a_conflicting_registration_says_nothing_of_now() -> None:
     """The answer may come from the very process that has connected again since."""
     trial = PushTrial()
     a = trial.consumer("a")
@@ -46,7 +46,7 @@ def test_an_answer_to_what_was_asked_before_a_rival_came_says_nothing_of_now() -
     assert again.partitions == set(range(6))
 
 
-def test_who_answers_after_a_rival_came_keeps_its_id() -> None:
+def test_a_member_that_answers_after_a_conflicting_registration_keeps_its_id() -> None:
     trial = PushTrial()
     a = trial.consumer("a")
     a.answers = False
@@ -73,7 +73,7 @@ def test_a_topic_that_grows_while_it_is_not_known_what_an_expression_finds_is_di
 
 
 @pytest.mark.parametrize("asked_last_positions", [False, True], ids=["before its last Ping", "at its last Ping"])
-def test_a_member_that_comes_back_after_its_stop_is_stopped_again(asked_last_positions: bool) -> None:
+def test_a_member_that_rejoins_after_its_stop_is_stopped_again(asked_last_positions: bool) -> None:
     """The registration may come from a new process under the old id, whose fetchers have never been stopped."""
     trial = PushTrial(push_failed_requests_max=9)
     a = trial.consumer("a")
@@ -94,7 +94,7 @@ def test_a_member_that_comes_back_after_its_stop_is_stopped_again(asked_last_pos
     assert not (again.partitions & b.partitions)
 
 
-def test_a_member_that_comes_back_after_its_stop_and_keeps_all_is_started_again() -> None:
+def test_a_member_that_rejoins_after_its_stop_and_keeps_all_is_started_again() -> None:
     trial = PushTrial(push_failed_requests_max=9)
     a = trial.consumer("a")
     a.answers = False

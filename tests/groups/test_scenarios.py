@@ -130,7 +130,7 @@ def test_scenario_9_a_static_join_while_the_group_syncs_begins_a_new_round() -> 
     assert trial.reply(back).member_id in [member.member_id for member in leader.members]
 
 
-def test_scenario_9_a_static_leader_that_restarts_is_told_to_look_after_the_partitions() -> None:
+def test_scenario_9_a_static_leader_that_restarts_learns_that_it_has_to_look_after_the_partitions() -> None:
     trial = Trial()
     trial.stable(1, instance_id="i")
     reply = trial.joined(instance_id="i", can_skip_assignment=True)
@@ -149,7 +149,7 @@ def test_scenario_9_a_static_leader_that_was_away_while_partitions_were_added_as
     assert (reply.generation, reply.skip_assignment, reply.leader) == (2, False, reply.member_id)
 
 
-def test_scenario_9_the_coordinator_looks_for_a_static_leader_that_can_not_be_told_that_it_leads() -> None:
+def test_scenario_9_the_coordinator_looks_for_a_static_leader_that_can_not_learn_that_it_leads() -> None:
     trial = Trial()
     trial.set_topics(t=2)
     trial.stable(1, instance_id="i")

@@ -16,9 +16,10 @@ from kohort.broker.server.fault_kinds import Fault
 from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
 from kohort.errors import ErrorCode
-from kohort.lag import LagReader
-from kohort.lag import exporter as lag_exporter
-from kohort.lag.exporter import COUNTERS, METRICS, ClusterWatch, LagExporter
+from kohort.lag import LagReader, cluster_watch, exporter
+from kohort.lag.cluster_watch import ClusterWatch
+from kohort.lag.exporter import COUNTERS, METRICS, LagExporter
+from kohort.lag.snapshot import REASONS
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 NOBODY = "127.0.0.1:1"
@@ -96,7 +97,7 @@ def test_page_has_kafka_lag_exporters_names_and_labels(start: Start, broker: Bro
     assert found["kafka_partition_earliest_offset", ("local", "t", "0")] == 0
     assert found["kohort_consumergroup_members", ("local", "g")] == 1
     assert found["kohort_exporter_up", ("local",)] == 1
-    assert sum(found["kohort_exporter_failures", ("local", reason)] for reason in lag_exporter.REASONS) == 0
+    assert sum(found["kohort_exporter_failures", ("local", reason)] for reason in REASONS) == 0
 
 
 def test_cluster_that_is_away_is_said_and_hides_no_other(start: Start, broker: Broker) -> None:
@@ -111,7 +112,7 @@ def test_cluster_that_is_away_is_said_and_hides_no_other(start: Start, broker: B
     assert found["kafka_consumergroup_group_sum_lag", ("here", "g")] == 7
     broker.kill()
     until(lambda: page(address)["kohort_exporter_up", ("here",)] == 0, "its end is said", 60)
-    reasons = {reason for reason in lag_exporter.REASONS if page(address)["kohort_exporter_failures", ("here", reason)]}
+    reasons = {reason for reason in REASONS if page(address)["kohort_exporter_failures", ("here", reason)]}
     assert reasons & {"timed_out", "unreachable"}
     broker.restart()
     until(lambda: page(address)["kohort_exporter_up", ("here",)] == 1, "it is read again", 60)
@@ -141,8 +142,8 @@ def test_old_read_is_left_out(broker: Broker, monkeypatch: pytest.MonkeyPatch) -
             until(lambda: watch.state.is_up, "the cluster is read", 30)
             names = {sample.name for family in LagExporter([watch]).collect() for sample in family.samples}
             assert "kafka_consumergroup_group_lag" in names
-            monkeypatch.setattr(lag_exporter, "STALE_INTERVALS", 0)
-            monkeypatch.setattr(lag_exporter, "STALE_MIN_S", 0.0)
+            monkeypatch.setattr(cluster_watch, "STALE_INTERVALS", 0)
+            monkeypatch.setattr(cluster_watch, "STALE_MIN_S", 0.0)
             names = {sample.name for family in LagExporter([watch]).collect() for sample in family.samples}
             assert "kafka_consumergroup_group_lag" not in names
             assert {"kohort_exporter_up", "kohort_exporter_last_read_timestamp_seconds"} <= names
@@ -154,7 +155,7 @@ def test_page_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Non
     """Groups beyond the limit keep their sums, and the page says how many partitions it leaves out."""
     for number in range(3):
         behind(broker.bootstrap_servers, f"t-{number}", f"g-{number}")
-    monkeypatch.setattr(lag_exporter, "PARTITIONS_MAX", 4)
+    monkeypatch.setattr(exporter, "PARTITIONS_MAX", 4)
     with LagReader(broker.bootstrap_servers) as reader:
         watch = ClusterWatch("local", reader, 3_600)
         try:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kohort.client.admin.values import GroupDescription, MemberDescription
+from kohort.errors import ErrorCode, error_for
 from kohort.ids import TopicPartition
-from kohort.lag import GroupLag, LagStatus, PartitionLag, changes
+from kohort.lag import GroupLag, LagReport, LagStatus, PartitionLag, ReadFailure, changes, changes_between
 from kohort.lag.timeline import NAMED_MAX
 
 PARTS = [TopicPartition("t", number) for number in range(8)]
@@ -57,3 +58,18 @@ def test_changes_are_listed_from_cause_to_consequence(
     before: GroupLag | None, now: GroupLag | None, said: list[str]
 ) -> None:
     assert [f"{change.kind}: {change.text}" for change in changes(before, now)] == said
+
+
+def test_groups_begin_and_end_between_two_reports() -> None:
+    before = LagReport(1, {"gone": group(), "stays": group()}, {"new": error_for(ErrorCode.GROUP_ID_NOT_FOUND, "new")})
+    report = LagReport(2, {"new": group(), "stays": group(ANNA)})
+    found = [(name, change.kind) for name, change in changes_between(before, report)]
+    assert found == [("gone", "ended"), ("new", "created"), ("stays", "joined"), ("stays", "assignment")]
+
+
+def test_group_that_could_not_be_read_neither_begins_nor_ends() -> None:
+    whole, refused = LagReport(1, {"g": group()}), error_for(ErrorCode.GROUP_AUTHORIZATION_FAILED, "g")
+    incomplete = LagReport(2, {}, failures=(ReadFailure("broker 2", "timed_out", "no answer"),))
+    for partial in (LagReport(2, {}, {"g": refused}), incomplete):
+        assert changes_between(whole, partial) == []
+        assert changes_between(partial, whole) == []

@@ -127,7 +127,7 @@ def test_a_folder_is_free_also_when_its_clean_end_could_not_be_noted(
 ) -> None:
     store = filled(tmp_path / "d")
     store.delete_topic("t")
-    with unsynced(), pytest.raises(OSError, match="removed again"):
+    with unsynced(), pytest.raises(OSError, match="it has its old content again"):
         store.close()
     LogStore(tmp_path / "d").close()
 

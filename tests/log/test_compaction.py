@@ -165,7 +165,7 @@ def test_records_are_compacted_after_their_longest_lag(tmp_path: Path) -> None:
         assert Compaction.due(opened, NOW + 1_501) is not None, "too little is new, but it is too old"
 
 
-def test_appends_and_reads_go_on_between_the_steps(tmp_path: Path) -> None:
+def test_appends_and_reads_continue_between_the_steps(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", COMPACT)
     for number in range(100):
         log.append(keyed((b"%d" % (number % 3), b"%d" % number)), NOW)
@@ -183,7 +183,7 @@ def test_appends_and_reads_go_on_between_the_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 1000], ids=["keys", "syncs", "all"])
-def test_records_deleted_meanwhile_do_not_come_back(tmp_path: Path, steps: int) -> None:
+def test_records_deleted_meanwhile_stay_deleted(tmp_path: Path, steps: int) -> None:
     log = PartitionLog.open(tmp_path / "t-0", COMPACT)
     for number in range(100):
         log.append(keyed((b"%d" % number, b"%d" % number)), NOW)

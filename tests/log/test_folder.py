@@ -28,7 +28,7 @@ def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def _let_go(store: LogStore) -> None:
+def _release_lock(store: LogStore) -> None:
     """Give the folder free as a crash would."""
     os.close(store._owned.lock_fd)
 
@@ -44,7 +44,7 @@ def _lose_power(path: Path, boot: Path) -> None:
     size = log.active.size
     log.append(batch(b"lost", producer_id=1, producer_epoch=0, base_sequence=0), NOW)
     log.write_snapshot()
-    _let_go(store)
+    _release_lock(store)
     os.truncate(log.active.path, size)
     boot.write_text("two\n")
 
@@ -68,7 +68,7 @@ def test_a_power_loss_is_known_until_a_start_got_through(
         store = LogStore(path)
         log = store.partition(T)
         assert (log.end_offset, log.leader_epoch, log.recovery.damages) == (5, 1, [])
-        _let_go(store)
+        _release_lock(store)
 
 
 def test_what_a_power_loss_left_is_judged_by_a_check_as_by_a_broker(tmp_path: Path, boot: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_a_power_loss_left_is_judged_by_a_check_as_by_a_broker(tmp_path: Pa
     log.flush()
     store._write_checkpoints()
     wanted = values(log)
-    _let_go(store)
+    _release_lock(store)
     (path / "t-0" / "leader-epoch-checkpoint").write_bytes(old)
     boot.write_text("two\n")
     note = (path / folder.LOCK).read_bytes()
@@ -106,18 +106,18 @@ def test_after_a_power_loss_an_epoch_begins_also_where_nothing_is_left_and_no_fo
     store = LogStore(path)
     store.create_topic("t", 3)
     store.partition(T).append(batch(b"read", b"and lost"), NOW)
-    _let_go(store)
+    _release_lock(store)
     shutil.rmtree(path / "t-0")
     boot.write_text("two\n")
     for _ in range(2):
         store = LogStore(path)
         assert [log.leader_epoch for _, log in store.partitions()] == [1, 1, 1]
         assert not list(path.glob("t-*"))
-        _let_go(store)
+        _release_lock(store)
     store = LogStore(path)
     log = store.partition(T)
     log.append(batch(b"a", b"b", b"c"), NOW)
-    _let_go(store)
+    _release_lock(store)
     with LogStore(path) as store:
         log = store.partition(T)
         assert [record.partition_leader_epoch for record in map(parse_header, log.batches(0))] == [1]

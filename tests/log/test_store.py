@@ -202,7 +202,7 @@ def test_a_deletion_interrupted_at_each_step_is_finished(tmp_path: Path, monkeyp
             patch.setattr(target, name, broken)
             with pytest.raises(Crash):
                 store.delete_topic("gone")
-        _let_go(store)
+        _release_lock(store)
         with LogStore(folder) as again:
             assert list(again.topics) == ["stays"]
             assert not [p for p in folder.iterdir() if "gone" in p.name or p.name.endswith("-delete")]
@@ -236,7 +236,7 @@ def test_a_deleted_folder_that_keeps_its_name_is_not_removed_once_it_is_another_
         assert not (folder / "gone-0").exists()
 
 
-def _let_go(store: LogStore) -> None:
+def _release_lock(store: LogStore) -> None:
     """Give the folder free as a crash would."""
     os.close(store._owned.lock_fd)
 
@@ -288,7 +288,7 @@ def test_a_log_start_survives_a_crash(tmp_path: Path) -> None:
     store.create_topic("a", 1)
     store.partition(TopicPartition("a", 0)).append(batch(b"x", b"y"), NOW)
     store.partition(TopicPartition("a", 0)).delete_records(1)
-    _let_go(store)
+    _release_lock(store)
     with LogStore(tmp_path / "d") as again:
         assert values(again.partition(TopicPartition("a", 0))) == [(1, b"y")]
 
@@ -340,10 +340,10 @@ def test_the_log_says_how_it_found_the_folder(tmp_path: Path, caplog: pytest.Log
     caplog.set_level("INFO", "kohort.log")
     with LogStore(tmp_path / "d") as store:
         store.create_topic("a", 2)
-    _let_go(LogStore(tmp_path / "d"))
-    _let_go(LogStore(tmp_path / "d"))
-    told = [record.getMessage() for record in caplog.records if "logs open" in record.getMessage()]
-    assert [how for line in told for how in ("new", "closed in order", "unclean end") if how in line] == [
+    _release_lock(LogStore(tmp_path / "d"))
+    _release_lock(LogStore(tmp_path / "d"))
+    reported = [record.getMessage() for record in caplog.records if "logs open" in record.getMessage()]
+    assert [how for line in reported for how in ("new", "closed in order", "unclean end") if how in line] == [
         "new",
         "closed in order",
         "unclean end",
@@ -364,7 +364,7 @@ def test_what_checkpoints_say_of_a_deleted_topic_is_not_taken_for_one_of_its_nam
     store.create_topic("t", 1)
     for _ in range(5):
         store.partition(TopicPartition("t", 0)).append(batch(b"new"), NOW)
-    _let_go(store)
+    _release_lock(store)
     with LogStore(tmp_path / "d") as again:
         log = again.partition(TopicPartition("t", 0))
         assert (log.log_start_offset, log.end_offset) == (0, 5)

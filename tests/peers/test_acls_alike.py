@@ -33,7 +33,7 @@ from tests.broker.acl_cases import (
     take_over,
 )
 from tests.broker.raw import RawClient
-from tests.peers.alike.harness import Side, ready, told_apart
+from tests.peers.alike.harness import Side, differences_of, ready
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
 from tests.support.maven import MavenUnavailable
 from tests.support.waiting import until
@@ -123,7 +123,7 @@ def only_of(answer: Any, names: Names) -> Any:
 def test_both_refuse_and_allow_the_same(case: Case, sides: tuple[str, str]) -> None:
     names = Names.of(f"a{next(_runs)}")
     theirs, ours = (answers(address, case, names) for address in sides)
-    differences = told_apart(theirs, ours)
+    differences = differences_of(theirs, ours)
     assert not differences, "\n".join(["", *differences])
 
 

@@ -33,11 +33,11 @@ def main() -> int:
     given.add_argument("--seeds", type=int, default=200)
     given.add_argument("--start", type=int, default=0)
     given.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    told = given.parse_args()
+    reported = given.parse_args()
     out, began_s, failed, sequences = Console(), time.monotonic(), [], 0
     ways: set[tuple[RegionState, RegionState]] = set()
-    with ProcessPoolExecutor(told.jobs) as pool:
-        seeds = range(told.start, told.start + told.seeds)
+    with ProcessPoolExecutor(reported.jobs) as pool:
+        seeds = range(reported.start, reported.start + reported.seeds)
         for number, (seed, sequence, seen, error) in enumerate(pool.map(play, seeds, chunksize=20), 1):
             sequences += sequence
             ways |= seen
@@ -45,8 +45,8 @@ def main() -> int:
                 failed.append(seed)
                 out.print(f"seed {seed}: {error}", markup=False, highlight=False)
             if number % 500 == 0:
-                out.print(f"{number}/{told.seeds} runs, {len(failed)} failed, {time.monotonic() - began_s:.0f} s")
-    out.print(f"{told.seeds} runs from {told.start}: {sequences} sequences, {len(ways)} ways between states")
+                out.print(f"{number}/{reported.seeds} runs, {len(failed)} failed, {time.monotonic() - began_s:.0f} s")
+    out.print(f"{reported.seeds} runs from {reported.start}: {sequences} sequences, {len(ways)} ways between states")
     out.print(f"{len(failed)} failed{': ' + ', '.join(map(str, failed)) if failed else ''}")
     return 1 if failed else 0
 

@@ -18,6 +18,7 @@ from kohort.region.consumer import RegionConsumer
 from kohort.region.region import Region
 from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
+from tests.region import s3_server
 from tests.region.postgres import Server, programs, running
 
 
@@ -45,6 +46,13 @@ def postgres() -> Iterator[Server]:
         pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
     with running(found) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an object store with the bucket `lake`."""
+    with s3_server.running(tmp_path_factory.mktemp("store")) as address:
+        yield address
 
 
 @pytest.fixture

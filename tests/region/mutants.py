@@ -196,7 +196,7 @@ def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int, *, cou
 _COMPLETE = MemberMachine.complete
 
 
-def _knows_all_but_silence(producer: Any) -> None:
+def _knows_all_but_no_answer(producer: Any) -> None:
     """Take each error but a missing answer for an abort."""
     try:
         producer.commit_transaction()
@@ -357,7 +357,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a reset waits for who has published and gone": _instead(Checkpoints, "_paid", _waits_for_who_has_gone),
     "where the region has published is forgotten": _instead(Checkpoints, "commit_if_whole", _forgets_places),
     "nobody is asked to publish": _instead(Plane, "offer_publish", lambda plane: None),
-    "who died is not missed": _instead(RegionMembers, "gone", lambda machine, one, cause: machine.plane.drop(one)),
+    "who died is not missed": _instead(
+        RegionMembers, "gone", lambda machine, one, cause: machine.plane.unregister(one)
+    ),
     "who is late is waited for": _instead(Checkpoints, "look_for_late", lambda machine: None),
     "who does not come back is waited for": _instead(RegionMembers, "look_for_lost", lambda machine: None),
     "the region runs before all are back": _instead(Recovery, "end_if_all_are_back", _runs_without_all),
@@ -396,7 +398,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "names are not synced": _no_syncs,
     "who waits for its sink is late": _instead(Checkpoints, "waiting_is_not_late", lambda machine, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
-        RegionLogWriter, "_commit", staticmethod(_knows_all_but_silence)
+        RegionLogWriter, "_commit", staticmethod(_knows_all_but_no_answer)
     ),
     "what stands is settled by looking": _instead(RegionLogWriter, "settle", _settles_by_looking),
     "an unknown outcome is taken for done": _instead(RegionLogWriter, "settle", lambda pen: 10**6),

@@ -244,7 +244,7 @@ def _empty(sink: Sink) -> None:
     sink.empty(3, EPOCH + 1)
 
 
-def _nothing_comes_back(place: Place) -> None:
+def _nothing_returns(place: Place) -> None:
     sink = place.sink()
     _empty(sink)
     assert place.rows() == [] and sink.published() == 3
@@ -260,7 +260,7 @@ def _nothing_comes_back(place: Place) -> None:
 def killed_while_emptied(place: Place, root: Path) -> None:
     for died in _half_way(place, root).deaths(_empty):
         assert died.rows() == [] or same(died.rows(), merged(died, FIRST))
-        _nothing_comes_back(died)
+        _nothing_returns(died)
 
 
 def killed_while_emptied_as_a_number_that_is_shown(place: Place, root: Path) -> None:
@@ -272,7 +272,7 @@ def killed_while_emptied_as_a_number_that_is_shown(place: Place, root: Path) -> 
     sink.stage(AGAIN, table(STAGED[AGAIN]))
     assert trials.place.rows() and sink.published() == 3
     for died in trials.deaths(_empty):
-        _nothing_comes_back(died)
+        _nothing_returns(died)
 
 
 def emptied_by_two(place: Place, root: Path) -> None:
@@ -282,15 +282,15 @@ def emptied_by_two(place: Place, root: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # the other was faster: it is repeated below
             _empty(sink)
 
-    def go_on(trial: Place, number: int) -> None:
+    def finish(trial: Place, number: int) -> None:
         with contextlib.suppress(RetriableError):
             _empty(trial.sink())
             trial.sink().publish(4, (AGAIN,))
 
-    for trial in _half_way(place, root).holds(act, go_on):
+    for trial in _half_way(place, root).holds(act, finish):
         sink = trial.sink()
         if sink.published() < 4:
-            _nothing_comes_back(trial)
+            _nothing_returns(trial)
         assert same(trial.rows(), merged(trial, STAGED[AGAIN]))
         _empty(sink)
         assert same(trial.rows(), merged(trial, STAGED[AGAIN])) and sink.published() == 4
@@ -310,7 +310,7 @@ def emptied_under_a_publisher(place: Place, root: Path) -> None:
 
     for trial in _half_way(place, root).holds(act, empty):
         assert trial.rows() == [] or trial.sink().published() < 3
-        _nothing_comes_back(trial)
+        _nothing_returns(trial)
 
 
 def emptied_under_the_first_publisher(place: Place, root: Path) -> None:
@@ -329,7 +329,7 @@ def emptied_under_the_first_publisher(place: Place, root: Path) -> None:
     trials.place.sink().stage(AGAIN, table(STAGED[AGAIN]))
     for trial in trials.holds(act, empty):
         assert trial.rows() == [] or trial.sink().published() < 3
-        _nothing_comes_back(trial)
+        _nothing_returns(trial)
 
 
 OTHER = UUID(int=0xB0B)
@@ -369,7 +369,7 @@ def a_publisher_while_it_is_emptied(place: Place, root: Path) -> None:
 
     for trial in _half_way(place, root).holds(_empty, late):
         assert trial.rows() == []
-        _nothing_comes_back(trial)
+        _nothing_returns(trial)
 
 
 def publishers_by_sigkill(place: Place, root: Path) -> None:

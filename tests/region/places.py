@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from uuid import UUID
 import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
+from obstore.store import LocalStore
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
@@ -28,7 +30,9 @@ from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.sinks.iceberg_files import DurableFileIO
 from kohort.region.sinks.iceberg_table import IcebergTable
+from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.parquet_folder import ParquetFolder
+from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceLog
 from kohort.region.sinks.sql_table import SqlTable
 from tests.region.volume import Died
 
@@ -247,6 +251,83 @@ class ParquetPlace(_Files):
         return os.listdir(f"{self.path}/_staging")
 
 
+class HeldObjects:
+    """A store of this machine, asked through `Calls`."""
+
+    def __init__(self, root: str, calls: Calls) -> None:
+        self.store, self.calls = LocalStore(root, mkdir=True), calls
+
+    def put(self, path: str, data: bytes, **options: Any) -> Any:
+        return self.calls.do(f"put {path}", lambda: self.store.put(path, data, **options))
+
+    def get(self, path: str) -> Any:
+        return self.calls.do(f"get {path}", lambda: self.store.get(path))
+
+    def head(self, path: str) -> Any:
+        return self.calls.do(f"head {path}", lambda: self.store.head(path))
+
+    def list(self, prefix: str, **options: Any) -> Any:
+        return self.calls.do(f"listdir {prefix}", lambda: iter(list(self.store.list(prefix, **options))))
+
+    def list_with_delimiter(self) -> Any:
+        return self.calls.do("listdir", self.store.list_with_delimiter)
+
+    def delete(self, paths: Any) -> Any:
+        return self.calls.do(f"unlink {paths}", lambda: self.store.delete(paths))
+
+
+class LocalObjects(ObjectStore):
+    """Objects below a URL that are in a folder of this machine. A race is no call, since its requests are at once."""
+
+    def __init__(self, root: str, calls: Calls, url: str = "s3://bucket/out") -> None:
+        super().__init__(url, {})
+        self.root, self.calls = root, calls
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in super().__getstate__().items() if name != "calls"}
+
+    def _open_store(self) -> Any:
+        return HeldObjects(self.root, getattr(self, "calls", Calls()))
+
+    def race_puts(self, path: str) -> int:
+        raw = self._raw
+        self._opened = (os.getpid(), LocalStore(self.root, mkdir=True))
+        try:
+            return super().race_puts(path)
+        finally:
+            self._opened = (os.getpid(), raw)
+
+
+class ObjectsPlace(_Files):
+    kind = "parquet-objects"
+
+    def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
+        made = ParquetFolder("s3://bucket/out")
+        assert isinstance(made, ParquetObjects)
+        made._store = LocalObjects(self.path, calls or Calls())
+        made._log = SequenceLog(made._store)
+        return made.bind(f"region-{region.int}", region)
+
+    def _shown(self) -> list[str]:
+        """Return the files of the sequences, as their objects name them."""
+        names = list(Path(self.path).glob("_sequences/*.*"))
+        emptied = max((int(name.stem) for name in names if name.suffix == ".emptied"), default=0)
+        shown = [json.loads(name.read_bytes()) for name in names if name.suffix == ".json" and int(name.stem) > emptied]
+        return [f"{self.path}/{file}" for entry in shown for file in entry["files"]]
+
+    def rows(self) -> list[Row]:
+        found: list[Row] = []
+        for file in self._shown():
+            assert os.path.exists(file), "a sequence names a file that is gone"
+            found += [(row["id"], row["name"]) for row in pq.ParquetFile(file).read().to_pylist()]
+        return sorted(found)
+
+    def staged(self) -> list[str]:
+        """Names of what is staged, and of data that no sequence has."""
+        left = {str(path) for path in Path(self.path).glob("_data/*")} - set(self._shown())
+        return [path.name for path in Path(self.path).glob("_staged/*")] + sorted(left)
+
+
 class DeltaPlace(_Files):
     shared = True
 
@@ -373,6 +454,7 @@ def kinds() -> list[Place]:
     """One of each kind, nowhere yet."""
     return [
         ParquetPlace(),
+        ObjectsPlace(),
         DeltaPlace("delta"),
         DeltaPlace("delta-parted", partition_by=["name"]),
         DeltaPlace("delta-update", mode="update", keys=["id"]),

@@ -145,7 +145,7 @@ def test_errors_that_pass_are_waited_for_and_others_are_not(error: Exception, wa
     assert is_away(error) is waits
 
 
-def test_disk_that_is_read_only_is_told_at_once(small_disk: Path, own_servers: str, name: str) -> None:
+def test_a_read_only_disk_is_reported_at_once(small_disk: Path, own_servers: str, name: str) -> None:
     """A read-only disk was taken for one that is full, and tried again for ever."""
     make_topic(own_servers, name)
     fill(own_servers, name, range(100))

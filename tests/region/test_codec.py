@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region.message_codec import UnknownMessageError, decode_heard, decode_said, encode
 from kohort.region.parts import Part
 from kohort.region.records import Contribution, Position, Span
@@ -16,7 +16,7 @@ from kohort.region.staged import StagedKey
 TOPIC_ID, REGION_ID = UUID(int=5), UUID(int=6)
 PART = Part("etl", "t", 3, TOPIC_ID)
 POSITION = Position("etl", "t", TOPIC_ID, 3, 17, 2)
-CUT = told.Cut(4, 2)
+CUT = messages.Cut(4, 2)
 KEY = StagedKey(REGION_ID, 3, "m", 0)
 GIVEN = Contribution(
     "r",
@@ -34,49 +34,49 @@ GIVEN = Contribution(
     b"\0\xff",
     "s",
 )
-WHO = told.Identity("id", 5, "static")
+WHO = messages.Identity("id", 5, "static")
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        told.Register("m", UUID(int=9), "etl", WHO, 3, (POSITION,), 4, (POSITION,), "parquet:/out", False),
-        told.Contributed(CUT, GIVEN),
-        told.Moved(WHO, (PART,)),
-        told.AskStarts(1, (PART,)),
-        told.Looked(1, (POSITION,), ("t",)),
-        told.AskReset("why", forced=True),
-        told.Leave(),
-        told.Describe(),
+        messages.Register("m", UUID(int=9), "etl", WHO, 3, (POSITION,), 4, (POSITION,), "parquet:/out", False),
+        messages.Contributed(CUT, GIVEN),
+        messages.AssignmentChanged(WHO, (PART,)),
+        messages.AskStarts(1, (PART,)),
+        messages.Looked(1, (POSITION,), ("t",)),
+        messages.AskReset("why", forced=True),
+        messages.Leave(),
+        messages.Describe(),
     ],
 )
-def test_what_is_said_comes_back_as_it_was(message: told.Report | told.Ask) -> None:
+def test_reports_are_decoded_as_they_were(message: messages.Report | messages.Ask) -> None:
     assert decode_said(encode(message)) == message
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        told.Welcome(1, 3, 4, ("m",), b"state", CUT),
-        told.Welcome(1, 3, 4, ("m",)),
-        told.Starts(1, 1, (POSITION,), (PART,), (PART,)),
-        told.Publish(1, 4, (KEY,)),
-        told.Publish(1, 4, (KEY,), positions=(POSITION,)),
-        told.Reset(1, 3, 0, None),
-        told.RegionSeen("r", "RUNNING", 1, 3, 4, 4, (), (POSITION,), {"why": 2}),
-        told.RegionSeen("r", "RUNNING", 1, 3, 4, 3, (), (), {}, sinks=(told.SinkSeen("parquet:/out", 3, "m"),)),
-        told.Refused(1, "why", "what to do"),
-        told.Alive(),
+        messages.Welcome(1, 3, 4, ("m",), b"state", CUT),
+        messages.Welcome(1, 3, 4, ("m",)),
+        messages.Starts(1, 1, (POSITION,), (PART,), (PART,)),
+        messages.Publish(1, 4, (KEY,)),
+        messages.Publish(1, 4, (KEY,), positions=(POSITION,)),
+        messages.Reset(1, 3, 0, None),
+        messages.RegionSeen("r", "RUNNING", 1, 3, 4, 4, (), (POSITION,), {"why": 2}),
+        messages.RegionSeen("r", "RUNNING", 1, 3, 4, 3, (), (), {}, sinks=(messages.SinkSeen("parquet:/out", 3, "m"),)),
+        messages.Refused(1, "why", "what to do"),
+        messages.Alive(),
     ],
 )
-def test_what_is_heard_comes_back_as_it_was(message: told.Order | told.Told) -> None:
+def test_orders_are_decoded_as_they_were(message: messages.Order | messages.Answer) -> None:
     back = decode_heard(encode(message))
     assert back == message and repr(back) == repr(message), "also what does not compare"
 
 
 def test_a_field_of_a_later_release_is_passed_over() -> None:
     body = msgspec.msgpack.encode(("AskReset", {"cause": "why", "later": [1]}))
-    assert decode_said(body) == told.AskReset("why")
+    assert decode_said(body) == messages.AskReset("why")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_field_of_a_later_release_is_passed_over() -> None:
         b"",
         b"\xc1",
         msgspec.msgpack.encode(("Nothing", {})),
-        encode(told.Alive())[:-1],
+        encode(messages.Alive())[:-1],
         b"\x92\xa5Aliv\xff\x80",
         b"\x92\xa8AskReset\x81\xa5later" + b"\x91" * 5_000,
     ],
@@ -98,4 +98,4 @@ def test_what_is_no_message_is_said_so(body: bytes) -> None:
 
 def test_an_order_is_nothing_that_a_control_plane_hears() -> None:
     with pytest.raises(UnknownMessageError, match="Publish"):
-        decode_said(encode(told.Publish(1, 4, ())))
+        decode_said(encode(messages.Publish(1, 4, ())))

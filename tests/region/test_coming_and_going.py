@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from kohort.region import messages as told
-from kohort.region.control_plane import events as happens
+from kohort.region import messages
+from kohort.region.control_plane import events as plane_events
 from kohort.region.member import events as does
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut, Identity
@@ -17,7 +17,7 @@ from kohort.region.states import RegionState
 from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, two
 
 
-def begun_by(order: told.Order) -> does.Begin:
+def begun_by(order: messages.Order) -> does.Begin:
     """How a member that has just started begins with an order."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     machine.step(does.Connected())
@@ -31,16 +31,16 @@ def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(sav
     driven = Driven(replace(KNOWN, states={"q": b"what it has summed up"}, waiting={"q": 7}))
     driven.saves = saved
     driven.join(1, "q")
-    driven.do(happens.Disconnected(1))
+    driven.do(plane_events.Disconnected(1))
     if not saved:
-        driven.do(happens.Saved(driven.machine.plane._tokens))
+        driven.do(plane_events.Saved(driven.machine.plane._tokens))
     driven.join(2, "q", incarnation=UUID(int=1))
-    [order] = driven.orders(2, told.Welcome)
+    [order] = driven.orders(2, messages.Welcome)
     assert begun_by(order).state == b"what it has summed up"
     assert driven.ask(2, P0) == (at(P0, 70),)
 
 
-def says(machine: MemberMachine, *events: does.Event) -> list[told.Report]:
+def says(machine: MemberMachine, *events: does.Event) -> list[messages.Report]:
     """Return a member's reports about events."""
     effects = [effect for event in events for effect in machine.step(event)]
     return [effect.report for effect in effects if isinstance(effect, does.SendReport)]
@@ -52,15 +52,15 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
     machine = MemberMachine("r", "m3", UUID(int=3), "etl", "s")
     for report in says(machine, does.Connected()):
         driven.say(3, report)
-    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
-    [welcome] = driven.orders(3, told.Welcome)
+    driven.say(1, messages.AssignmentChanged(Identity("m1", 2), (P0,)))
+    [welcome] = driven.orders(3, messages.Welcome)
     for report in says(machine, does.Ordered(welcome), does.Assigned(Identity("m3", 2), (P0,))):
         driven.say(3, report)
-    assert driven.orders(3, told.Starts)[-1].found == (at(P0, 70),), "on their way"
+    assert driven.orders(3, messages.Starts)[-1].found == (at(P0, 70),), "on their way"
     for report in says(machine, does.Closing()):
         driven.say(3, report)
     assert "m3" not in driven.machine.plane.members and driven.machine.plane.holder_of(P0) is None
-    driven.do(happens.Disconnected(3))
+    driven.do(plane_events.Disconnected(3))
     driven.tick(10_000)
     assert driven.stands(RegionState.RUNNING), "nobody goes back"
 
@@ -68,19 +68,19 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
 def contributed(cut: Cut, *positions: Position) -> MemberMachine:
     """A member that reads P0 from 70 on, in epoch 5, and has contributed to sequence 8 under term 3."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
-    orders: list[told.Order] = [told.Welcome(3, 5, 7, ("q",))]
+    orders: list[messages.Order] = [messages.Welcome(3, 5, 7, ("q",))]
     machine.step(does.Connected())
     machine.step(does.Ordered(orders[0]))
     machine.step(does.Assigned(Identity("q", 1), (P0,)))
-    machine.step(does.Ordered(told.Starts(3, 1, (at(P0, 70),))))
+    machine.step(does.Ordered(messages.Starts(3, 1, (at(P0, 70),))))
     machine.step(does.RecordsFetched())
-    machine.step(does.Ordered(told.Drain(3, cut)))
+    machine.step(does.Ordered(messages.Drain(3, cut)))
     machine.step(does.Quiet(cut))
-    machine.step(does.Ordered(told.Checkpoint(3, cut, ("q",))))
+    machine.step(does.Ordered(messages.Checkpoint(3, cut, ("q",))))
     [given] = [
         report
         for report in says(machine, does.StateSaved(cut, positions, (), b"s"))
-        if isinstance(report, told.Contributed)
+        if isinstance(report, messages.Contributed)
     ]
     assert given.contribution.epoch == 5
     return machine
@@ -101,7 +101,7 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
     driven = Driven(known)
     for report in says(machine, does.Connected()):
         driven.say(1, report)
-    [welcome] = driven.orders(1, told.Welcome)
+    [welcome] = driven.orders(1, messages.Welcome)
     retired = [effect for effect in machine.step(does.Ordered(welcome)) if isinstance(effect, does.Retire)]
     assert [order.counts for order in retired] == [counts]
     assert machine.begins == {P0: reached} == driven.machine.plane.members["q"].handed
@@ -110,22 +110,22 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
 def test_what_is_complete_without_a_member_is_not_its_own() -> None:
     """Also where it hears of that while it waits to be welcomed, or to go back."""
     machine = contributed(Cut(8, 1), at(P0, 70))
-    effects = machine.step(does.Ordered(told.Completed(4, 8, 6, counts=False)))
+    effects = machine.step(does.Ordered(messages.Completed(4, 8, 6, counts=False)))
     assert [effect.counts for effect in effects if isinstance(effect, does.Retire)] == [False]
 
 
-def test_who_contributed_is_told_so_with_the_sequence() -> None:
+def test_a_member_that_contributed_learns_the_sequence() -> None:
     driven = two()
     cut = driven.cut()
     driven.join(3, "m3")
     for connection in (1, 2):
-        driven.say(connection, told.Drained(cut))
-    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
-    driven.do(happens.CommitEnded(cut))
-    assert [driven.orders(member, told.Completed)[-1].counts for member in (1, 2, 3)] == [True, True, False]
+        driven.say(connection, messages.Drained(cut))
+    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    driven.do(plane_events.CommitEnded(cut))
+    assert [driven.orders(member, messages.Completed)[-1].counts for member in (1, 2, 3)] == [True, True, False]
     driven.join(4, "m1", incarnation=UUID(int=1), epoch=driven.machine.plane.members["m1"].epoch)
-    assert driven.orders(4, told.Welcome)[-1].counts, "and who comes back"
+    assert driven.orders(4, messages.Welcome)[-1].counts, "and who comes back"
 
 
 def owing() -> Driven:
@@ -133,60 +133,60 @@ def owing() -> Driven:
     driven = two("other")
     cut = driven.cut()
     for connection in (1, 2):
-        driven.say(connection, told.Drained(cut))
-    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
-    driven.do(happens.CommitEnded(cut))
-    driven.say(1, told.Published(8))
+        driven.say(connection, messages.Drained(cut))
+    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    driven.do(plane_events.CommitEnded(cut))
+    driven.say(1, messages.Published(8))
     assert set(driven.machine.plane.owed) == {"other"}
     return driven
 
 
 def test_who_alone_can_publish_what_is_owed_leaves_when_it_has_though_it_holds_nothing() -> None:
     driven = owing()
-    driven.say(99, told.AskReset("a person asked for it", forced=True))
+    driven.say(99, messages.AskReset("a person asked for it", forced=True))
     epoch = driven.machine.plane.epoch
-    driven.say(2, told.WasReset(epoch))
-    driven.say(2, told.Leave())
-    assert "m2" in driven.machine.plane.members and not driven.orders(2, told.Stop)
-    driven.say(1, told.WasReset(epoch))
+    driven.say(2, messages.WasReset(epoch))
+    driven.say(2, messages.Leave())
+    assert "m2" in driven.machine.plane.members and not driven.orders(2, messages.Stop)
+    driven.say(1, messages.WasReset(epoch))
     assert driven.stands(RegionState.RUNNING)
-    driven.say(1, told.AskCheckpoint())
-    assert driven.orders(1, told.Drain)[-1].cut.sequence == 9 and len(driven.orders(2, told.Drain)) == 1
-    driven.say(2, told.Published(8))
-    assert driven.orders(2, told.Stop) and "m2" not in driven.machine.plane.members
+    driven.say(1, messages.AskCheckpoint())
+    assert driven.orders(1, messages.Drain)[-1].cut.sequence == 9 and len(driven.orders(2, messages.Drain)) == 1
+    driven.say(2, messages.Published(8))
+    assert driven.orders(2, messages.Stop) and "m2" not in driven.machine.plane.members
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_a_cut_goes_on_without_who_stays_to_publish_alone(drained: bool) -> None:
+def test_a_cut_continues_without_a_member_that_stays_to_publish_alone(drained: bool) -> None:
     driven = owing()
-    driven.say(2, told.Moved(Identity("m2", 2), (P1,)))
+    driven.say(2, messages.AssignmentChanged(Identity("m2", 2), (P1,)))
     cut = driven.cut()
     if drained:
-        driven.say(1, told.Drained(cut))
-        driven.say(2, told.Drained(cut))
-    driven.say(2, told.Leave())
+        driven.say(1, messages.Drained(cut))
+        driven.say(2, messages.Drained(cut))
+    driven.say(2, messages.Leave())
     assert driven.machine.plane.members["m2"].left
-    again = driven.orders(1, told.Drain)[-1].cut
-    assert again != cut and driven.orders(2, told.Drain)[-1].cut == cut, "the other is asked no more"
-    driven.say(1, told.Drained(again))
-    driven.say(1, told.Contributed(again, driven.give("m1", span(P0, 80, 80))))
+    again = driven.orders(1, messages.Drain)[-1].cut
+    assert again != cut and driven.orders(2, messages.Drain)[-1].cut == cut, "the other is asked no more"
+    driven.say(1, messages.Drained(again))
+    driven.say(1, messages.Contributed(again, driven.give("m1", span(P0, 80, 80))))
     assert len(driven.commits) == 1, "the next waits until it has published"
-    driven.say(2, told.Published(8))
+    driven.say(2, messages.Published(8))
     assert driven.commits[-1].manifest.members == ("m1",)
 
 
-def test_who_closes_while_it_publishes_ends_when_it_is_told_to() -> None:
+def test_a_member_that_closes_while_it_publishes_waits_for_stop() -> None:
     """With nothing in its hands, too: it may be the only one who can."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     machine.step(does.Connected())
-    machine.step(does.Ordered(told.Welcome(3, 5, 7, ("q",))))
-    machine.step(does.Ordered(told.Publish(3, 7, ())))
+    machine.step(does.Ordered(messages.Welcome(3, 5, 7, ("q",))))
+    machine.step(does.Ordered(messages.Publish(3, 7, ())))
     machine.step(does.PublishEnded(7, "the disk is full"))
     assert not ends(machine, does.Closing())
-    assert not ends(machine, does.Ordered(told.Reset(3, 6, 7, None)), does.WentBack(6))
+    assert not ends(machine, does.Ordered(messages.Reset(3, 6, 7, None)), does.WentBack(6))
     machine.step(does.PublishEnded(7, ""))
-    assert ends(machine, does.Ordered(told.Stop(3, "", "")))
+    assert ends(machine, does.Ordered(messages.Stop(3, "", "")))
 
 
 def ends(machine: MemberMachine, *events: does.Event) -> bool:
@@ -196,16 +196,16 @@ def ends(machine: MemberMachine, *events: does.Event) -> bool:
 
 def test_who_leaves_while_what_it_gave_is_committed_stays_until_that_is_published() -> None:
     driven = two("other")
-    driven.say(2, told.Moved(Identity("m2", 2), (P1,)))
+    driven.say(2, messages.AssignmentChanged(Identity("m2", 2), (P1,)))
     cut = driven.cut()
     for connection in (1, 2):
-        driven.say(connection, told.Drained(cut))
-    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(2, told.Contributed(cut, driven.give("m2")))
-    driven.say(2, told.Leave())
+        driven.say(connection, messages.Drained(cut))
+    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, messages.Contributed(cut, driven.give("m2")))
+    driven.say(2, messages.Leave())
     assert driven.stands(RegionState.COMMITTING)
-    driven.do(happens.CommitEnded(cut))
-    assert driven.orders(2, told.Publish)[-1].sequence == 8 and not driven.orders(2, told.Stop)
+    driven.do(plane_events.CommitEnded(cut))
+    assert driven.orders(2, messages.Publish)[-1].sequence == 8 and not driven.orders(2, messages.Stop)
     machine = contributed(Cut(8, 1), at(P0, 70))
     machine.begins.clear()
     assert not ends(machine, does.Closing()), "nor does it end by itself"

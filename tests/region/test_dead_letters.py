@@ -24,11 +24,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohort.errors import InvalidInputError
-from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Sink, SqlTable
-from kohort.region import messages as told
+from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Sink, SqlTable, messages
 from kohort.region.agreement import History, adopt
 from kohort.region.consuming.staging import Stager
-from kohort.region.control_plane import events as happens
+from kohort.region.control_plane import events
 from kohort.region.records import Contribution, Manifest, keys_by_place
 from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, divide, letters_of, letters_of_records
 from kohort.region.staged import StagedKey
@@ -73,7 +72,7 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
     return bound
 
 
-def test_all_bad_rows_of_a_table_are_told_apart_from_the_good_ones(sink: Sink) -> None:
+def test_all_bad_rows_of_a_table_are_separated_from_the_good_ones(sink: Sink) -> None:
     """Whatever the columns that refuse them, and though a check names those of one column alone."""
     given = rows((1, "mon"), (None, "mon"), (2, None), (None, None), (3, "tue"), (None, "wed"))
     good, reasons = divide(sink, given)
@@ -248,15 +247,15 @@ def driven() -> tuple[Driven, tuple[Any, Any]]:
     made.ask(2, P1)
     cut = made.cut()
     for connection in (1, 2):
-        made.say(connection, told.Drained(cut))
+        made.say(connection, messages.Drained(cut))
     start = {part: made.machine.plane.start_of(part).offset for part in (P0, P1)}  # type: ignore[union-attr]
     given = (
         give_letters(made, "m1", span(P0, start[P0], start[P0] + 1), letters=2, sink="s1"),
         give_letters(made, "m2", span(P1, start[P1], start[P1] + 1), letters=3, sink="s2"),
     )
     for connection, contribution in enumerate(given, 1):
-        made.say(connection, told.Contributed(cut, contribution))
-    made.do(happens.CommitEnded(cut))
+        made.say(connection, messages.Contributed(cut, contribution))
+    made.do(events.CommitEnded(cut))
     return made, given
 
 
@@ -264,7 +263,7 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
     made, given = driven
     plane = made.machine.plane
     orders = {
-        connection: {order.place: order.keys for order in made.orders(connection, told.Publish)}
+        connection: {order.place: order.keys for order in made.orders(connection, messages.Publish)}
         for connection in (1, 2)
     }
     assert orders == {
@@ -273,12 +272,12 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
     }
     assert keys_by_place(given) == plane.owed
     for connection, place in ((1, "s1"), (2, "s2")):
-        made.say(connection, told.Published(plane.sequence, place))
-    assert set(plane.owed) == {"bad"} and plane.describe_region().published == plane.sequence - 1
-    made.say(1, told.Published(plane.sequence, "bad"))
-    assert not plane.owed and plane.describe_region().published == plane.sequence
-    assert [member.dead_letters for member in plane.describe_region().members] == [2, 3]
-    assert [(sink.place, sink.publisher) for sink in plane.describe_region().sinks if sink.publisher] == [
+        made.say(connection, messages.Published(plane.sequence, place))
+    assert set(plane.owed) == {"bad"} and plane.seen().published == plane.sequence - 1
+    made.say(1, messages.Published(plane.sequence, "bad"))
+    assert not plane.owed and plane.seen().published == plane.sequence
+    assert [member.dead_letters for member in plane.seen().members] == [2, 3]
+    assert [(sink.place, sink.publisher) for sink in plane.seen().sinks if sink.publisher] == [
         ("bad", "m1"), ("s1", "m1"), ("s2", "m2"),
     ]  # fmt: skip
 
@@ -286,10 +285,10 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
 def test_another_member_publishes_the_letters_of_one_that_is_gone(driven: tuple[Driven, tuple[Any, Any]]) -> None:
     """A publisher died between its sink and the place of the dead letters."""
     made, given = driven
-    made.say(1, told.Published(made.machine.plane.sequence, "s1"))
-    made.do(happens.Disconnected(1))
-    made.say(2, told.Register("m2", UUID(int=2), "etl", told.Identity("m2", 1), sink="s2", letters="bad"))
-    order = [order for order in made.orders(2, told.Publish) if order.place == "bad"][-1]
+    made.say(1, messages.Published(made.machine.plane.sequence, "s1"))
+    made.do(events.Disconnected(1))
+    made.say(2, messages.Register("m2", UUID(int=2), "etl", messages.Identity("m2", 1), sink="s2", letters="bad"))
+    order = [order for order in made.orders(2, messages.Publish) if order.place == "bad"][-1]
     assert order.keys == given[0].letter_keys + given[1].letter_keys
 
 
@@ -297,14 +296,14 @@ def test_letters_that_nothing_staged_are_no_contribution(driven: tuple[Driven, t
     made, _ = driven
     sequence = made.machine.plane.sequence
     for connection, place in ((1, "s1"), (2, "s2"), (1, "bad")):
-        made.say(connection, told.Published(sequence, place))
+        made.say(connection, messages.Published(sequence, place))
     cut = made.cut()
     for connection in (1, 2):
-        made.say(connection, told.Drained(cut))
+        made.say(connection, messages.Drained(cut))
     part = made.machine.plane.start_of(P0)
     assert part is not None
     lost = give_letters(made, "m1", span(P0, part.offset, part.offset), letters=0, sink="s1")
-    made.say(1, told.Contributed(cut, replace(lost, dead_letters=4)))
+    made.say(1, messages.Contributed(cut, replace(lost, dead_letters=4)))
     assert made.stands(RegionState.RESETTING)
 
 

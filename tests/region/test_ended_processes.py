@@ -15,9 +15,9 @@ import pytest
 
 from kohort.errors import TimedOutError
 from kohort.io.processes import own_name
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region import region as face
-from kohort.region.control_plane import events as happens
+from kohort.region.control_plane import events
 from kohort.region.control_plane.events import Why
 from kohort.region.control_plane.state import RegionConfig
 from kohort.region.region import Region
@@ -42,33 +42,33 @@ def of_one_process() -> Driven:
 
 def test_all_go_back_as_soon_as_the_process_of_a_member_has_ended() -> None:
     driven = of_one_process()
-    effects = driven.machine.step(happens.Disconnected(1), 0)
-    assert happens.LookAtProcess("p") in effects and driven.stands(RegionState.RUNNING), "it may come back"
-    driven.do(happens.ProcessEnded("p"))
-    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.figures.resets == {Why.DEAD: 1}
+    effects = driven.machine.step(events.Disconnected(1), 0)
+    assert events.LookAtProcess("p") in effects and driven.stands(RegionState.RUNNING), "it may come back"
+    driven.do(events.ProcessEnded("p"))
+    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {Why.DEAD: 1}
     assert driven.machine.plane.names() == ("m2",), "what it has said last may be on its way"
-    driven.do(happens.Disconnected(2))
-    driven.do(happens.ProcessEnded("p"))
+    driven.do(events.Disconnected(2))
+    driven.do(events.ProcessEnded("p"))
     assert not driven.machine.plane.members
 
 
 def test_a_process_without_a_name_is_not_looked_at() -> None:
     driven = two()
-    effects = driven.machine.step(happens.Disconnected(1), 0)
-    assert not [effect for effect in effects if isinstance(effect, happens.LookAtProcess)]
+    effects = driven.machine.step(events.Disconnected(1), 0)
+    assert not [effect for effect in effects if isinstance(effect, events.LookAtProcess)]
 
 
 @pytest.mark.parametrize("how", ["of another", "came back", "came back in another"])
-def test_who_may_live_has_its_time_to_come_back(how: str) -> None:
+def test_a_process_that_may_live_has_its_time_to_rejoin(how: str) -> None:
     driven = of_one_process()
     incarnation = driven.machine.plane.members["m1"].incarnation
-    driven.do(happens.Disconnected(1))
+    driven.do(events.Disconnected(1))
     if how != "of another":
         process = "p" if how == "came back" else "q"
         driven.join(3, "m1", epoch=6, holds=(at(P0, 70),), incarnation=incarnation, process=process)
         if process == "q":
-            driven.do(happens.Disconnected(3))
-    driven.do(happens.ProcessEnded("other" if how == "of another" else "p"))
+            driven.do(events.Disconnected(3))
+    driven.do(events.ProcessEnded("other" if how == "of another" else "p"))
     assert "m1" in driven.machine.plane.members and driven.stands(RegionState.RUNNING)
 
 
@@ -77,19 +77,19 @@ EXPECTED = replace(KNOWN, expected=frozenset({"m1", "m2"}), processes={"m1": "p"
 
 def test_a_new_control_plane_does_not_wait_for_who_has_ended() -> None:
     driven = Driven(EXPECTED)
-    driven.do(happens.ProcessEnded("q"))
+    driven.do(events.ProcessEnded("q"))
     assert driven.stands(RegionState.FORMING)
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5, process="p")
-    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.figures.resets == {Why.DEAD: 1}
+    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {Why.DEAD: 1}
     late = Driven(EXPECTED)
     late.join(1, "m1", holds=(at(P0, 70),), epoch=5, process="p")
-    late.do(happens.ProcessEnded("another"))
+    late.do(events.ProcessEnded("another"))
     assert late.stands(RegionState.FORMING)
     others = Driven(replace(EXPECTED, expected=frozenset({"m1", "m2", "m3"})))
     others.join(1, "m1", holds=(at(P0, 70),), epoch=5, process="p")
-    others.do(happens.ProcessEnded("q"))
+    others.do(events.ProcessEnded("q"))
     assert others.stands(RegionState.FORMING), "m3 may come"
-    late.do(happens.ProcessEnded("q"))
+    late.do(events.ProcessEnded("q"))
     assert late.stands(RegionState.RESETTING)
 
 
@@ -97,21 +97,21 @@ def test_a_new_control_plane_waits_for_all_of_an_application_that_is_started_aga
     """Nobody is there who would have to go back, and none of them is given what is another's."""
     driven = Driven(EXPECTED)
     for process in "pq":
-        driven.do(happens.ProcessEnded(process))
+        driven.do(events.ProcessEnded(process))
     driven.join(1, "m1", process="r")
     assert driven.stands(RegionState.FORMING)
     driven.join(2, "m2", process="r")
-    assert driven.stands(RegionState.RUNNING) and not driven.machine.plane.figures.resets
+    assert driven.stands(RegionState.RUNNING) and not driven.machine.plane.metrics.resets
 
 
 def test_the_control_plane_notes_the_process_of_who_contributes() -> None:
     driven = of_one_process()
     cut = driven.cut()
     for connection in (1, 2):
-        driven.say(connection, told.Drained(cut))
+        driven.say(connection, messages.Drained(cut))
     for connection, name, part in ((1, "m1", P0), (2, "m2", P1)):
         begin = 70 + part.partition
-        driven.say(connection, told.Contributed(cut, driven.give(name, span(part, begin, begin + 1))))
+        driven.say(connection, messages.Contributed(cut, driven.give(name, span(part, begin, begin + 1))))
     (commit,) = driven.commits
     assert [contribution.process for contribution in commit.contributions] == ["p", "p"]
 

@@ -55,7 +55,7 @@ class GivenAndWanted:
     def wakeup(self) -> None: ...
 
 
-def test_what_one_poll_gives_and_wants_back_is_let_go() -> None:
+def test_partitions_assigned_and_revoked_in_one_poll_are_released() -> None:
     consumer = GivenAndWanted()
     machine = MemberMachine("r", "m1", UUID(int=1), "g")
     config = MemberConfig(("t",), None, start_of("committed", "earliest"))

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import socket
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -21,51 +14,13 @@ from pyiceberg.catalog import load_catalog
 from kohort.errors import CorruptDataError
 from kohort.region import IcebergTable, Keep, Region
 from kohort.region.staged import StagedKey
-from kohort.zookeeper import free_ports
 from tests.region.conftest import Worker, fill, make_topic
+from tests.region.s3_server import ACCESS, files_of
 from tests.support.waiting import until
 
 REGION = UUID(int=1)
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 KEYS = [StagedKey(REGION, 1, "größe/1", number) for number in range(6)]
-ACCESS = {"s3.access-key-id": "kohort", "s3.secret-access-key": "kohort-secret", "s3.region": "us-east-1"}
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with the bucket `lake`: versitygw where it is installed, else moto's."""
-    (port,) = free_ports(1)
-    folder = tmp_path_factory.mktemp("store")
-    if gateway := shutil.which("versitygw"):
-        os.makedirs(folder / "objects")
-        command = [gateway, "--access", ACCESS["s3.access-key-id"], "--secret", ACCESS["s3.secret-access-key"],
-                   "--port", f"127.0.0.1:{port}", "posix", str(folder / "objects")]  # fmt: skip
-    elif importlib.util.find_spec("moto") and importlib.util.find_spec("flask_cors"):
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    else:
-        pytest.skip("no object store: neither versitygw on PATH nor moto's server is installed")
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        until(lambda: _listens(port), f"{command[0]} listens, see {folder}/log")
-        address = f"http://127.0.0.1:{port}"
-        _files(address).create_dir("lake")
-        yield address
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _files(address: str) -> pafs.S3FileSystem:
-    return pafs.S3FileSystem(
-        access_key=ACCESS["s3.access-key-id"], secret_key=ACCESS["s3.secret-access-key"], region=ACCESS["s3.region"],
-        endpoint_override=address, allow_bucket_creation=True,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -92,7 +47,7 @@ def objects(catalog: dict[str, str], folder: str) -> list[str]:
     selector = pafs.FileSelector(
         f"{catalog['warehouse'][5:]}/air/flights/{folder}", allow_not_found=True, recursive=True
     )
-    found = _files(catalog["s3.endpoint"]).get_file_info(selector)
+    found = files_of(catalog["s3.endpoint"]).get_file_info(selector)
     return sorted(info.base_name for info in found if info.is_file)
 
 

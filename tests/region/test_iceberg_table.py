@@ -294,7 +294,7 @@ def test_a_table_that_was_there_before(tmp_path: Path) -> None:
     assert ids(tmp_path) == [9] and sink.published() == 2
 
 
-def test_compacted_files_can_not_be_told_apart(tmp_path: Path) -> None:
+def test_compacted_files_can_not_be_distinguished(tmp_path: Path) -> None:
     sink = made(tmp_path)
     for number in (1, 2):
         publish(sink, number, number)

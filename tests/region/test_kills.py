@@ -42,13 +42,13 @@ class Processes:
     """The members and the control plane, by name."""
 
     def __init__(self, servers: str, name: str, folder: Path, protocol: str, rebalance: str) -> None:
-        self.told = (servers, name, name, str(folder), protocol, rebalance)
+        self.arguments = (servers, name, name, str(folder), protocol, rebalance)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.log = (folder.parent / "log").open("w")
         self.said = folder.parent / "said"
 
     def start(self, process: str) -> None:
-        servers, region, topic, folder, protocol, rebalance = self.told
+        servers, region, topic, folder, protocol, rebalance = self.arguments
         if process == PLANE:
             command = ["-m", "kohort", "region", "serve", region, "--checkpoint-every", "500ms"]
             command += ["--bootstrap-server", servers]
@@ -184,11 +184,11 @@ def test_whoever_is_killed_the_folder_is_the_input(
         sent.send(-(-ROWS // (KILLS + 1)))
         before = reader.rows
 
-        def goes_on(before: int = before) -> bool:
+        def progressed(before: int = before) -> bool:
             processes.check()
             return reader.rows > before
 
-        until(goes_on, f"sequences go on after {kill} kills")
+        until(progressed, f"sequences go on after {kill} kills")
         if kill < KILLS:
             time.sleep(chance.random())
             victim = TURNS[kill % len(TURNS)]

@@ -46,7 +46,7 @@ def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> No
     loser.close()
 
 
-def test_who_is_told_to_serve_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_elected_leader_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(leader_election.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     place = Contested(now)

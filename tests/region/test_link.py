@@ -27,14 +27,14 @@ class Answering(Collected):
     def __init__(self) -> None:
         super().__init__()
         self.error: Exception | None = None
-        self.goes_on, self.asked = threading.Event(), threading.Event()
-        self.goes_on.set()
+        self.may_continue, self.asked = threading.Event(), threading.Event()
+        self.may_continue.set()
         self.publishes, self.publishing = threading.Event(), threading.Event()
         self.publishes.set()
 
     def published(self) -> int:
         self.asked.set()
-        self.goes_on.wait(60)
+        self.may_continue.wait(60)
         if self.error is not None:
             raise self.error
         return super().published()
@@ -121,7 +121,7 @@ def test_error_of_a_sink_ends_its_member_when_it_connects_again(working: Any, er
 def test_close_waits_for_no_sink_that_does_not_answer(working: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, sink, _, other = working
     monkeypatch.setattr(member_thread, "CLOSE_S", 0.1)
-    sink.goes_on.clear()
+    sink.may_continue.clear()
     sink.asked.clear()
     other.serve()
     assert sink.asked.wait(60)
@@ -132,7 +132,7 @@ def test_close_waits_for_no_sink_that_does_not_answer(working: Any, monkeypatch:
         assert not closing.is_alive() and not worker.thread.is_alive(), "the sink has not answered yet"
         assert late == ["m1: no sequence was complete within 0.5 s of the close"]
     finally:
-        sink.goes_on.set()
+        sink.may_continue.set()
 
 
 def test_close_waits_for_no_publication_that_does_not_end(

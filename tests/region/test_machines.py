@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from tests.region import test_dead_letters, test_member, test_parquet_folder
 from tests.region.mutants import MUTANTS, SEEN_BY_A_TEST
@@ -72,7 +72,7 @@ def _with_a_sink_that_is_away() -> None:
 TESTS = {
     "a contribution counts though the control plane says that it does not": (
         lambda: test_member.test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(
-            told.Completed(3, 8, 6, counts=False)
+            messages.Completed(3, 8, 6, counts=False)
         )
     ),
     "a sequence that is shown and not marked is not seen": _without_its_mark,

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from kohort.region import messages as told
-from kohort.region.member import events as happens
+from kohort.region import messages
+from kohort.region.member import events as member_events
 from kohort.region.member.machine import TABLE, MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity
@@ -32,12 +32,12 @@ class Driven:
 
     def __init__(self, **how: bool) -> None:
         self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", "s", Behaviour(**how))
-        self.did: list[happens.Effect] = []
+        self.did: list[member_events.Effect] = []
 
-    def do(self, *events: happens.Event | told.Order) -> list[happens.Effect]:
+    def do(self, *events: member_events.Event | messages.Order) -> list[member_events.Effect]:
         self.did = []
         for event in events:
-            self.did += self.machine.step(happens.Ordered(event) if isinstance(event, told.Order) else event)
+            self.did += self.machine.step(member_events.Ordered(event) if isinstance(event, messages.Order) else event)
         return self.did
 
     def effects(self, kind: type[Kind]) -> list[Kind]:
@@ -47,7 +47,7 @@ class Driven:
         return [
             effect.report
             for effect in self.did
-            if isinstance(effect, happens.SendReport) and isinstance(effect.report, kind)
+            if isinstance(effect, member_events.SendReport) and isinstance(effect.report, kind)
         ]
 
     def stands(self, state: RegionMemberState) -> bool:
@@ -57,23 +57,23 @@ class Driven:
 def reading(**how: bool) -> Driven:
     """Return a member that has both partitions, from 70 and 71 on, and has fetched."""
     driven = Driven(**how)
-    driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
-    driven.do(happens.Assigned(Identity("id", 1), (P0, P1)))
-    driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))), happens.RecordsFetched())
+    driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
+    driven.do(member_events.Assigned(Identity("id", 1), (P0, P1)))
+    driven.do(messages.Starts(3, 1, (at(P0, 70), at(P1, 71))), member_events.RecordsFetched())
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
     return driven
 
 
 def drained(**how: bool) -> Driven:
     driven = reading(**how)
-    driven.do(told.Drain(3, CUT), happens.Quiet(CUT))
+    driven.do(messages.Drain(3, CUT), member_events.Quiet(CUT))
     assert driven.stands(RegionMemberState.DRAINED)
     return driven
 
 
 def contributed(**how: bool) -> Driven:
     driven = drained(**how)
-    driven.do(told.Checkpoint(3, CUT, ("m1",)), happens.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
+    driven.do(messages.Checkpoint(3, CUT, ("m1",)), member_events.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
     assert driven.stands(RegionMemberState.CHECKPOINTED)
     return driven
 
@@ -87,90 +87,106 @@ def test_each_event_has_an_entry_in_each_state_with_its_reason() -> None:
 def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() -> None:
     driven = Driven()
     assert driven.stands(RegionMemberState.SUBSCRIBED)
-    driven.do(happens.Assigned(Identity("id", 1), (P0,)))
-    assert driven.said(told.AskStarts) == [] and driven.effects(happens.Seek) == []
-    driven.do(happens.Connected())
-    assert [(report.epoch, report.sink, report.shares) for report in driven.said(told.Register)] == [(-1, "s", True)]
+    driven.do(member_events.Assigned(Identity("id", 1), (P0,)))
+    assert driven.said(messages.AskStarts) == [] and driven.effects(member_events.Seek) == []
+    driven.do(member_events.Connected())
+    assert [(report.epoch, report.sink, report.shares) for report in driven.said(messages.Register)] == [
+        (-1, "s", True)
+    ]
     alone = Driven(shares=False)
-    alone.do(happens.Connected())
-    assert [report.shares for report in alone.said(told.Register)] == [False]
-    driven.do(told.Welcome(3, 5, 7, ("m1",), b"saved"))
-    assert driven.effects(happens.Begin) == [happens.Begin(5, 7, b"saved")]
-    assert driven.said(told.AskStarts) == [told.AskStarts(1, (P0,))]
-    driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))))
-    assert driven.effects(happens.Seek) == [happens.Seek((at(P0, 70),))], "not what it has not"
+    alone.do(member_events.Connected())
+    assert [report.shares for report in alone.said(messages.Register)] == [False]
+    driven.do(messages.Welcome(3, 5, 7, ("m1",), b"saved"))
+    assert driven.effects(member_events.Begin) == [member_events.Begin(5, 7, b"saved")]
+    assert driven.said(messages.AskStarts) == [messages.AskStarts(1, (P0,))]
+    driven.do(messages.Starts(3, 1, (at(P0, 70), at(P1, 71))))
+    assert driven.effects(member_events.Seek) == [member_events.Seek((at(P0, 70),))], "not what it has not"
 
 
-def test_what_is_revoked_before_anything_was_fetched_is_let_go() -> None:
+def test_partitions_revoked_before_anything_was_fetched_are_released() -> None:
     driven = Driven()
-    driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Assigned(Identity("id", 1), (P0,)))
-    driven.do(told.Starts(3, 1, (at(P0, 70),)), happens.Revoked((P0,)))
-    assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P0,))] and not driven.said(
-        told.AskReset
+    driven.do(
+        member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)), member_events.Assigned(Identity("id", 1), (P0,))
     )
+    driven.do(messages.Starts(3, 1, (at(P0, 70),)), member_events.Revoked((P0,)))
+    assert driven.effects(member_events.ReleasePartitions) == [
+        member_events.ReleasePartitions((P0,))
+    ] and not driven.said(messages.AskReset)
 
 
-@pytest.mark.parametrize("event", [happens.Revoked((P0,)), happens.Lost((P0,))])
+@pytest.mark.parametrize("event", [member_events.Revoked((P0,)), member_events.Lost((P0,))])
 @pytest.mark.parametrize("before", [reading, drained, contributed])
-def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type, event: happens.Event) -> None:
+def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type, event: member_events.Event) -> None:
     driven = before()
     driven.do(event)
     assert driven.stands(RegionMemberState.CR_RESET_PENDING)
-    assert happens.StopPolling(clear=True) in driven.did
-    assert [report.forced for report in driven.said(told.AskReset)] == [True]
-    driven.do(happens.Assigned(Identity("id", 2), (P1,)), told.Starts(3, 1, (at(P1, 71),)))
-    assert driven.effects(happens.Seek) == [] and driven.said(told.AskStarts) == [], "nothing is sought while it waits"
+    assert member_events.StopPolling(clear=True) in driven.did
+    assert [report.forced for report in driven.said(messages.AskReset)] == [True]
+    driven.do(member_events.Assigned(Identity("id", 2), (P1,)), messages.Starts(3, 1, (at(P1, 71),)))
+    assert driven.effects(member_events.Seek) == [] and driven.said(messages.AskStarts) == [], (
+        "nothing is sought while it waits"
+    )
 
 
 def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
     driven = reading()
-    driven.do(told.Reset(3, 6, 7, b"saved"))
-    assert driven.effects(happens.GoBack) == [happens.GoBack(6, 7, b"saved")]
-    driven.do(happens.WentBack(5))
+    driven.do(messages.Reset(3, 6, 7, b"saved"))
+    assert driven.effects(member_events.GoBack) == [member_events.GoBack(6, 7, b"saved")]
+    driven.do(member_events.WentBack(5))
     assert driven.stands(RegionMemberState.CR_RESET_PENDING), "that was for an earlier one"
-    driven.do(happens.WentBack(6))
+    driven.do(member_events.WentBack(6))
     assert driven.stands(RegionMemberState.RESET_COMPLETE)
-    assert driven.effects(happens.Poll) == [happens.Poll(slowly=True)]
-    assert driven.said(told.WasReset) == [told.WasReset(6)] and driven.said(told.AskStarts)[0].parts == (P0, P1)
-    driven.do(told.Starts(3, 2, (at(P0, 70),)))
-    assert driven.effects(happens.Seek) == [happens.Seek((at(P0, 70),), commit=True)], "the group's offsets go back too"
-    driven.do(happens.Revoked((P1,)))
-    assert driven.stands(RegionMemberState.RESET_COMPLETE) and driven.effects(happens.ReleasePartitions), (
+    assert driven.effects(member_events.Poll) == [member_events.Poll(slowly=True)]
+    assert driven.said(messages.WasReset) == [messages.WasReset(6)] and driven.said(messages.AskStarts)[0].parts == (
+        P0,
+        P1,
+    )
+    driven.do(messages.Starts(3, 2, (at(P0, 70),)))
+    assert driven.effects(member_events.Seek) == [member_events.Seek((at(P0, 70),), commit=True)], (
+        "the group's offsets go back too"
+    )
+    driven.do(member_events.Revoked((P1,)))
+    assert driven.stands(RegionMemberState.RESET_COMPLETE) and driven.effects(member_events.ReleasePartitions), (
         "it has fetched nothing"
     )
-    driven.do(happens.RecordsFetched())
-    assert driven.effects(happens.Poll) == [happens.Poll(slowly=False)]
+    driven.do(member_events.RecordsFetched())
+    assert driven.effects(member_events.Poll) == [member_events.Poll(slowly=False)]
 
 
 def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
     """The connection ended, so the order was repeated: rows read since, in the same epoch, were staged twice."""
     driven = reading()
-    driven.do(told.Reset(3, 6, 7, b"saved"), happens.Connected(), told.Reset(3, 6, 7, b"saved"))
-    assert len(driven.effects(happens.GoBack)) == 1
-    driven.do(happens.WentBack(6), told.Starts(3, 2, (at(P0, 70),)), happens.RecordsFetched(), happens.Connected())
-    driven.do(told.Reset(3, 6, 7, b"saved"))
-    assert not driven.effects(happens.GoBack) and driven.said(told.WasReset) == [told.WasReset(6)]
+    driven.do(messages.Reset(3, 6, 7, b"saved"), member_events.Connected(), messages.Reset(3, 6, 7, b"saved"))
+    assert len(driven.effects(member_events.GoBack)) == 1
+    driven.do(
+        member_events.WentBack(6),
+        messages.Starts(3, 2, (at(P0, 70),)),
+        member_events.RecordsFetched(),
+        member_events.Connected(),
+    )
+    driven.do(messages.Reset(3, 6, 7, b"saved"))
+    assert not driven.effects(member_events.GoBack) and driven.said(messages.WasReset) == [messages.WasReset(6)]
     assert driven.stands(RegionMemberState.RECORDS_FETCHED) and [
-        report.parts for report in driven.said(told.AskStarts)
+        report.parts for report in driven.said(messages.AskStarts)
     ] == [(P1,)]
 
 
 def test_a_drain_that_fails_is_said() -> None:
     driven = reading()
-    driven.do(told.Drain(3, CUT))
-    assert driven.effects(happens.Quiesce) == [happens.Quiesce(CUT)]
-    driven.do(happens.NotQuiet(Cut(8, 0), "an earlier one"))
+    driven.do(messages.Drain(3, CUT))
+    assert driven.effects(member_events.Quiesce) == [member_events.Quiesce(CUT)]
+    driven.do(member_events.NotQuiet(Cut(8, 0), "an earlier one"))
     assert driven.did == []
-    driven.do(happens.NotQuiet(CUT, "one partition's offset was refused"))
-    assert driven.said(told.DrainFailed) == [told.DrainFailed(CUT, "one partition's offset was refused")]
+    driven.do(member_events.NotQuiet(CUT, "one partition's offset was refused"))
+    assert driven.said(messages.DrainFailed) == [messages.DrainFailed(CUT, "one partition's offset was refused")]
 
 
 def test_a_contribution_has_names_offsets_state_and_where_records_begin_and_end() -> None:
     driven = drained()
-    driven.do(told.Checkpoint(3, CUT, ("m1",)))
-    assert driven.effects(happens.SaveState)
-    driven.do(happens.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
-    [given] = [report.contribution for report in driven.said(told.Contributed)]
+    driven.do(messages.Checkpoint(3, CUT, ("m1",)))
+    assert driven.effects(member_events.SaveState)
+    driven.do(member_events.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
+    [given] = [report.contribution for report in driven.said(messages.Contributed)]
     assert (given.member, given.members, given.sequence, given.term, given.epoch) == ("m1", ("m1",), 8, 3, 5)
     assert (given.member_id, given.generation, given.state) == ("id", 1, b"s")
     assert [(span.partition, span.begin, span.end) for span in given.spans] == [(0, 70, 80), (1, 71, 71)]
@@ -178,139 +194,152 @@ def test_a_contribution_has_names_offsets_state_and_where_records_begin_and_end(
 
 def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> None:
     driven = contributed()
-    driven.do(told.Completed(3, 8, 6))
-    assert driven.effects(happens.Retire) == [happens.Retire(8, 6, counts=True)]
-    assert driven.effects(happens.GoOn) and driven.stands(RegionMemberState.RECORDS_FETCHED)
+    driven.do(messages.Completed(3, 8, 6))
+    assert driven.effects(member_events.Retire) == [member_events.Retire(8, 6, counts=True)]
+    assert driven.effects(member_events.ResumeSubmitting) and driven.stands(RegionMemberState.RECORDS_FETCHED)
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}
 
 
 def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
     driven = contributed()
-    driven.do(told.Drain(3, Cut(8, 2)))
-    assert driven.said(told.Drained) == [told.Drained(Cut(8, 2))] and driven.stands(RegionMemberState.DRAINED)
+    driven.do(messages.Drain(3, Cut(8, 2)))
+    assert driven.said(messages.Drained) == [messages.Drained(Cut(8, 2))] and driven.stands(RegionMemberState.DRAINED)
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 70, 1: 71}
-    driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
-    assert driven.effects(happens.GoOn), "a new control plane does not know of the cut"
+    driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
+    assert driven.effects(member_events.ResumeSubmitting), "a new control plane does not know of the cut"
 
 
-@pytest.mark.parametrize("says", [told.Completed(3, 8, 6, counts=False), told.Welcome(4, 5, 8, ("m1",), counts=False)])
-def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says: told.Order) -> None:
+@pytest.mark.parametrize(
+    "says", [messages.Completed(3, 8, 6, counts=False), messages.Welcome(4, 5, 8, ("m1",), counts=False)]
+)
+def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says: messages.Order) -> None:
     """The control plane has completed the sequence without it: with another's of its name, say."""
     driven = contributed(holds_back=True)
-    driven.do(happens.Revoked((P1,)))
+    driven.do(member_events.Revoked((P1,)))
     driven.do(says)
-    assert driven.effects(happens.Retire) == [
-        happens.Retire(8, says.retired if isinstance(says, told.Completed) else 0, counts=False)
+    assert driven.effects(member_events.Retire) == [
+        member_events.Retire(8, says.retired if isinstance(says, messages.Completed) else 0, counts=False)
     ]
     assert {position.partition: position.offset for position in driven.machine.holds()} == {0: 70, 1: 71}
-    assert not driven.effects(happens.ReleasePartitions)
+    assert not driven.effects(member_events.ReleasePartitions)
     assert driven.machine.sequence == 8 and driven.stands(RegionMemberState.RECORDS_FETCHED)
 
 
 def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     driven = reading(holds_back=True)
-    driven.do(happens.Revoked((P1,)))
-    assert driven.said(told.Holding) and not driven.effects(happens.ReleasePartitions)
+    driven.do(member_events.Revoked((P1,)))
+    assert driven.said(messages.Holding) and not driven.effects(member_events.ReleasePartitions)
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
-    driven.do(told.Drain(3, CUT), happens.Quiet(CUT), told.Checkpoint(3, CUT, ("m1",)))
-    driven.do(happens.StateSaved(CUT, (at(P0, 80), at(P1, 90)), (), b""))
-    assert not driven.effects(happens.ReleasePartitions)
-    driven.do(told.Completed(3, 8, 6))
-    assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P1,))]
-    assert [report.gone for report in driven.said(told.Moved)] == [(P1,)]
+    driven.do(messages.Drain(3, CUT), member_events.Quiet(CUT), messages.Checkpoint(3, CUT, ("m1",)))
+    driven.do(member_events.StateSaved(CUT, (at(P0, 80), at(P1, 90)), (), b""))
+    assert not driven.effects(member_events.ReleasePartitions)
+    driven.do(messages.Completed(3, 8, 6))
+    assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
+    assert [report.gone for report in driven.said(messages.AssignmentChanged)] == [(P1,)]
 
 
 def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> None:
     """The member contributed, finished another batch, and was asked for a partition that this batch had read."""
     driven = contributed(holds_back=True, reads_on=True)
-    driven.do(happens.Revoked((P1,)), told.Completed(3, 8, 6))
-    assert not driven.effects(happens.ReleasePartitions), "what it has read since it contributed is in no sequence"
+    driven.do(member_events.Revoked((P1,)), messages.Completed(3, 8, 6))
+    assert not driven.effects(member_events.ReleasePartitions), (
+        "what it has read since it contributed is in no sequence"
+    )
     again = Cut(9, 2)
-    driven.do(told.Drain(3, again), happens.Quiet(again), told.Checkpoint(3, again, ("m1",)))
-    driven.do(happens.StateSaved(again, (at(P0, 90), at(P1, 99)), (), b""), told.Completed(3, 9, 7))
-    assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P1,))]
+    driven.do(messages.Drain(3, again), member_events.Quiet(again), messages.Checkpoint(3, again, ("m1",)))
+    driven.do(member_events.StateSaved(again, (at(P0, 90), at(P1, 99)), (), b""), messages.Completed(3, 9, 7))
+    assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
     stops = contributed(holds_back=True)
-    stops.do(happens.Revoked((P1,)), told.Completed(3, 8, 6))
-    assert stops.effects(happens.ReleasePartitions), "who stops for the cut has read nothing since"
+    stops.do(member_events.Revoked((P1,)), messages.Completed(3, 8, 6))
+    assert stops.effects(member_events.ReleasePartitions), "who stops for the cut has read nothing since"
 
 
 def test_who_reads_on_lets_go_of_what_it_held_in_vain_with_the_contribution_that_counts() -> None:
     driven = contributed(holds_back=True, reads_on=True)
-    driven.do(happens.Revoked((P1,)), told.Drain(3, Cut(8, 2)), told.Checkpoint(3, Cut(8, 2), ("m1",)))
-    driven.do(happens.StateSaved(Cut(8, 2), (at(P0, 90), at(P1, 99)), (), b""), told.Completed(3, 8, 6))
-    assert driven.effects(happens.ReleasePartitions) == [happens.ReleasePartitions((P1,))]
+    driven.do(member_events.Revoked((P1,)), messages.Drain(3, Cut(8, 2)), messages.Checkpoint(3, Cut(8, 2), ("m1",)))
+    driven.do(member_events.StateSaved(Cut(8, 2), (at(P0, 90), at(P1, 99)), (), b""), messages.Completed(3, 8, 6))
+    assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
 
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
     """A partition was let go at once, as unread, and a batch with its records was staged."""
     driven = Driven(holds_back=True, reads_on=True)
-    driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Assigned(Identity("id", 1), (P0, P1)))
-    if reset:
-        driven.do(told.Reset(3, 6, 7, None), happens.WentBack(6))
     driven.do(
-        told.Starts(3, 1, (at(P0, 70), at(P1, 71))), told.Drain(3, CUT), happens.Quiet(CUT), happens.RecordsFetched()
+        member_events.Connected(),
+        messages.Welcome(3, 5, 7, ("m1",)),
+        member_events.Assigned(Identity("id", 1), (P0, P1)),
     )
-    driven.do(told.Checkpoint(3, CUT, ("m1",)), happens.StateSaved(CUT, (at(P0, 70), at(P1, 71)), (), b""))
-    driven.do(told.Completed(3, 8, 6))
-    assert driven.stands(RegionMemberState.RECORDS_FETCHED) and driven.effects(happens.Poll) == [
-        happens.Poll(slowly=False)
+    if reset:
+        driven.do(messages.Reset(3, 6, 7, None), member_events.WentBack(6))
+    driven.do(
+        messages.Starts(3, 1, (at(P0, 70), at(P1, 71))),
+        messages.Drain(3, CUT),
+        member_events.Quiet(CUT),
+        member_events.RecordsFetched(),
+    )
+    driven.do(messages.Checkpoint(3, CUT, ("m1",)), member_events.StateSaved(CUT, (at(P0, 70), at(P1, 71)), (), b""))
+    driven.do(messages.Completed(3, 8, 6))
+    assert driven.stands(RegionMemberState.RECORDS_FETCHED) and driven.effects(member_events.Poll) == [
+        member_events.Poll(slowly=False)
     ]
-    driven.do(happens.Revoked((P1,)))
-    assert driven.said(told.Holding) and not driven.effects(happens.ReleasePartitions)
+    driven.do(member_events.Revoked((P1,)))
+    assert driven.said(messages.Holding) and not driven.effects(member_events.ReleasePartitions)
 
 
 def test_what_is_held_back_and_lost_meanwhile_has_all_go_back() -> None:
     driven = reading(holds_back=True)
-    driven.do(happens.Revoked((P1,)), happens.Lost((P0, P1)))
-    assert driven.stands(RegionMemberState.CR_RESET_PENDING) and driven.said(told.AskReset)
+    driven.do(member_events.Revoked((P1,)), member_events.Lost((P0, P1)))
+    assert driven.stands(RegionMemberState.CR_RESET_PENDING) and driven.said(messages.AskReset)
 
 
 def test_a_control_plane_that_was_overtaken_is_not_heard() -> None:
     driven = reading()
-    driven.do(told.Welcome(4, 5, 7, ("m1",)))
-    assert driven.do(told.Reset(3, 6, 7, None)) == []
+    driven.do(messages.Welcome(4, 5, 7, ("m1",)))
+    assert driven.do(messages.Reset(3, 6, 7, None)) == []
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
 
 
 def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
     driven = contributed()
-    [register] = (driven.do(happens.Connected()), driven.said(told.Register))[1]
+    [register] = (driven.do(member_events.Connected()), driven.said(messages.Register))[1]
     assert (register.epoch, register.contributed) == (5, 8)
     assert register.holds == (at(P0, 70), at(P1, 71)) and register.ends == (at(P0, 80), at(P1, 71))
-    driven.do(told.Welcome(4, 5, 8, ("m1",)))
+    driven.do(messages.Welcome(4, 5, 8, ("m1",)))
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}, "it was complete"
 
 
-def test_who_closes_ends_when_it_is_told_to() -> None:
+def test_a_member_that_closes_waits_for_stop() -> None:
     """With the next sequence, or at once if it holds nothing: the control plane knows what it is needed for."""
     idle = Driven()
-    idle.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
+    idle.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
     for driven in (reading(), idle):
-        driven.do(happens.Closing())
-        assert driven.said(told.Leave)
-        assert not driven.effects(happens.End)
-        driven.do(told.Stop(3, "", ""))
-        assert driven.effects(happens.End) == [happens.End("", "")]
+        driven.do(member_events.Closing())
+        assert driven.said(messages.Leave)
+        assert not driven.effects(member_events.End)
+        driven.do(messages.Stop(3, "", ""))
+        assert driven.effects(member_events.End) == [member_events.End("", "")]
 
 
-def test_why_it_can_not_go_on_is_said_to_the_next_control_plane_too() -> None:
+def test_the_next_control_plane_too_hears_of_an_unrecoverable_failure() -> None:
     driven = reading()
-    driven.do(happens.Failed("records are lost", "reset it"))
-    assert driven.said(told.CantGoOn) == [told.CantGoOn("records are lost", "reset it")]
-    driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
-    assert driven.said(told.CantGoOn) == [told.CantGoOn("records are lost", "reset it")]
+    driven.do(member_events.Failed("records are lost", "reset it"))
+    assert driven.said(messages.UnrecoverableFailure) == [messages.UnrecoverableFailure("records are lost", "reset it")]
+    driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
+    assert driven.said(messages.UnrecoverableFailure) == [messages.UnrecoverableFailure("records are lost", "reset it")]
 
 
 def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut() -> None:
     """An application has failed while no control plane was reached: what it had fetched must not count as read."""
     driven = reading()
-    driven.do(happens.Closing(), happens.ResetWanted("the application has failed"))
-    assert driven.said(told.AskReset) == [told.AskReset("the application has failed")]
-    driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
-    assert driven.said(told.AskReset) == [told.AskReset("the application has failed")], "again, for it was not heard"
-    driven.do(told.Drain(4, CUT))
-    assert not driven.effects(happens.Quiesce)
-    driven.do(told.Reset(4, 6, 7, None), happens.WentBack(6))
-    assert driven.said(told.Leave), "it was to be closed"
-    assert not driven.effects(happens.Poll) and not driven.said(told.AskStarts)
+    driven.do(member_events.Closing(), member_events.ResetWanted("the application has failed"))
+    assert driven.said(messages.AskReset) == [messages.AskReset("the application has failed")]
+    driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
+    assert driven.said(messages.AskReset) == [messages.AskReset("the application has failed")], (
+        "again, for it was not heard"
+    )
+    driven.do(messages.Drain(4, CUT))
+    assert not driven.effects(member_events.Quiesce)
+    driven.do(messages.Reset(4, 6, 7, None), member_events.WentBack(6))
+    assert driven.said(messages.Leave), "it was to be closed"
+    assert not driven.effects(member_events.Poll) and not driven.said(messages.AskStarts)

@@ -73,7 +73,7 @@ def test_members_and_the_control_plane_where_it_is(own_servers: str, topic: str,
         worker.close()
 
 
-def test_who_serves_alone_has_figures_too(own_servers: str, topic: str, tmp_path: Path) -> None:
+def test_a_region_of_one_member_has_metrics_too(own_servers: str, topic: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kohort", "region", "serve", topic, "--metrics-listen", "127.0.0.1:0"]
     command += ["--bootstrap-server", own_servers]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.region import messages as told
-from kohort.region.control_plane import events as happens
+from kohort.region import messages
+from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.state import RegionConfig
 from kohort.region.messages import Cut, Identity
 from kohort.region.records import Stopped
@@ -18,9 +18,9 @@ def committing() -> tuple[Driven, Cut]:
     driven = two()
     cut = driven.cut()
     for connection in (1, 2):
-        driven.say(connection, told.Drained(cut))
-    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+        driven.say(connection, messages.Drained(cut))
+    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
     assert driven.stands(RegionState.COMMITTING)
     return driven, cut
 
@@ -29,28 +29,28 @@ def committing() -> tuple[Driven, Cut]:
 def test_no_reset_waits_while_a_generation_is_asked_for(why: str) -> None:
     """The commit was refused: its outcome is known, and none is out that a reset would have to wait for."""
     driven, cut = committing()
-    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
-    assert driven.orders(1, told.Identify)
+    driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    assert driven.orders(1, messages.Identify)
     if why == "it is dead":
-        driven.do(happens.Disconnected(1))
+        driven.do(plane_events.Disconnected(1))
         driven.tick(10_000)
     elif why == "another of its name":
         driven.join(3, "m1")
     else:
-        driven.say(2, told.AskReset("the disk is full"))
+        driven.say(2, messages.AskReset("the disk is full"))
     assert driven.stands(RegionState.RESETTING)
-    driven.say(1, told.Moved(Identity("m1", 2)))
+    driven.say(1, messages.AssignmentChanged(Identity("m1", 2)))
     assert len(driven.commits) == 1, "nothing of the cut goes on"
 
 
 def test_a_reset_waits_again_once_the_commit_is_tried_again() -> None:
     driven, cut = committing()
-    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
-    driven.say(1, told.Moved(Identity("m1", 2)))
+    driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    driven.say(1, messages.AssignmentChanged(Identity("m1", 2)))
     assert len(driven.commits) == 2
-    driven.say(2, told.AskReset("the disk is full"))
+    driven.say(2, messages.AskReset("the disk is full"))
     assert driven.stands(RegionState.COMMITTING)
-    driven.do(happens.CommitEnded(cut))
+    driven.do(plane_events.CommitEnded(cut))
     assert driven.stands(RegionState.RESETTING) and driven.machine.plane.sequence == 8
 
 
@@ -61,14 +61,14 @@ def test_a_commit_that_takes_long_is_waited_for() -> None:
     driven.tick(RegionConfig().drain_ms)
     assert driven.stands(RegionState.COMMITTING)
     assert driven.machine.due_ms() is None, "no clock that would have to be looked at again and again"
-    driven.do(happens.CommitEnded(cut))
+    driven.do(plane_events.CommitEnded(cut))
     assert driven.machine.plane.sequence == 8
 
 
-def test_who_does_not_tell_its_generation_in_time_has_all_go_back() -> None:
+def test_a_member_that_does_not_say_its_generation_in_time_resets_the_region() -> None:
     driven, cut = committing()
     driven.tick(RegionConfig().drain_ms)
-    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
     driven.tick(RegionConfig().drain_ms - 1)
     assert driven.stands(RegionState.COMMITTING)
     driven.tick(1)
@@ -78,33 +78,33 @@ def test_who_does_not_tell_its_generation_in_time_has_all_go_back() -> None:
 def stopped() -> tuple[Driven, Cut]:
     """The region has stopped while sequence 8 is being committed."""
     driven, cut = committing()
-    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
+    driven.say(2, messages.UnrecoverableFailure("what no reset mends", "mend it"))
     assert driven.stands(RegionState.STOPPED)
     return driven, cut
 
 
 @pytest.mark.parametrize("first", ["the outcome", "the person"])
-def test_who_is_resumed_goes_on_from_the_sequence_whose_commit_was_out_when_it_stopped(first: str) -> None:
+def test_a_resumed_region_begins_at_the_sequence_whose_commit_was_out_when_it_stopped(first: str) -> None:
     driven, cut = stopped()
     if first == "the person":
-        driven.do(happens.Resumed())
+        driven.do(plane_events.Resumed())
         assert driven.stands(RegionState.STOPPED), "it is not known yet from where it goes on"
-        driven.do(happens.CommitEnded(cut))
+        driven.do(plane_events.CommitEnded(cut))
     else:
-        driven.do(happens.CommitEnded(cut))
+        driven.do(plane_events.CommitEnded(cut))
         assert driven.stands(RegionState.STOPPED)
-        driven.do(happens.Resumed())
+        driven.do(plane_events.Resumed())
     assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 8
     driven.join(3, "m1")
     assert driven.ask(3, P0) == (at(P0, 80),)
-    assert [order.sequence for order in driven.orders(3, told.Publish)][-1] == 8, "and it is still to be published"
+    assert [order.sequence for order in driven.orders(3, messages.Publish)][-1] == 8, "and it is still to be published"
 
 
 @pytest.mark.parametrize("first", ["the outcome", "the person"])
 def test_of_a_commit_that_was_refused_when_it_had_stopped_nothing_is_there(first: str) -> None:
     driven, cut = stopped()
-    refused = happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset())
-    events = [refused, happens.Resumed()] if first == "the outcome" else [happens.Resumed(), refused]
+    refused = plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset())
+    events = [refused, plane_events.Resumed()] if first == "the outcome" else [plane_events.Resumed(), refused]
     for event in events:
         driven.do(event)
     assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 7
@@ -114,9 +114,9 @@ def test_of_a_commit_that_was_refused_when_it_had_stopped_nothing_is_there(first
 
 def test_a_region_that_stops_while_a_generation_is_asked_for_waits_for_no_outcome() -> None:
     driven, cut = committing()
-    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
-    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
-    driven.do(happens.Resumed())
+    driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    driven.say(2, messages.UnrecoverableFailure("what no reset mends", "mend it"))
+    driven.do(plane_events.Resumed())
     assert driven.stands(RegionState.FORMING)
 
 
@@ -124,14 +124,14 @@ def test_who_resumes_before_the_topic_has_it_that_it_stopped_waits_for_that() ->
     """A member that registered in between would have been stopped with the earlier ones."""
     driven = two()
     driven.saves = False
-    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
-    driven.do(happens.Resumed())
+    driven.say(2, messages.UnrecoverableFailure("what no reset mends", "mend it"))
+    driven.do(plane_events.Resumed())
     driven.join(3, "m3")
-    assert driven.stands(RegionState.STOPPED) and driven.orders(3, told.Stop) and 3 in driven.closed
+    assert driven.stands(RegionState.STOPPED) and driven.orders(3, messages.Stop) and 3 in driven.closed
     driven.saves = True
-    driven.do(happens.Saved(driven.machine.plane._tokens))
-    assert driven.orders(1, told.Stop) and driven.orders(2, told.Stop)
+    driven.do(plane_events.Saved(driven.machine.plane._tokens))
+    assert driven.orders(1, messages.Stop) and driven.orders(2, messages.Stop)
     assert driven.stands(RegionState.FORMING)
     assert [fact.cause for fact in driven.facts if isinstance(fact, Stopped)] == ["m2: what no reset mends", ""]
     driven.join(4, "m4")
-    assert driven.orders(4, told.Welcome) and not driven.orders(4, told.Stop)
+    assert driven.orders(4, messages.Welcome) and not driven.orders(4, messages.Stop)

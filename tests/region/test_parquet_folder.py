@@ -195,7 +195,7 @@ def test_what_can_t_be_written_is_refused_at_once(tmp_path: Path, fields: list[A
              pa.uuid(), pa.decimal128(20, 3), pa.large_string(), pa.string_view(), pa.struct([("x", pa.int8())])],
     ids=str,
 )  # fmt: skip
-def test_types_come_back_as_they_were(tmp_path: Path, kind: pa.DataType) -> None:
+def test_types_are_read_back_as_they_were(tmp_path: Path, kind: pa.DataType) -> None:
     schema = pa.schema([("x", kind)])
     sink = ParquetFolder(tmp_path / "o").bind("flights", REGION)
     sink.check(schema)

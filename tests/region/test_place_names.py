@@ -99,7 +99,7 @@ def test_iceberg_table_by_its_folder_and_by_its_catalog(tmp_path: Path) -> None:
         bound(IcebergTable("air.flights", warehouse=tmp_path)).published()
 
 
-def test_names_that_sqlite_does_not_tell_apart_are_one(tmp_path: Path) -> None:
+def test_names_that_sqlite_does_not_distinguish_are_one(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "real")
     names = [("real", "rows"), ("real", "Rows"), ("linked", "ROWS"), ("real", "main.rows")]

@@ -25,6 +25,7 @@ from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.sinks.iceberg_log import IcebergLog
 from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.parquet_folder import ParquetFolder
+from kohort.region.sinks.parquet_objects import ParquetObjects
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import place_runs as runs
@@ -133,7 +134,7 @@ def test_as_spark_delivers_it(place: Place) -> None:
         pa.field("small", pa.int8(), nullable=False),
     ])  # fmt: skip
     sink = place.sink()
-    if place.kind == "parquet":
+    if place.kind.startswith("parquet"):
         schema = schema.set(1, pa.field("name", pa.string())).set(5, pa.field("raw", pa.binary()))
     sink.check(schema)
     values = {"id": [2**62], "name": ["x"], "at": [1], "day": [1], "amount": [None], "raw": [b"\0\xff"], "flag": [True],
@@ -420,7 +421,7 @@ def _sql_says_nothing_of_emptying(patch: Patch) -> None:
 
 
 def _its_own_number_is_taken_for_emptied(patch: Patch) -> None:
-    for kind in (ParquetFolder, DeltaTable, IcebergTable, SqlTable):
+    for kind in (ParquetFolder, ParquetObjects, DeltaTable, IcebergTable, SqlTable):
         patch.setattr(kind, "empty", _empties_what_shows_less(kind.empty))
 
 

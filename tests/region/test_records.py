@@ -51,11 +51,11 @@ FACTS: list[Fact] = [
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: type(fact).__name__)
-def test_a_fact_comes_back_as_it_was(fact: Fact) -> None:
+def test_a_fact_is_decoded_as_it_was(fact: Fact) -> None:
     assert fact_of(key_of(fact), value_of(fact)) == fact
 
 
-def test_keys_tell_apart_what_is_not_the_same_and_nothing_else() -> None:
+def test_keys_distinguish_what_is_not_the_same_and_nothing_else() -> None:
     assert len({key_of(fact) for fact in FACTS}) == len(FACTS)
     assert key_of(replace(GIVEN, state=b"", term=9)) == key_of(GIVEN)
     assert key_of(replace(GIVEN, sequence=5)) != key_of(GIVEN) != key_of(replace(GIVEN, member="n"))

@@ -372,7 +372,7 @@ def test_regions_of_one_partition_do_not_mix(servers: str, name: str, closing: C
         assert (known.region, known.epoch, known.term) == (region, 5 + number, 2)
 
 
-def test_parts_are_told_apart_by_their_topics_id() -> None:
+def test_parts_are_distinguished_by_their_topics_id() -> None:
     assert Part("g", "t", 0, TOPIC_ID) != Part("g", "t", 0, UUID(int=5))
 
 

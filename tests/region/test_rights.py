@@ -53,7 +53,7 @@ def deny(kafka: ApacheKafka, *what: str) -> None:
 
 
 @pytest.mark.kafka
-def test_a_right_that_is_missing_is_told(guarded: ApacheKafka) -> None:
+def test_a_right_that_is_missing_is_reported(guarded: ApacheKafka) -> None:
     for denied in (("--transactional-id", "kohort-region-r"), ("--topic", TOPIC)):
         deny(guarded, *denied)
         with Region("r", guarded.bootstrap_servers) as region, pytest.raises(NotAuthorizedError) as caught:

@@ -117,7 +117,7 @@ VALUES: list[tuple[pa.DataType, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value", "text"), VALUES, ids=lambda each: str(each)[:30])
-def test_values_come_back(database: Database, kind: pa.DataType, value: Any, text: Any) -> None:
+def test_values_are_read_back(database: Database, kind: pa.DataType, value: Any, text: Any) -> None:
     schema = pa.schema([("x", kind)])
     sink = database.sink()
     sink.check(schema)
@@ -279,7 +279,9 @@ def test_a_table_in_a_schema_of_its_own(postgres: Server) -> None:
         database.sink().bind("trains", UUID(int=9)).check(SCHEMA)
 
 
-def test_a_server_that_does_not_keep_its_word_is_told_to(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_is_closed_when_the_server_stays_in_a_transaction(
+    postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"{postgres.fresh()}%20-csynchronous_commit%3Doff"
     sink = SqlTable(url, "flights").bind("flights", REGION)
     said: list[str] = []

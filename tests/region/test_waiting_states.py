@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 import msgspec
 import pytest
 
-from kohort.region import messages as told
-from kohort.region.control_plane import events as happens
+from kohort.region import messages
+from kohort.region.control_plane import events
 from kohort.region.control_plane.state import Known
 from kohort.region.record_codec import fact_of, key_of, value_of
 from kohort.region.records import Birth, Contribution, Fact, Reserved
@@ -22,13 +22,13 @@ SUM, PINNED = b"sum up to 80", ("a", "b")
 
 def sequence(driven: Driven, connection: int, name: str, end: int, **given: object) -> None:
     """One sequence of a member alone, in which it has read up to `end`; published, unless it leaves that open."""
-    driven.say(connection, told.AskCheckpoint())
-    cut = driven.orders(connection, told.Drain)[-1].cut
-    driven.say(connection, told.Drained(cut))
+    driven.say(connection, messages.AskCheckpoint())
+    cut = driven.orders(connection, messages.Drain)[-1].cut
+    driven.say(connection, messages.Drained(cut))
     begin = driven.machine.plane.members[name].handed[P0]
-    driven.say(connection, told.Contributed(cut, driven.give(name, span(P0, begin, end), **given)))
-    driven.do(happens.CommitEnded(cut))
-    driven.say(connection, told.Published(cut.sequence))
+    driven.say(connection, messages.Contributed(cut, driven.give(name, span(P0, begin, end), **given)))
+    driven.do(events.CommitEnded(cut))
+    driven.say(connection, messages.Published(cut.sequence))
 
 
 def with_a_state(name: str = "q", *, keeps: bool = True, **how: object) -> Driven:
@@ -43,24 +43,24 @@ def with_a_state(name: str = "q", *, keeps: bool = True, **how: object) -> Drive
 def leave(driven: Driven) -> None:
     """With a last sequence."""
     [name] = driven.machine.plane.names()
-    driven.say(1, told.Leave())
-    cut = driven.orders(1, told.Drain)[-1].cut
-    driven.say(1, told.Drained(cut))
-    driven.say(1, told.Contributed(cut, driven.give(name, span(P0, 80, 80), state=SUM, keeps=True)))
-    driven.do(happens.CommitEnded(cut))
-    driven.say(1, told.Published(cut.sequence))
+    driven.say(1, messages.Leave())
+    cut = driven.orders(1, messages.Drain)[-1].cut
+    driven.say(1, messages.Drained(cut))
+    driven.say(1, messages.Contributed(cut, driven.give(name, span(P0, 80, 80), state=SUM, keeps=True)))
+    driven.do(events.CommitEnded(cut))
+    driven.say(1, messages.Published(cut.sequence))
     assert driven.machine.plane.names() == ()
 
 
 def die(driven: Driven) -> None:
-    driven.do(happens.Disconnected(1))
+    driven.do(events.Disconnected(1))
     driven.tick(10_000)
     assert driven.machine.plane.names() == () and driven.stands(RegionState.RUNNING)
 
 
-def refusal(driven: Driven, connection: int) -> told.Refused | None:
-    refused = driven.orders(connection, told.Refused)
-    assert bool(refused) == (connection in driven.closed) != bool(driven.orders(connection, told.Welcome))
+def refusal(driven: Driven, connection: int) -> messages.Refused | None:
+    refused = driven.orders(connection, messages.Refused)
+    assert bool(refused) == (connection in driven.closed) != bool(driven.orders(connection, messages.Welcome))
     return refused[-1] if refused else None
 
 
@@ -78,17 +78,17 @@ def test_a_newcomer_does_not_read_what_a_state_that_waits_would_miss(goes: Calla
     driven.join(4, "elsewhere", group="other", shares=False)
     assert refusal(driven, 4) is None
     driven.join(5, "q", shares=False)
-    assert [order.state for order in driven.orders(5, told.Welcome)] == [SUM]
+    assert [order.state for order in driven.orders(5, messages.Welcome)] == [SUM]
     assert driven.ask(5, P0) == (at(P0, 80),)
 
 
 def test_who_has_left_and_stays_to_publish_is_away() -> None:
     driven = with_a_state(shares=False)
-    driven.say(1, told.Leave())
-    cut = driven.orders(1, told.Drain)[-1].cut
-    driven.say(1, told.Drained(cut))
-    driven.say(1, told.Contributed(cut, driven.give("q", span(P0, 80, 80), state=SUM, keeps=True)))
-    driven.do(happens.CommitEnded(cut))
+    driven.say(1, messages.Leave())
+    cut = driven.orders(1, messages.Drain)[-1].cut
+    driven.say(1, messages.Drained(cut))
+    driven.say(1, messages.Contributed(cut, driven.give("q", span(P0, 80, 80), state=SUM, keeps=True)))
+    driven.do(events.CommitEnded(cut))
     assert driven.machine.plane.members["q"].left
     driven.join(2, "q-new", shares=False)
     assert refusal(driven, 2) is not None
@@ -119,11 +119,11 @@ def test_a_pinned_state_shares_its_group_with_the_others_of_its_set_alone(there:
 def test_back_at_the_initial_state_no_group_is_anyones() -> None:
     driven = with_a_state(shares=False)
     driven.join(2, "m2", group="other")
-    driven.do(happens.Disconnected(1))
+    driven.do(events.Disconnected(1))
     driven.tick(10_000)
-    driven.say(2, told.WasReset(driven.orders(2, told.Reset)[-1].epoch))
+    driven.say(2, messages.WasReset(driven.orders(2, messages.Reset)[-1].epoch))
     driven.say(9, to_initial(driven))
-    driven.say(2, told.WasReset(driven.orders(2, told.Reset)[-1].epoch))
+    driven.say(2, messages.WasReset(driven.orders(2, messages.Reset)[-1].epoch))
     assert driven.machine.plane.reserved == {}
     driven.join(3, "q-new", shares=False)
     assert refusal(driven, 3) is None
@@ -161,7 +161,7 @@ def test_a_new_control_plane_knows_whose_state_waits(goes: Callable[[Driven], No
     assert refusal(driven, 2) is not None
     if faster:
         driven.join(1, "q", shares=False)
-    assert [order.state for order in driven.orders(1, told.Welcome)] == [SUM]
+    assert [order.state for order in driven.orders(1, messages.Welcome)] == [SUM]
 
 
 def test_whose_state_waits_is_not_refused_for_a_newcomer_that_was_faster_after_a_takeover() -> None:
@@ -170,22 +170,22 @@ def test_whose_state_waits_is_not_refused_for_a_newcomer_that_was_faster_after_a
     driven.join(2, "q-new", shares=False)
     driven.join(1, "q", shares=False)
     driven.tick(10_000)
-    assert driven.machine.plane.names() == ("q",) and "is read by q" in driven.orders(2, told.Refused)[-1].why
+    assert driven.machine.plane.names() == ("q",) and "is read by q" in driven.orders(2, messages.Refused)[-1].why
 
 
 def test_a_state_that_waits_is_remembered_through_the_sequences_of_others_and_by_the_next_control_plane() -> None:
     driven = with_a_state(shares=False)
     driven.join(2, "m2", group="other", sink="s")
-    driven.do(happens.Disconnected(1))
+    driven.do(events.Disconnected(1))
     driven.tick(10_000)
-    driven.say(2, told.WasReset(driven.orders(2, told.Reset)[-1].epoch))
+    driven.say(2, messages.WasReset(driven.orders(2, messages.Reset)[-1].epoch))
     for _ in range(2):
-        driven.say(2, told.AskCheckpoint())
-        cut = driven.orders(2, told.Drain)[-1].cut
-        driven.say(2, told.Drained(cut))
-        driven.say(2, told.Contributed(cut, driven.give("m2", group="other")))
-        driven.do(happens.CommitEnded(cut))
-        driven.say(2, told.Published(cut.sequence))
+        driven.say(2, messages.AskCheckpoint())
+        cut = driven.orders(2, messages.Drain)[-1].cut
+        driven.say(2, messages.Drained(cut))
+        driven.say(2, messages.Contributed(cut, driven.give("m2", group="other")))
+        driven.do(events.CommitEnded(cut))
+        driven.say(2, messages.Published(cut.sequence))
     assert driven.machine.plane.reserved == of_the_topic(driven).reserved == {"q": Reserved("etl")}
     driven.join(3, "q-new", shares=False)
     assert refusal(driven, 3) is not None

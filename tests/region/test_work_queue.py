@@ -136,14 +136,14 @@ def test_of_what_was_given_up_nothing_more_is_taken(flow: RecordQueue) -> None:
     assert offsets(flow.take()) == [(1, 0)]
 
 
-def test_whoever_waits_is_told_of_the_end(flow: RecordQueue) -> None:
-    told: list[object] = []
+def test_all_that_wait_learn_of_the_end(flow: RecordQueue) -> None:
+    reported: list[object] = []
 
     def take() -> None:
         try:
-            told.append(flow.take())
+            reported.append(flow.take())
         except ValueError as error:
-            told.append(error)
+            reported.append(error)
 
     threads = [threading.Thread(target=take) for _ in range(2)]
     for thread in threads:
@@ -151,6 +151,6 @@ def test_whoever_waits_is_told_of_the_end(flow: RecordQueue) -> None:
     flow.end(ValueError("why"))
     for thread in threads:
         thread.join(60)
-    assert [str(event) for event in told] == ["why", "why"]
+    assert [str(event) for event in reported] == ["why", "why"]
     flow.end()
     until(lambda: not any(thread.is_alive() for thread in threads), "they have ended")

@@ -72,7 +72,7 @@ def test_seed_repeats_itself_in_any_process() -> None:
         "from simulation.clients.run import ClientRun; r = ClientRun(3, tells=True).play(); "
         "print(r.events, r.virtual_ms, r.trace)"
     )
-    told = [
+    reported = [
         subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -82,8 +82,8 @@ def test_seed_repeats_itself_in_any_process() -> None:
         ).stdout
         for hash_seed in ("1", "2")
     ]
-    assert told[0] == told[1]
-    assert len(told[0]) > 1_000
+    assert reported[0] == reported[1]
+    assert len(reported[0]) > 1_000
 
 
 def test_failing_plan_shrinks_and_its_command_repeats_it(
@@ -101,8 +101,8 @@ def test_failing_plan_shrinks_and_its_command_repeats_it(
     words = ["simulation", "--clients", "--start", str(seed), "--seeds", "1", "--jobs", "1", "--no-shrink"]
     monkeypatch.setattr(sys, "argv", [*words, "--mutant", "CommitsOvertake"])
     assert command_line.main() == 1
-    told = capsys.readouterr().out
-    repeat = re.search(r"repeat with: python -m simulation (.*)", told)
+    reported = capsys.readouterr().out
+    repeat = re.search(r"repeat with: python -m simulation (.*)", reported)
     assert repeat is not None
     monkeypatch.setattr(sys, "argv", ["simulation", *repeat[1].split()])
     assert command_line.main() == 1

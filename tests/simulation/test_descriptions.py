@@ -54,13 +54,13 @@ class Trial:
         return [group.state for group in reply.value.groups]
 
 
-def test_a_first_join_phase_goes_on_when_all_have_left_again() -> None:
+def test_a_first_join_phase_continues_when_all_have_left_again() -> None:
     trial = Trial()
     trial.step(LeaveGroup(2, "g", (LeavingMember("m-1"),)))
     assert trial.listed(1_000) == [GroupState.PREPARING_REBALANCE]
 
 
-def test_a_join_phase_goes_on_without_members_while_one_with_a_new_id_is_awaited() -> None:
+def test_a_join_phase_continues_without_members_while_one_with_a_new_id_is_awaited() -> None:
     """Kafka: ClassicGroup.hasAllMembersJoined asks for pending members too."""
     trial = Trial()
     later = 1_000 + DELAY_MS

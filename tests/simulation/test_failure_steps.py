@@ -55,11 +55,11 @@ class Failure:
         self.run = living(kind, strategy)
         self.run.disk.tears_after, self.run.disk.loses = records, loses
         self.where = f"{'after' if loses else 'with'} {records} records"
-        self.told: dict[str, tuple[int, bool]] = {}
+        self.reported: dict[str, tuple[int, bool]] = {}
         crash = self.run.server.crash
 
         def crashed(down_ms: int) -> None:
-            self.told = {member.name: (member.generation, member.stable) for member in self.run.members}
+            self.reported = {member.name: (member.generation, member.stable) for member in self.run.members}
             crash(down_ms)
 
         self.run.server.crash = crashed  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ def test_step_1_it_fails_before_the_generation_is_persisted(kind: str) -> None:
     assert len(found) >= 3
     for failure in found:
         lost = next(record.generation for record in failure.torn if isinstance(record, GenerationStarted))
-        assert all(generation < lost for generation, _ in failure.told.values())
+        assert all(generation < lost for generation, _ in failure.reported.values())
         assert failure.started().count(lost) == 1
 
 
@@ -155,6 +155,6 @@ def test_step_4_it_fails_before_all_members_have_the_answer_to_their_sync() -> N
     rounds = sum(isinstance(record, GenerationStarted) for record in undisturbed.disk.records)
     for failure in found:
         assert not any(
-            stable for generation, stable in failure.told.values() if generation == failure.saved()[0].generation
+            stable for generation, stable in failure.reported.values() if generation == failure.saved()[0].generation
         )
         assert len(failure.started()) == rounds

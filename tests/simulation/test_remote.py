@@ -84,7 +84,7 @@ def test_coordinators_take_over_and_answer_while_they_are_overtaken() -> None:
         run.checkers.on_overtaken = count  # type: ignore[assignment,method-assign]
         assert run.play().failure is None
         terms += len(run.fleet.kafka.partition.began_ms)
-        if any(coordinator.tenures.fences for coordinator in run.fleet.coordinators):
+        if any(coordinator.ownership.fences for coordinator in run.fleet.coordinators):
             overtaken.add(seed)
     assert terms > 15
     assert len(overtaken) > 3

@@ -26,10 +26,10 @@ class Process:
         self.candidate = Candidate(number, f"{number}-1", f"10.0.1.{number}", 9_092)
         self.life = Life(world, lambda: None)
         self.loop = VirtualLoop(world, self.life)  # type: ignore[abstract]  # what it lacks is not called
-        self.door = ZooKeeperCoordination("zookeeper:2181", SESSION_MS)
-        session = VirtualSession(zookeeper, f"k{number}", self.life, self.loop, self.door._session_changed)
-        self.door.session = session  # type: ignore[assignment]  # it stands for one
-        self.door._mirror._session = session  # type: ignore[assignment]
+        self.coordination = ZooKeeperCoordination("zookeeper:2181", SESSION_MS)
+        session = VirtualSession(zookeeper, f"k{number}", self.life, self.loop, self.coordination._session_changed)
+        self.coordination.session = session  # type: ignore[assignment]  # it stands for one
+        self.coordination._mirror._session = session  # type: ignore[assignment]
 
     def do(self, action: Callable[[], object]) -> None:
         """In a turn of the process."""
@@ -45,9 +45,9 @@ def entered() -> tuple[World, ZooKeeper, Process, Process]:
     zookeeper = ZooKeeper(world)
     first, second = Process(world, zookeeper, 1), Process(world, zookeeper, 2)
     for coordinator in (first, second):
-        coordinator.begin(coordinator.door.open(coordinator.candidate, 2))
+        coordinator.begin(coordinator.coordination.open(coordinator.candidate, 2))
         world.run_until(world.now_ms + 2_000)
-    assert first.door.is_leader and second.door.placement == first.door.placement
+    assert first.coordination.is_leader and second.coordination.placement == first.coordination.placement
     assert f"{IDS}/1" in zookeeper.nodes
     return world, zookeeper, first, second
 
@@ -63,8 +63,8 @@ def _suspected_story() -> None:
     died(first)
 
     async def suspect_and_stop() -> None:
-        second.door.suspect(first.candidate)
-        await second.door.close()
+        second.coordination.suspect(first.candidate)
+        await second.coordination.close()
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -83,11 +83,11 @@ def test_who_suspects_another_and_stops_in_the_same_turn_has_deposed_it() -> Non
     _suspected_story()
 
 
-def test_who_stops_while_nothing_comes_back_does_not_wait_for_that() -> None:
+def test_a_coordinator_that_stops_while_nothing_answers_does_not_wait_for_that() -> None:
     world, zookeeper, first, second = entered()
     died(first)
     zookeeper.cut_off["k2"] = world.now_ms + 60_000
-    second.do(lambda: second.door.suspect(first.candidate))
-    second.begin(second.door.close())
+    second.do(lambda: second.coordination.suspect(first.candidate))
+    second.begin(second.coordination.close())
     world.run_until(world.now_ms + zookeeper_door._LAST_WORD_MS + 100)
     assert not second.loop._tasks and not second.loop.faults

@@ -46,11 +46,11 @@ def test_scenario_4_a_cooperative_sync_that_meets_a_new_rebalance_revokes_nothin
             partitions=20,
         )
     )
-    told: list[ErrorCode] = []
+    reported: list[ErrorCode] = []
     step = run.server.checkers.on_stepped
 
     def seen(event: Any, outcome: Effects, waiting: Any) -> None:
-        told.extend(value.error for _, value in outcome.replies if isinstance(value, SyncGroupReply))
+        reported.extend(value.error for _, value in outcome.replies if isinstance(value, SyncGroupReply))
         step(event, outcome, waiting)
 
     run.server.checkers.on_stepped = seen  # type: ignore[method-assign]
@@ -66,7 +66,7 @@ def test_scenario_4_a_cooperative_sync_that_meets_a_new_rebalance_revokes_nothin
 
     run.checkers.on_hold = holds  # type: ignore[method-assign]
     assert run.play().failure is None
-    assert ErrorCode.REBALANCE_IN_PROGRESS in told
+    assert ErrorCode.REBALANCE_IN_PROGRESS in reported
     assert emptied == []
 
 
@@ -136,7 +136,7 @@ def test_scenario_16_a_member_closes_or_is_killed_while_its_commit_is_in_flight(
 
 
 @pytest.mark.parametrize("kind", ["ClassicMember", "OwnClassicMember", "ConsumerMember"])
-def test_scenario_21_all_members_come_back_after_a_restart_and_no_one_expires(kind: str) -> None:
+def test_scenario_21_all_members_rejoin_after_a_restart_and_no_one_expires(kind: str) -> None:
     """The members are away for half their session; sessions restart once the coordinator has loaded."""
     count = 40
     run = Run(

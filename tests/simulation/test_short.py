@@ -140,7 +140,7 @@ def test_a_seed_repeats_itself_in_any_process(run: str, seed: int) -> None:
     program = (
         f"from {module} import {name}; r = {name}({seed}, tells=True).play(); print(r.events, r.virtual_ms, r.trace)"
     )
-    told = [
+    reported = [
         subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -150,8 +150,8 @@ def test_a_seed_repeats_itself_in_any_process(run: str, seed: int) -> None:
         ).stdout
         for hash_seed in ("1", "2")
     ]
-    assert told[0] == told[1]
-    assert len(told[0]) > 1_000
+    assert reported[0] == reported[1]
+    assert len(reported[0]) > 1_000
 
 
 def test_the_mixed_seed_has_push_groups() -> None:

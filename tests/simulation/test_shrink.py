@@ -45,17 +45,17 @@ def test_a_shrunk_plan_is_a_plan_of_its_seed_with_steps_left_out() -> None:
     assert again == small
 
 
-def test_a_failure_is_told_with_the_command_that_repeats_it(
+def test_a_failure_is_printed_with_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = failing().seed
     words = ["simulation", "--start", str(seed), "--seeds", "1", "--jobs", "1", "--mutant", "NeverEndsSessions"]
     monkeypatch.setattr(sys, "argv", words)
     assert command_line.main() == 1
-    told = capsys.readouterr().out
-    found = re.search(rf"seed {seed} at commit \w+\+?: (\w+Checker):", told)
+    reported = capsys.readouterr().out
+    found = re.search(rf"seed {seed} at commit \w+\+?: (\w+Checker):", reported)
     assert found is not None
-    repeat = next(line for line in told.splitlines() if line.startswith("shrunk")).split("python -m simulation ")[1]
+    repeat = next(line for line in reported.splitlines() if line.startswith("shrunk")).split("python -m simulation ")[1]
     monkeypatch.setattr(sys, "argv", ["simulation", *repeat.split()])
     assert command_line.main() == 1
     assert found[1] in capsys.readouterr().out

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kohort.ids import TopicPartition
 from kohort.spark.source.batch_offset import OffsetRange
 from kohort.spark.source.query import fair_shares, limit_by_bytes
-from kohort.spark.source.read_tasks import SMALL_TASK, plan_tasks
+from kohort.spark.source.readers import SMALL_TASK, plan_tasks
 
 counts = st.dictionaries(st.integers(0, 20), st.integers(0, 1000), max_size=8)
 

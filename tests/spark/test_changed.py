@@ -44,7 +44,7 @@ def ten_read(place: Place) -> Checkpoint:
 
 
 @pytest.mark.parametrize("to", ["a fresh group", "no group"])
-def test_a_checkpoint_goes_on_in_a_group_that_has_read_nothing_and_says_so(
+def test_a_checkpoint_counts_in_a_group_that_has_read_nothing_and_says_so(
     place: Place, caplog: pytest.LogCaptureFixture, to: str
 ) -> None:
     checkpoint = ten_read(place)
@@ -89,7 +89,7 @@ def test_nor_is_anything_of_a_first_batch_that_was_not_finished(place: Place) ->
             run.read(10)
 
 
-def test_other_topics_are_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_topics_are_reported(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint = ten_read(place)
     place.make("b")
     place.produce([7], "b")
@@ -99,7 +99,7 @@ def test_other_topics_are_told(place: Place, caplog: pytest.LogCaptureFixture) -
     assert "of other topics altogether" in warnings_of(caplog)
 
 
-def test_what_is_as_it_was_is_not_told() -> None:
+def test_an_unchanged_subscription_is_not_reported() -> None:
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
     spans = {place: OffsetRange(0, 1) for place in parse_options(given | {"assign": '{"a": [0]}'}).assigned()}
     before = BatchOffset("q", 1, 1, spans, {}, "g")

@@ -122,9 +122,9 @@ def test_when_the_application_is_gone_nothing_hangs(closing: Callable[[Any], Any
     assert not line._thread.is_alive()
 
 
-def test_a_source_with_another_token_is_told_nothing(closing: Callable[[Any], Any]) -> None:
-    told: list[str] = []
-    board = closing(ChannelServer(told.append))  # type: ignore[arg-type]
+def test_a_source_with_another_token_gets_no_answer(closing: Callable[[Any], Any]) -> None:
+    reported: list[str] = []
+    board = closing(ChannelServer(reported.append))  # type: ignore[arg-type]
     sock = closing(socket.create_connection((LOOPBACK, board.address.port), 60))
     nonce = sock.recv(NONCE_BYTES)
     mine = bytes(NONCE_BYTES)
@@ -134,7 +134,7 @@ def test_a_source_with_another_token_is_told_nothing(closing: Callable[[Any], An
     sock.sendall(mine + proof(bytes(32), "caller", nonce + mine) + drives)
     with contextlib.suppress(ConnectionResetError):  # where it did not read all of ours
         assert sock.recv(1) == b"", "it hangs up, without its own proof"
-    assert told == [] and board.queries() == set()
+    assert reported == [] and board.queries() == set()
 
 
 def test_who_listens_on_the_port_and_is_not_the_application_learns_no_token(closing: Callable[[Any], Any]) -> None:

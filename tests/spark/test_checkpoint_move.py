@@ -101,7 +101,7 @@ def test_a_first_batch_that_is_not_finished_gets_its_initial_offsets(tmp_path: P
 
 
 @pytest.mark.parametrize("done", [5, 4], ids=["finished", "unfinished"])
-def test_partitions_that_others_have_read_go_on_where_the_group_is(tmp_path: Path, done: int) -> None:
+def test_partitions_that_others_have_read_continue_where_the_group_is(tmp_path: Path, done: int) -> None:
     folder = write(tmp_path, {4: ours(4, {}, group="etl"), 5: ours(5, {T0: (2, 7)}, group="etl")}, done)
     asked: list[str] = []
 
@@ -219,10 +219,10 @@ def moving(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess
 
 def check_that_each_row_was_read_once(output: str) -> None:
     """Hold the sinks of both queries to what was sent."""
-    told = json.loads(output.splitlines()[-1])
-    assert told["taken"] == list(range(told["sent"]))
-    counts = [sum(number % 10 == digit for number in range(told["sent"])) for digit in range(10)]
-    assert told["counts"] == {str(digit): count for digit, count in enumerate(counts)}
+    reported = json.loads(output.splitlines()[-1])
+    assert reported["taken"] == list(range(reported["sent"]))
+    counts = [sum(number % 10 == digit for number in range(reported["sent"])) for digit in range(10)]
+    assert reported["counts"] == {str(digit): count for digit, count in enumerate(counts)}
 
 
 def test_a_checkpoint_goes_over_and_back_three_times_and_each_row_is_read_once(

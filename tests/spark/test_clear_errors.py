@@ -63,7 +63,7 @@ def test_tls_to_a_listener_without_it_says_what_may_be_wrong(servers: str) -> No
         run.plan()
 
 
-def test_a_login_where_there_is_none_is_told_at_once(our_broker: Broker) -> None:
+def test_a_login_where_there_is_none_is_reported_at_once(our_broker: Broker) -> None:
     with (
         Run(options(our_broker.bootstrap_servers, **{"group.id": "etl"}, **LOGIN)) as run,
         pytest.raises(KafkaError, match="PLAIN"),
@@ -73,7 +73,7 @@ def test_a_login_where_there_is_none_is_told_at_once(our_broker: Broker) -> None
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("group", ["etl", None])
-def test_a_wrong_password_is_told_at_once(secured: Any, group: str | None) -> None:
+def test_a_wrong_password_is_reported_at_once(secured: Any, group: str | None) -> None:
     """No patience is needed: nothing is tried again."""
     servers, _ = secured.client("SASL")
     with Run(options(servers, **LOGIN, **{"group.id": group})) as run:
@@ -101,7 +101,7 @@ def refused(given: dict[str, str], schema: StructType | None = None) -> KafkaErr
     return error
 
 
-def test_an_option_of_a_batch_read_in_a_stream_is_told_by_name() -> None:
+def test_an_error_names_an_option_of_a_batch_read_in_a_stream() -> None:
     error = refused(options(NOBODY, endingOffsets="latest"))
     assert isinstance(error, InvalidInputError) and "endingOffsets belongs to a batch read" in str(error)
 

@@ -77,7 +77,7 @@ def ends(query: Any) -> None:
     query.awaitTermination()
 
 
-def goes_on(query: Any) -> None:
+def proceed(query: Any) -> None:
     query.processAllAvailable()
     query.stop()
 
@@ -88,7 +88,7 @@ def goes_on(query: Any) -> None:
     [
         pytest.param({"once": True}, ends, id="once"),
         pytest.param({"availableNow": True}, ends, id="availableNow"),
-        pytest.param({}, goes_on, id="processAllAvailable"),
+        pytest.param({}, proceed, id="processAllAvailable"),
     ],
 )
 def test_a_trigger_reads_what_there_is_before_it_says_that_there_is_nothing(

@@ -50,7 +50,7 @@ def options(place: Place, grouped: bool = True, **more: object) -> dict[str, str
 
 
 @GROUPED
-def test_a_query_goes_on_where_sparks_source_ended(
+def test_a_query_continues_where_sparks_source_ended(
     place: Place, grouped: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(place)
@@ -107,7 +107,7 @@ def test_a_group_that_is_ahead_is_refused_with_both_offsets(place: Place) -> Non
         run.read(1)
 
 
-def test_partitions_of_other_members_go_on_where_the_checkpoint_is(place: Place) -> None:
+def test_partitions_of_other_members_continue_where_the_checkpoint_is(place: Place) -> None:
     """The other member knows nothing of the checkpoint: without a commit it would begin where its own options say."""
     filled(place)
     stop = threading.Event()

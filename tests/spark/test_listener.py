@@ -34,15 +34,15 @@ def text(query: str, batch: int) -> str:
     return json.dumps(BatchOffset(query, batch).to_json())
 
 
-def test_only_offsets_of_this_source_are_told_and_each_source_of_a_query_is() -> None:
+def test_only_offsets_of_this_source_are_reported_and_each_source_of_a_query_is() -> None:
     assert query_of(text("q1", 1)) == "q1"
     for other in ('{"flights":{"0":5}}', '"kohort"', "7", "None", "", None, '{"query":"q1"}', '{"kohort":1,"query":7}'):
         assert query_of(other) is None
-    told = CompletedBatches().progress("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
-    assert told == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
+    reported = CompletedBatches().progress("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
+    assert reported == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
 
 
-def test_a_source_that_connects_late_is_told_the_last_of_its_query_until_the_run_is_over() -> None:
+def test_a_source_that_connects_late_hears_the_last_of_its_query_until_the_run_is_over() -> None:
     ledger = CompletedBatches()
     assert ledger.last_message("q1") is None
     ledger.progress("run", [text("q1", 1), text("q2", 1)])
@@ -55,7 +55,7 @@ def test_a_source_that_connects_late_is_told_the_last_of_its_query_until_the_run
     assert ledger.terminated("never seen") == {}
 
 
-def test_runs_whose_end_is_never_told_do_not_pile_up() -> None:
+def test_runs_whose_end_is_never_reported_do_not_pile_up() -> None:
     ledger = CompletedBatches()
     for number in range(RUNS_MAX + 10):
         ledger.progress("first", [text("first", number)])

@@ -80,7 +80,7 @@ def test_no_batch_begins_with_partitions_that_were_given_back_since_they_were_as
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_rebalances_are_counted_and_told_as_they_end(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_rebalances_are_counted_and_logged_as_they_end(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
     """One that comes in a batch and is over before its end costs the query nothing."""
     caplog.set_level(logging.INFO, "kohort.spark")
     with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
@@ -155,7 +155,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_rebalance_while_a_batch_runs_is_no_standstill_of_the_query(protocol: str) -> None:
+def test_a_rebalance_while_a_batch_runs_is_no_downtime_of_the_query(protocol: str) -> None:
     """A leaving member's partitions return before the batch is over."""
     with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
         with Admin(broker.bootstrap_servers) as admin:

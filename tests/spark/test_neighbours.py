@@ -103,7 +103,7 @@ def test_nothing_is_said_where_the_topics_are_the_same(
 
 
 @BOTH
-def test_who_may_not_describe_the_group_is_not_told(
+def test_a_query_that_may_not_describe_the_group_gets_no_warning(
     broker: Broker, caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     for api in ("DescribeGroups", "ConsumerGroupDescribe"):
@@ -136,9 +136,9 @@ def test_no_batch_and_no_revocation_waits_for_the_answer(broker: Broker, protoco
         assert not looked(place)
 
 
-def member(name: str, *topics: str, regex: str | None = None, told: bool = True) -> MemberDescription:
+def member(name: str, *topics: str, regex: str | None = None, reported: bool = True) -> MemberDescription:
     return MemberDescription(
-        name, f"client-{name}", "/127.0.0.1", subscription=topics if told else None, subscription_regex=regex
+        name, f"client-{name}", "/127.0.0.1", subscription=topics if reported else None, subscription_regex=regex
     )
 
 
@@ -191,9 +191,9 @@ def test_the_first_few_are_named() -> None:
     assert text.count(" at 127.0.0.1 to y") == 5 and "client-b4" in text and "; 2 more. " in text
 
 
-def test_nothing_is_concluded_while_a_classic_group_does_not_tell() -> None:
+def test_nothing_is_concluded_while_a_classic_group_shows_no_subscriptions() -> None:
     assert has_subscriptions(group(member("a", "x"), member("b", "y")), "a")
-    assert not has_subscriptions(group(member("a", "x"), member("b", told=False)), "a")
+    assert not has_subscriptions(group(member("a", "x"), member("b", reported=False)), "a")
     assert not has_subscriptions(group(member("b", "y")), "a"), "another group has the name by now"
 
 

@@ -9,7 +9,7 @@ import pytest
 from kohort.spark.source import offset_coordinator
 
 
-def test_looks_that_go_on_without_an_end_are_told_once(
+def test_lookups_that_fail_without_an_end_are_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 0.0
@@ -29,7 +29,7 @@ def test_looks_that_go_on_without_an_end_are_told_once(
     assert "has changed at each of 30" in caplog.text
 
 
-def test_a_few_looks_that_take_long_are_not_told(
+def test_a_few_lookups_that_take_long_are_not_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = iter(range(0, 10_000, 60))

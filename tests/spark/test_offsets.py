@@ -39,18 +39,22 @@ def test_the_first_form_and_fields_of_later_ones_are_read() -> None:
 
 
 def test_outside_a_region_an_earlier_kohort_reads_what_is_written() -> None:
-    told = BatchOffset("q", 3, 7, {A0: OffsetRange(0, 9)}, {}, "g").to_json()
-    assert told["kohort"] == 2 and told["topics"] == {"a": {"0": {"start": 0, "end": 9}}}
-    assert not {"epoch", "handings"} & told.keys()
+    reported = BatchOffset("q", 3, 7, {A0: OffsetRange(0, 9)}, {}, "g").to_json()
+    assert reported["kohort"] == 2 and reported["topics"] == {"a": {"0": {"start": 0, "end": 9}}}
+    assert not {"epoch", "handings"} & reported.keys()
 
 
-def test_in_a_region_a_batch_keeps_its_epoch_and_under_which_handing_out_it_had_its_partitions() -> None:
-    spans, handings = {A0: OffsetRange(0, 9), A10: OffsetRange(3, 3)}, {A0: 12, A10: 4}
-    one = BatchOffset("q", 3, 7, spans, {}, "g", 0, handings)
-    told = json.loads(json.dumps(one.to_json()))
-    assert (told["kohort"], told["epoch"], told["topics"]["a"]["10"]) == (3, 0, {"start": 3, "end": 3, "handing": 4})
-    assert BatchOffset.from_json(told) == one
-    for other in (replace(one, epoch=1), replace(one, handings=handings | {A0: 13})):
+def test_in_a_region_a_batch_keeps_its_epoch_and_the_assignment_versions_of_its_partitions() -> None:
+    spans, assignment_versions = {A0: OffsetRange(0, 9), A10: OffsetRange(3, 3)}, {A0: 12, A10: 4}
+    one = BatchOffset("q", 3, 7, spans, {}, "g", 0, assignment_versions)
+    reported = json.loads(json.dumps(one.to_json()))
+    assert (reported["kohort"], reported["epoch"], reported["topics"]["a"]["10"]) == (
+        3,
+        0,
+        {"start": 3, "end": 3, "handing": 4},
+    )
+    assert BatchOffset.from_json(reported) == one
+    for other in (replace(one, epoch=1), replace(one, assignment_versions=assignment_versions | {A0: 13})):
         assert other.to_json() != one.to_json() and BatchOffset.from_json(other.to_json()) == other
 
 

@@ -265,11 +265,11 @@ def java_names(config: str) -> set[str]:
     """The names of settings that a class of Kafka's own client has."""
     jars = maven.jars("kafka", maven.KAFKA)
     script = f"System.out.println(org.apache.kafka.clients.{config}.configNames())\n/exit\n"
-    told = subprocess.run(
+    reported = subprocess.run(
         ["jshell", "-s", "--class-path", ":".join(map(str, jars.glob("*.jar")))],
         input=script,
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(re.findall(r"[a-z][a-z0-9.]+", told.stdout))
+    return set(re.findall(r"[a-z][a-z0-9.]+", reported.stdout))

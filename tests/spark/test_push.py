@@ -99,7 +99,7 @@ JSON = '{"%s": {"0": 4, "1": -1}}'
     [("earliest", list(range(20))), ("latest", []), (JSON, [8, 10, 12, 14, 16, 18])],
     ids=["earliest", "latest", "offsets"],
 )
-def test_a_fresh_query_starts_where_its_options_say_and_goes_on_there(
+def test_a_fresh_query_starts_where_its_options_say_and_continues_there(
     filled: Place, starting: str, first: list[int]
 ) -> None:
     starting = starting.replace("%s", filled.topic())

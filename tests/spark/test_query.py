@@ -280,7 +280,7 @@ def test_partitions_that_were_given_away_before_the_word(
         ("an administrator", "or the member was removed"),
     ],
 )
-def test_partitions_that_were_taken_away_are_told_with_their_cause(
+def test_partitions_that_were_taken_away_are_reported_with_their_cause(
     stage: Stage, closing: Callable[[SourceQuery], SourceQuery], by: str, words: str
 ) -> None:
     stage.produce(10)
@@ -324,18 +324,18 @@ def test_a_trigger_while_the_word_is_being_committed_waits_and_commits_nothing_t
     query = closing(stage.query(maxOffsetsPerTrigger=20))
     first = trigger(query, BatchOffset("q1"))
     held = stage.broker.faults.add(Fault("OffsetCommit", "hold", group=stage.name))
-    told: list[bool] = []
-    ear = threading.Thread(target=lambda: told.append(query.sink_done(first)))
+    reported: list[bool] = []
+    ear = threading.Thread(target=lambda: reported.append(query.sink_done(first)))
     ear.start()
     held.wait()
     second: list[BatchOffset] = []
     spark = threading.Thread(target=lambda: second.append(trigger(query, first)))
     spark.start()
-    assert not told and not second
+    assert not reported and not second
     held.release()
     for thread in (ear, spark):
         thread.join(STILL_S)
-    assert told == [True]
+    assert reported == [True]
     assert [span.start for span in second[0].spans.values()] == [5] * PARTITIONS
     assert stage.committed() == [5] * PARTITIONS
     assert query.is_running()
@@ -351,13 +351,13 @@ def test_the_word_while_a_trigger_commits_the_same_batch(
     spark = threading.Thread(target=lambda: query.finish(first))
     spark.start()
     held.wait()
-    told: list[bool] = []
-    ear = threading.Thread(target=lambda: told.append(query.sink_done(first)))
+    reported: list[bool] = []
+    ear = threading.Thread(target=lambda: reported.append(query.sink_done(first)))
     ear.start()
     held.release()
     for thread in (spark, ear):
         thread.join(STILL_S)
-    assert told == [False]
+    assert reported == [False]
     assert stage.committed() == [5] * PARTITIONS
 
 
@@ -366,13 +366,13 @@ def test_a_query_that_ends_while_the_word_is_being_committed_does_not_hang(stage
     query = stage.query()
     first = trigger(query, BatchOffset("q1"))
     stage.broker.faults.add(Fault("OffsetCommit", "drop", group=stage.name, times=None))
-    told: list[bool] = []
-    ear = threading.Thread(target=lambda: told.append(query.sink_done(first)))
+    reported: list[bool] = []
+    ear = threading.Thread(target=lambda: reported.append(query.sink_done(first)))
     ear.start()
     until(query._ending.locked, "the commit is under way")
     query.close()
     ear.join(STILL_S)
-    assert told == [True]
+    assert reported == [True]
 
 
 def test_a_long_batch_is_warned_of_once_and_where_nothing_is_heard_the_trigger_is_named(

@@ -57,7 +57,7 @@ def test_a_fresh_query_says_that_its_groups_offsets_count_before_its_start(
     assert "use a new group.id, or `kohort groups reset-offsets" in note
 
 
-def test_a_query_that_goes_on_with_its_checkpoint_says_nothing_of_that(
+def test_a_query_that_continues_with_its_checkpoint_says_nothing_of_that(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.make()

@@ -17,7 +17,7 @@ def of(number: int, began_ms: float, ended_ms: float) -> Rebalance:
     return Rebalance(number, 7, "m-1", 2, 1, 3, began_ms, ended_ms)
 
 
-def test_before_the_first_there_is_nothing_to_tell() -> None:
+def test_before_the_first_there_is_nothing_to_report() -> None:
     rebalances = Rebalances("etl")
     rebalances.take([])
     assert (rebalances.count, rebalances.downtime_ms) == (0, None)
@@ -97,8 +97,8 @@ def test_each_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_progress_is_plain_json() -> None:
     part = TopicPartition("flights", 0)
-    told = lag_report({part: 3}, {part: 5}, 7, "etl", MemberProgress("m-1", 4, 12.6))
-    assert json.loads(json.dumps(told)) == {
+    reported = lag_report({part: 3}, {part: 5}, 7, "etl", MemberProgress("m-1", 4, 12.6))
+    assert json.loads(json.dumps(reported)) == {
         "group": "etl",
         "member": "m-1",
         "generation": 7,
@@ -110,5 +110,5 @@ def test_the_progress_is_plain_json() -> None:
 
 
 def test_a_query_that_is_no_member_has_no_rebalances() -> None:
-    told = lag_report({}, {}, -1, None, MemberProgress())
-    assert (told["member"], told["rebalances"], told["lastDowntimeMs"]) == (None, 0, None)
+    reported = lag_report({}, {}, -1, None, MemberProgress())
+    assert (reported["member"], reported["rebalances"], reported["lastDowntimeMs"]) == (None, 0, None)

@@ -72,7 +72,9 @@ def test_without_a_group_every_query_reads_all_and_none_is_refused(place: Place,
     second.stop()
 
 
-def test_where_ids_can_not_tell_the_same_options_are_warned_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_options_are_warned_of_where_ids_can_not_distinguish(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     """On Spark Connect each query has a source object of its own, and the application is out of reach."""
     place.make()
     first = begin(dumps(KohortDataSource(place.options())))
@@ -116,7 +118,7 @@ def test_a_folder_of_someone_elses_is_not_trusted(
     assert "would go unnoticed here" in caplog.text
 
 
-def test_what_is_alike_is_told_without_secrets() -> None:
+def test_equal_options_are_named_without_secrets() -> None:
     plain, secret = ({"kafka.sasl.password": word, "subscribe": "a"} for word in ("one", "two"))
     assert Load.of(plain).likeness == Load.of(secret).likeness != Load.of({"subscribe": "b"}).likeness
     assert Load.of(plain).id != Load.of(plain).id

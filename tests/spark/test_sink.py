@@ -114,7 +114,7 @@ def test_a_record_that_the_broker_does_not_take_fails_the_write(spark: Any, stag
     assert records(stage, target) == []
 
 
-def test_a_named_query_from_topic_to_topic_goes_on_where_it_was(
+def test_a_named_query_from_topic_to_topic_continues_where_it_was(
     spark: Any, stage: Stage, target: str, run: Any
 ) -> None:
     del run  # its fixture tells what moves when a wait is too long

@@ -39,7 +39,7 @@ def test_a_start_beyond_the_end_is_refused_and_leaves_the_group_as_it_was(filled
         assert run.read(7) == list(range(6, 20, 2))
 
 
-def test_a_start_below_the_beginning_is_told_before_anything_is_claimed(filled: Place) -> None:
+def test_a_start_below_the_beginning_is_refused_before_anything_is_claimed(filled: Place) -> None:
     filled.admin.delete_records(dict.fromkeys(filled.partitions(), 4)).all()
     early = filled.options(startingOffsets=offsets(filled, 2, 4))
     with Run(early) as run, pytest.raises(OffsetError, match=rf"(?s){filled.topic()}-0.*4 to 10.*failOnDataLoss"):

@@ -235,7 +235,7 @@ def test_an_unknown_topic_fails_the_query_with_its_name(run: Callable[..., Any],
         stage.finished(query)
 
 
-def test_a_second_sink_of_one_data_frame_is_refused_and_the_first_goes_on(spark: Any, stage: Stage) -> None:
+def test_a_second_sink_of_one_data_frame_is_refused_and_the_first_continues(spark: Any, stage: Stage) -> None:
     stage.produce(40)
     frame = spark.readStream.format("kohort").options(**stage.options()).load()
     sinks, queries = (Sink(), Sink()), []

@@ -87,7 +87,7 @@ def test_offsets(servers: str) -> None:
     assert {row["topic"] for row in table(servers, "offsets", subscribe=ELSE)} == {ELSE}
 
 
-def test_lag_is_told_in_records_and_in_time(servers: str) -> None:
+def test_lag_is_shown_in_records_and_in_time(servers: str) -> None:
     rows = {(row["group"], row["topic"], row["partition"]): row for row in table(servers, "lag", **BOTH)}
     behind = rows[GROUP, READ, 0]
     assert (behind["committed"], behind["logStart"], behind["logEnd"], behind["lag"]) == (4, 0, 10, 6)

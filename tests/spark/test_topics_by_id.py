@@ -200,7 +200,7 @@ def test_a_topic_made_again_with_fewer_partitions(place: Place) -> None:
         assert run.read(500) == list(NEW)
 
 
-def test_a_checkpoint_of_the_first_form_goes_on_and_learns_the_ids(place: Place) -> None:
+def test_a_checkpoint_of_the_first_form_still_counts_and_learns_the_ids(place: Place) -> None:
     old, log = place.make(), Checkpoint()
     place.produce(OLD)
     with Run(options(place, False, True), log) as run:

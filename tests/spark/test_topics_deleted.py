@@ -30,7 +30,7 @@ def options(place: Place, chosen: str, strict: bool) -> dict[str, str]:
 @CHOSEN
 @STRICT
 @pytest.mark.parametrize("down", [False, True], ids=["while it runs", "while it is down"])
-def test_the_rest_goes_on_or_the_query_says_what_is_gone(place: Place, chosen: str, strict: bool, down: bool) -> None:
+def test_the_rest_is_read_or_the_query_says_what_is_gone(place: Place, chosen: str, strict: bool, down: bool) -> None:
     log = Checkpoint()
     place.make("a")
     place.make("b")

@@ -118,7 +118,7 @@ def test_two_queries_with_the_same_two_groups_in_other_orders_do_not_wait_for_ea
 
 
 @PROTOCOLS
-def test_a_batch_that_was_let_go_leaves_to_others_what_is_theirs(place: Place, protocol: str) -> None:
+def test_a_batch_that_was_released_leaves_to_others_what_is_theirs(place: Place, protocol: str) -> None:
     """Another member comes between a plan and its tasks, and nobody asks for these for as long as it waits."""
     every = filled(place, "a")
     settings = {"group.protocol": protocol, "plannedRanges": "all"}

@@ -97,7 +97,7 @@ def halfway(filled: Place) -> Checkpoint:
     return log
 
 
-def test_a_restart_goes_on_where_group_and_checkpoint_agree(filled: Place, halfway: Checkpoint) -> None:
+def test_a_restart_continues_where_group_and_checkpoint_agree(filled: Place, halfway: Checkpoint) -> None:
     with Run(filled.options(), halfway) as run:
         assert run.read(20) == list(range(20, 40))
     assert filled.committed() == {0: 20, 1: 20}
@@ -133,7 +133,7 @@ def test_what_another_member_has_read_meanwhile_is_not_read(filled: Place, halfw
 
 
 @pytest.mark.parametrize("gone", ["offsets", "group"])
-def test_without_the_groups_offsets_the_checkpoint_goes_on(filled: Place, halfway: Checkpoint, gone: str) -> None:
+def test_without_the_groups_offsets_the_checkpoint_counts(filled: Place, halfway: Checkpoint, gone: str) -> None:
     if gone == "offsets":
         filled.admin.delete_consumer_group_offsets(filled.group, filled.partitions()).all()
     else:
@@ -235,7 +235,7 @@ def test_each_partition_is_decided_by_itself(filled: Place) -> None:
         assert run.read(12) == sorted([16, 18, *range(1, 20, 2)])
 
 
-def test_a_lost_checkpoint_goes_on_where_the_group_is(filled: Place, halfway: Checkpoint) -> None:
+def test_after_a_lost_checkpoint_the_groups_offsets_count(filled: Place, halfway: Checkpoint) -> None:
     del halfway
     with Run(filled.options(startingOffsets="earliest"), Checkpoint()) as run:
         assert run.read(20) == list(range(20, 40))
@@ -361,7 +361,7 @@ def test_an_offset_without_records_is_data_loss(filled: Place, halfway: Checkpoi
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["fail", "go on"])
-def test_a_leader_that_stood_still_takes_no_records_away(
+def test_a_leader_that_was_paused_takes_no_records_away(
     filled: Place, halfway: Checkpoint, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
     """The old leader wakes as if still leader, and its log ends before records read from its successor."""

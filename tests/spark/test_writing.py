@@ -110,7 +110,7 @@ def test_a_row_without_a_topic_is_refused(servers: str) -> None:
         plan(servers, "value", "topic").write(iter([rows]))
 
 
-def test_a_record_that_is_not_taken_fails_the_task_and_the_next_one_goes_on(servers: str) -> None:
+def test_a_record_that_is_not_taken_fails_the_task_and_the_next_one_succeeds(servers: str) -> None:
     task = plan(servers, "value", topic="large")
     large = pa.RecordBatch.from_pydict({"value": pa.array(["x" * 20_000])})
     with pytest.raises(KafkaError):

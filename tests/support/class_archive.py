@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kohort.errors import NotFoundError
@@ -63,12 +63,12 @@ def spark_options() -> str:
 
 
 def _archive() -> Path | None:
-    """Where the archive of this environment lies; None without a Java that can make one."""
+    """Where the archive of this environment lies; None without PySpark, or a Java that can make one."""
     try:
-        java = java_path().resolve()
-    except NotFoundError:
+        java, pyspark = java_path().resolve(), version("pyspark")
+    except (NotFoundError, PackageNotFoundError):
         return None
-    parts = (str(java), str(java.stat().st_mtime_ns), sys.prefix, version("pyspark"))
+    parts = (str(java), str(java.stat().st_mtime_ns), sys.prefix, pyspark)
     return _CACHE / f"spark-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}.jsa"
 
 

@@ -20,6 +20,7 @@ LONG = tuple(
         "spark/test_push.py",
         "spark/test_two_sources.py",
         "spark/test_listener.py",
+        "frameworks/test_runs.py",
         "region/test_region.py",
         "region/test_closing.py",
         "region/test_handlers.py",

@@ -27,7 +27,7 @@ def test_what_moves_prolongs_a_wait_beyond_its_bound() -> None:
     until(looked, "six times the bound is over", 2 * MOVES_S, lambda: {"looks": looks})
 
 
-def test_what_moved_last_is_told() -> None:
+def test_the_last_move_is_reported() -> None:
     clouds = iter([0, 1, 2])
     with pytest.raises(AssertionError, match=r"last moved, \d+ s after the beginning, clouds: 1 -> 2; now"):
         until(lambda: False, "rain", 2 * MOVES_S, lambda: {"clouds": next(clouds, 2)})

@@ -25,6 +25,22 @@ from tests.support.apache_kafka import kafka_jars
 OWN_APIS = 10_000
 """APIs from this key on are kohort's own, as are tagged fields from this tag on."""
 OWN_TAGS = 10_000
+_BOTH = "callers fill the layouts of older and newer versions at once"
+DROPPED = {
+    "DeleteTopicsRequest.topics": _BOTH,
+    "FetchRequest.topics.partitions.last_fetched_epoch": "our consumer always sends it; older brokers need not know",
+    "FindCoordinatorRequest.coordinator_keys": _BOTH,
+    "FindCoordinatorRequest.key": _BOTH,
+    "LeaveGroupRequest.member_id": _BOTH,
+    "LeaveGroupRequest.members": f"{_BOTH}; whoever removes several members asks for version 3 at least",
+    "OffsetFetchRequest.group_id": _BOTH,
+    "OffsetFetchRequest.groups": _BOTH,
+    "OffsetFetchRequest.require_stable": "Kafka's client drops it too for brokers that have no such field",
+    "OffsetFetchRequest.topics": _BOTH,
+    "UpdateFeaturesRequest.feature_updates.allow_downgrade": _BOTH,
+    "UpdateFeaturesRequest.feature_updates.upgrade_type": _BOTH,
+}
+"""Fields that a version without them drops here, while Kafka's code refuses a value, and why."""
 MESSAGES = [kind for api in APIS.values() if api.key < OWN_APIS for kind in (api.request, api.response)]
 RECORDS = [
     kind
@@ -118,6 +134,11 @@ class Comparison:
         expected = min(max(nullable, first), last + 1)
         self.note(f"{path}: null since", expected, min(max(ours.null_since, first), last + 1))
         self.note(f"{path}: tag", theirs.get("tag"), ours.tag)
+        if first > low or last < high:  # a version lacks it: is a value dropped there, or refused?
+            ignorable = str(theirs.get("ignorable", False)).lower() == "true"
+            self.note(f"{path}: ignorable", ignorable or path in DROPPED, ours.ignorable)
+            if path in DROPPED:
+                self.note(f"{path}: exception", False, ignorable)
         kind = theirs["type"]
         is_array = kind.startswith("[]")
         self.note(f"{path}: is a list", is_array, ours.kind == "array")

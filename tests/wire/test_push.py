@@ -148,7 +148,7 @@ def test_other_requests_are_refused() -> None:
         decode_coordinator_request(b"\x50\x04\xff\xff")
 
 
-def test_types_are_told_from_keys() -> None:
+def test_types_are_distinguished_from_keys() -> None:
     assert push_type(b"\x50\x00") == PushType.CLUSTER_METADATA
     assert push_type(b"\x7f\xff") == NUMBER_MAX
     assert push_type(b"\x00\x12\x00\x04") is None

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from kohort.assignors.rack_aware import RackAware
 from kohort.assignors.range import Range
 from kohort.assignors.roundrobin import RoundRobin
-from kohort.assignors.shapes import Assignment, Assignor, MemberSubscription, Stateless, TopicInfo
+from kohort.assignors.shapes import AssignableTopic, Assignment, Assignor, MemberSubscription, Stateless
 from kohort.assignors.sticky import CooperativeSticky, Sticky, Uniform
 from kohort.errors import ErrorCode, InvalidInputError
 
@@ -64,6 +64,7 @@ def _known(table: dict[str, T], name: str, code: ErrorCode) -> T:
 __all__ = [
     "CLIENT",
     "SERVER",
+    "AssignableTopic",
     "Assignment",
     "Assignor",
     "CooperativeSticky",
@@ -73,7 +74,6 @@ __all__ = [
     "RoundRobin",
     "Stateless",
     "Sticky",
-    "TopicInfo",
     "Uniform",
     "client_assignor",
     "server_assignor",

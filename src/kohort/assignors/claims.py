@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kohort.assignors.shapes import MemberSubscription, TopicInfo
+from kohort.assignors.shapes import AssignableTopic, MemberSubscription
 from kohort.ids import MemberId, TopicPartition
 
 
@@ -34,7 +34,9 @@ class PartitionOwners:
         return [TopicPartition(topic, number) for number, owner in enumerate(row) if owner is None]
 
 
-def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> PartitionOwners:
+def settle_claims(
+    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+) -> PartitionOwners:
     """Decide who owns each partition of the topics that exist.
 
     A claim counts if the member is still subscribed to the topic. If several members claim a partition, the highest
@@ -109,20 +111,20 @@ def _owner_after_claim(
 
 
 def believed(
-    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]
+    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
 ) -> dict[MemberId, list[TopicPartition]]:
     """Return each member's partitions, sorted, by the rule of `settle_claims`."""
     return {member: sorted(claims) for member, claims in settle_claims(members, topics).held.items()}
 
 
-def beside(member: MemberSubscription, partition: TopicPartition, topics: Mapping[str, TopicInfo]) -> bool:
+def beside(member: MemberSubscription, partition: TopicPartition, topics: Mapping[str, AssignableTopic]) -> bool:
     """Return whether the member's rack has a replica of the partition; False where either is unknown."""
     racks = topics[partition.topic].racks
     return member.rack is not None and partition.partition < len(racks) and member.rack in racks[partition.partition]
 
 
 def keep_order(
-    claims: Sequence[TopicPartition], member: MemberSubscription, topics: Mapping[str, TopicInfo]
+    claims: Sequence[TopicPartition], member: MemberSubscription, topics: Mapping[str, AssignableTopic]
 ) -> list[TopicPartition]:
     """Return claims in the order in which a member keeps them: with a replica in its rack first, then as they sort."""
     if member.rack is None:

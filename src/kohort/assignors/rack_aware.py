@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kohort.assignors.claims import beside
-from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo
+from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless
 from kohort.assignors.sticky import decode_previous, divide, encode_previous
 from kohort.errors import InvalidInputError
 from kohort.ids import MemberId, TopicPartition
@@ -40,7 +40,9 @@ class RackAware(Stateless):
         self.near: tuple[TopicPartition, ...] = ()
         self._user_data: dict[MemberId, bytes] = {}
 
-    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+    def assign(
+        self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+    ) -> Assignment:
         """Divide the partitions, and keep the members' user data for `assignment_user_data`."""
         placed = {
             member: replace(subscription, rack=_rack(subscription), owned=())

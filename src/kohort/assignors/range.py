@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kohort.assignors.shapes import (
+    AssignableTopic,
     Assignment,
     MemberSubscription,
     Stateless,
-    TopicInfo,
     member_order,
     racks_matter,
     subscribers,
@@ -29,7 +29,9 @@ class Range(Stateless):
     name = "range"
     cooperative = False
 
-    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+    def assign(
+        self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+    ) -> Assignment:
         """Divide the partitions."""
         result: Assignment = {member: [] for member in member_order(members)}
         member_racks = {member: subscription.rack for member, subscription in members.items()}
@@ -56,7 +58,7 @@ class _Share:
     """
 
     def __init__(
-        self, topic: str, info: TopicInfo, takers: list[MemberId], member_racks: Mapping[MemberId, str | None]
+        self, topic: str, info: AssignableTopic, takers: list[MemberId], member_racks: Mapping[MemberId, str | None]
     ) -> None:
         self.topic = topic
         self.count = info.partitions

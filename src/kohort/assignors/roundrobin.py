@@ -8,7 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo, member_order, subscribers
+from kohort.assignors.shapes import (
+    AssignableTopic,
+    Assignment,
+    MemberSubscription,
+    Stateless,
+    member_order,
+    subscribers,
+)
 from kohort.ids import MemberId, TopicPartition
 
 
@@ -18,7 +25,9 @@ class RoundRobin(Stateless):
     name = "roundrobin"
     cooperative = False
 
-    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+    def assign(
+        self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+    ) -> Assignment:
         """Divide the partitions."""
         order = member_order(members)
         position = {member: number for number, member in enumerate(order)}

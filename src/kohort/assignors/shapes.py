@@ -35,7 +35,7 @@ class MemberSubscription:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicInfo:
+class AssignableTopic:
     """One topic that exists.
 
     Attributes:
@@ -65,7 +65,9 @@ class Assignor(Protocol):
     def cooperative(self) -> bool:
         """Return whether members keep what they own during a rebalance."""
 
-    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+    def assign(
+        self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+    ) -> Assignment:
         """Divide the partitions. The order of the mappings must not matter.
 
         Args:
@@ -106,7 +108,7 @@ def member_order(members: Mapping[MemberId, MemberSubscription]) -> list[MemberI
 
 
 def subscribers(
-    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]
+    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
 ) -> dict[str, list[MemberId]]:
     """Return the members of each existing topic: topics sorted by name, members in `member_order`."""
     by_topic: dict[str, list[MemberId]] = {topic: [] for topic in sorted(topics)}

@@ -21,7 +21,7 @@ from itertools import chain, groupby, repeat
 from operator import itemgetter
 
 from kohort.assignors.claims import PartitionOwners, beside, keep_order, settle_claims
-from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo, subscribers
+from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless, subscribers
 from kohort.ids import MemberId, TopicPartition, by_topic, topic_partition
 
 # -- Even and sticky division when members are subscribed to different topics
@@ -342,7 +342,7 @@ def numbers(names: Mapping[str, object]) -> dict[str, int]:
 
 
 def divide_evenly(
-    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo], ownership: PartitionOwners
+    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic], ownership: PartitionOwners
 ) -> Assignment:
     """Divide all partitions.
 
@@ -384,7 +384,7 @@ def _deal(left: list[TopicPartition], result: Assignment) -> None:
 def _deal_by_rack(
     left: list[TopicPartition],
     members: Mapping[MemberId, MemberSubscription],
-    topics: Mapping[str, TopicInfo],
+    topics: Mapping[str, AssignableTopic],
     result: Assignment,
     shares: tuple[int, int],
 ) -> list[TopicPartition]:
@@ -415,7 +415,7 @@ def _deal_by_rack(
     return rest
 
 
-def divide(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+def divide(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]) -> Assignment:
     """Divide the partitions as all three assignors do."""
     sets: dict[tuple[str, ...], frozenset[str]] = {}
     for subscription in members.values():
@@ -437,7 +437,7 @@ def divide(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, 
 
 def _divide_unevenly(
     members: Mapping[MemberId, MemberSubscription],
-    topics: Mapping[str, TopicInfo],
+    topics: Mapping[str, AssignableTopic],
     takers: Mapping[str, list[MemberId]],
     ownership: PartitionOwners,
     result: Assignment,
@@ -485,7 +485,7 @@ def _divide_unevenly(
 def _hand_out(
     left: list[TopicPartition],
     need: dict[MemberId, int],
-    group: tuple[Mapping[MemberId, MemberSubscription], Mapping[str, TopicInfo]],
+    group: tuple[Mapping[MemberId, MemberSubscription], Mapping[str, AssignableTopic]],
     result: Assignment,
 ) -> None:
     """Give members the partitions of one topic that they need: those with a replica in their rack first."""
@@ -512,7 +512,9 @@ class Uniform(Stateless):
     name = "uniform"
     cooperative = False
 
-    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+    def assign(
+        self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+    ) -> Assignment:
         """Divide the partitions."""
         return divide(members, topics)
 
@@ -530,7 +532,9 @@ class Sticky(Stateless):
         self._previous: Sequence[TopicPartition] | None = None
         self._generation = -1
 
-    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+    def assign(
+        self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+    ) -> Assignment:
         """Divide the partitions; `owned` of a member counts only if its user data says nothing."""
         names: dict[bytes, str] = {}
         return divide(
@@ -560,7 +564,9 @@ class CooperativeSticky(Stateless):
     def __init__(self) -> None:
         self._generation = -1
 
-    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+    def assign(
+        self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+    ) -> Assignment:
         """Divide the partitions, without those that another member has to revoke first."""
         members = {member: _with_generation(subscription) for member, subscription in members.items()}
         result = divide(members, topics)

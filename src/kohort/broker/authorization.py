@@ -339,6 +339,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "RenewDelegationToken": (),
     "SaslAuthenticate": (),
     "SaslHandshake": (),
+    "StreamsGroupHeartbeat": _GROUP_READ,
     "SyncGroup": _GROUP_READ,
     "TxnOffsetCommit": (*_TRANSACTION_WRITE, *_GROUP_READ, *_TOPIC_READ),
     "UpdateFeatures": _CLUSTER_ALTER,

@@ -219,9 +219,9 @@ class Dispatcher(Generic[D]):
             request.message, _ = route.decode(body, version)
         except WireError as error:
             raise BadFrame(f"{request.name} can't be read: {error}") from None
-        figures = self._apis[key]
-        figures.requests += 1
-        request.latency = figures.latency
+        metrics = self._apis[key]
+        metrics.requests += 1
+        request.latency = metrics.latency
         request.began = perf_counter()
         throttling = self._host.throttling
         login = client.login

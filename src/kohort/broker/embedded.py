@@ -27,13 +27,13 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import IO, Any
 
-from kohort.broker.config.single_broker import idle_text
 from kohort.broker.security.addresses import addresses_of
 from kohort.broker.security.development import LISTENER, DevelopmentFiles, development_files
 from kohort.broker.security.settings import INSECURE
 from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.io.closing import ClosedOnExit
+from kohort.io.platforms import require_posix
 from kohort.settings.arguments import checked, checked_call
 
 __all__ = ["Broker", "Fault"]
@@ -42,6 +42,12 @@ END_S = 15.0
 """Time that a broker gets to shut down before it is killed."""
 CONTROL_MS = 30_000
 _CODE = "import sys; sys.path.insert(1, {root!r}); from kohort.broker.child import main; main()"
+
+
+def _ignored_text(config: Mapping[str, Any]) -> str:
+    from kohort.broker.config.settings import ignored_text  # loads the declarations: only where there are settings
+
+    return ignored_text(config)
 
 
 @checked
@@ -67,7 +73,8 @@ class Broker(ClosedOnExit):
         data_dir: the data folder in use.
 
     Raises:
-        InvalidInputError: a property or address is invalid, or the data folder is in use.
+        InvalidInputError: a property or address is invalid, the data folder is in use, or the system is neither Linux
+            nor macOS.
         KafkaError: the port is in use, or the broker did not start.
     """
 
@@ -86,10 +93,11 @@ class Broker(ClosedOnExit):
         secure: str | Path | None = None,
         log_level: str | int = logging.WARNING,
     ) -> None:
+        require_posix("an embedded broker")
         levels = logging.getLevelNamesMapping()
         if isinstance(log_level, str) and log_level not in levels:
             raise InvalidInputError(f"log_level must be one of {', '.join(levels)}, not {log_level!r}")
-        if text := idle_text(config or {}):
+        if config and (text := _ignored_text(config)):
             warnings.warn(text, stacklevel=3)  # this method's caller is the check of its arguments
         config = dict(config or {})
         self._files: DevelopmentFiles | None = None

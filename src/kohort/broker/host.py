@@ -459,8 +459,8 @@ class GroupHost:
         self.metrics = Metrics()
         self.on_rebalanced: Callable[[Rebalanced], None] | None = None
         self.faults = Faults(loop)
-        self._tokens = itertools.count(1)
-        self.groups = GroupShards(self.token, self._make_shard)
+        self._request_ids = itertools.count(1)
+        self.groups = GroupShards(self.next_request_id, self._make_shard)
         self.topics = topics(self.groups)
         self.consumers = PushedConsumers(self.groups, places, self.metrics, self.faults)
         self.groups.on_end = self.consumers.dismiss
@@ -471,9 +471,9 @@ class GroupHost:
         self._regex_callers: OrderedDict[str, PastCaller] = OrderedDict()
         self._regexes_waiting: dict[str, tuple[ResolveRegexes, Callable[[Event], None]]] = {}
 
-    def token(self) -> int:
+    def next_request_id(self) -> int:
         """Return a number for one event, which matches its reply to its request."""
-        return next(self._tokens)
+        return next(self._request_ids)
 
     def _make_shard(self, index: int, term: int) -> Shard:
         return Shard(index, self._open_journal(index), term, self.group_config, LoopDriver(self.loop, self))

@@ -32,6 +32,7 @@ from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import ProducerIds, TransactionHost, Transactions
 from kohort.groups.effects import FindOffsets
 from kohort.groups.events import Event, GroupSettings, OffsetsFound, PushPosition
+from kohort.io.log_throttle import IntervalThrottle
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore, PartitionLog
 from kohort.wire.discovery import ApiVersionsResponse
@@ -43,6 +44,8 @@ LOOP_PAUSE_S = 1.0
 """A maintenance timer this late means that the loop did not run: the process was stopped or starved, or a callback
 blocked the loop.
 """
+STREAMS_REFUSAL_LINE_S = 3600.0
+"""The shortest time between two lines about the same group: Kafka Streams may replace its threads without end."""
 MAINTAIN_BUSY_S = 0.05
 """Pause between slices of work while a compaction is in progress."""
 
@@ -98,9 +101,17 @@ class Node(GroupHost):
             self.open_audit_log()
         self.transactions = Transactions(
             TransactionHost(
-                loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token
+                loop,
+                store,
+                self.config,
+                self.topics,
+                self.groups,
+                self.waits,
+                self.producer_ids.take,
+                self.next_request_id,
             )
         )
+        self.streams_refusals = IntervalThrottle(STREAMS_REFUSAL_LINE_S)
         self.described_partitions_max = self.config.described_partitions_max
         self._maintenance: asyncio.TimerHandle | None = None
         self._maintenance_due = math.inf

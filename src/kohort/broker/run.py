@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
-from kohort.broker.config.settings import broker_configs
-from kohort.broker.config.single_broker import idle_text
+from kohort.broker.config.settings import broker_configs, ignored_text
 from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.metrics import Snapshot
 from kohort.broker.node import Node
@@ -188,7 +187,7 @@ def run_broker(
             on_listening(broker.advertised_address)
         announce(broker, ended)
 
-    if text := idle_text(properties):
+    if text := ignored_text(properties):
         log.warning(text)
     try:
         serve(data_dir, listen, properties, ready, beside)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from kohort.broker.server.connection import ClientSession
 from kohort.coordinator.shard import Shard
@@ -33,9 +33,23 @@ Answer: TypeAlias = Callable[[Any], None]
 """Callback that takes the value of an event's reply, or the error code. The event determines the value's class."""
 
 
-@lru_cache(maxsize=100_000)
+NAMES_CACHED: Final = 100_000
+CACHED_NAME_MAX: Final = 255
+"""The longest name whose hash is cached, in characters. Clients may send names of 32 KiB, which would keep 3 GiB."""
+
+
 def java_hash(text: str) -> int:
     """Return Java's String.hashCode, made non-negative as in Kafka. It maps a name to an internal topic's partition."""
+    return cached_hash(text) if len(text) <= CACHED_NAME_MAX else _hash(text)
+
+
+@lru_cache(maxsize=NAMES_CACHED)
+def cached_hash(text: str) -> int:
+    """Return the hash of a short name, which the next request has again."""
+    return _hash(text)
+
+
+def _hash(text: str) -> int:
     value = 0
     data = text.encode("utf-16-be")
     for position in range(0, len(data), 2):
@@ -51,11 +65,11 @@ class GroupShards:
         on_end: called with the index of a shard that this process gives up.
     """
 
-    def __init__(self, token: Callable[[], int], make: MakeShard) -> None:
+    def __init__(self, next_request_id: Callable[[], int], make: MakeShard) -> None:
         self.count = 1
         self.on_end: Callable[[int], None] = lambda index: None
         self._shards: dict[int, Shard] = {}
-        self._token = token
+        self._next_request_id = next_request_id
         self._make = make
 
     def __iter__(self) -> Iterator[Shard]:
@@ -100,7 +114,7 @@ class GroupShards:
 
     def prove(self, index: int) -> None:
         """Check whether another process has fenced a shard, with a request that needs proof of ownership."""
-        self.ask_at(index, ListGroups(self._token(), states=("none",)), lambda _: None)
+        self.ask_at(index, ListGroups(self._next_request_id(), states=("none",)), lambda _: None)
 
     def __contains__(self, index: int) -> bool:
         return index in self._shards
@@ -144,7 +158,7 @@ class GroupShards:
         """Split a request for several groups by shard, and answer when all shards have.
 
         Args:
-            make_event: creates a shard's event from a token and its groups.
+            make_event: creates a shard's event from a request id and its groups.
             entries: returns one entry per group of a shard's event, in order, from the value of its reply or an error
                 code.
             answer: called with the entries by group.
@@ -158,7 +172,7 @@ class GroupShards:
             answer(entries_by_group)
             return
 
-        def collect(names: tuple[str, ...], value: ReplyValue | ErrorCode) -> None:
+        def collect_reply(names: tuple[str, ...], value: ReplyValue | ErrorCode) -> None:
             nonlocal left
             entries_by_group.update(zip(names, entries(names, value), strict=True))
             left -= 1
@@ -167,7 +181,7 @@ class GroupShards:
 
         for index, of_shard in by_shard.items():
             names = tuple(of_shard)
-            self.ask_at(index, make_event(self._token(), names), partial(collect, names))
+            self.ask_at(index, make_event(self._next_request_id(), names), partial(collect_reply, names))
 
     def ask_all(self, make_event: Callable[[int], Request], answer: Callable[[list[Any]], None]) -> None:
         """Send a request to every shard here except damaged ones. `answer` gets the values or error codes in order."""
@@ -178,7 +192,7 @@ class GroupShards:
             answer(values)
             return
 
-        def collect(index: int, value: ReplyValue | ErrorCode) -> None:
+        def collect_reply(index: int, value: ReplyValue | ErrorCode) -> None:
             nonlocal left
             values[index] = value
             left -= 1
@@ -186,7 +200,7 @@ class GroupShards:
                 answer(values)
 
         for index, shard in enumerate(asked):
-            shard.ask(make_event(self._token()), partial(collect, index))
+            shard.ask(make_event(self._next_request_id()), partial(collect_reply, index))
 
     # -- news
 
@@ -233,8 +247,8 @@ class GroupShards:
 
     def release(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on its connection."""
-        for token, index in client.held.items():
-            self._queue_at(index, ReleaseLongPolls((token,)))
+        for request_id, index in client.held.items():
+            self._queue_at(index, ReleaseLongPolls((request_id,)))
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:

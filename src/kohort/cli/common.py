@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
@@ -16,7 +16,9 @@ from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundErro
 from kohort.settings.config import did_you_mean, parse_assignments, parse_listen, read_properties
 
 if TYPE_CHECKING:
+    from kohort.broker.security.development import DevelopmentFiles
     from kohort.client.admin.admin import Admin
+    from kohort.cluster.zookeeper.security import ZooKeeperAddress
     from kohort.lag import LagReader
 
 Client = TypeVar("Client")
@@ -246,3 +248,88 @@ def print_errors(errors: Mapping[Any, KafkaError]) -> int:
     for error in errors.values():
         print_note(f"kohort: {error}")
     return FAILED if errors else DONE
+
+
+# -- The options of `kohort broker` and `kohort coordinator`
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SecurityOptions:
+    """The options about the security of a listener."""
+
+    tls: Path | None = None
+    """A PEM file of the broker's private key and certificates: connections are encrypted."""
+
+    client_ca: Path | None = None
+    """A PEM file of authorities: clients must show a certificate of theirs. Needs --tls."""
+
+    sasl: Path | None = None
+    """A file of users, NAME=PASSWORD in each line: clients must log in, by SCRAM, or by PLAIN over TLS."""
+
+    secure: Path | None = None
+    """A folder for tests and demos, where a certificate, a user and clients' properties are made if missing: --tls and
+    --sasl in one step."""
+
+    insecure: Annotated[bool, Parameter(negative="")] = False
+    """Serve everyone without a login, also at an address that other machines can reach."""
+
+    def applied(
+        self, listen: str, properties: dict[str, Any], files: DevelopmentFiles | None
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the listener and the properties with these options. `files` are those of --secure.
+
+        Raises:
+            UsageError: options do not fit together.
+        """
+        if self.client_ca is not None and self.tls is None:
+            raise UsageError("--client-ca needs --tls: certificates are shown over TLS only")
+        if files is not None and (self.tls or self.sasl):
+            raise UsageError("--secure makes a certificate and a user: leave --tls and --sasl out")
+        chosen: dict[str, Any] = {} if files is None else {**files.broker_properties()}
+        if self.tls is not None:
+            chosen["ssl.keystore.location"] = str(self.tls)
+        if self.client_ca is not None:
+            chosen |= {"ssl.truststore.location": str(self.client_ca), "ssl.client.auth": "required"}
+        if self.sasl is not None:
+            chosen["sasl.users.location"] = str(self.sasl)
+            if self.tls is not None:
+                chosen["sasl.enabled.mechanisms"] = "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN"
+        if self.insecure:
+            chosen["allow.insecure.listeners"] = "true"
+        uses_tls = self.tls is not None or files is not None
+        uses_sasl = self.sasl is not None or files is not None
+        if (uses_tls or uses_sasl) and "://" not in listen:
+            protocol = f"SASL_{'SSL' if uses_tls else 'PLAINTEXT'}" if uses_sasl else "SSL"
+            if protocol == "SASL_SSL" and self.client_ca is not None:
+                chosen[f"listener.name.{protocol.lower()}.ssl.client.auth"] = "required"
+            listen = f"{protocol}://{listen}"
+        return listen, {**chosen, **properties}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ZooKeeperOptions:
+    """The options about ZooKeeper."""
+
+    zookeeper: str | None = None
+    """HOST:PORT[,…]/chroot that shows this broker, its topics, and the owners and offsets of push groups. One broker
+    uses the path alone; its data folder is authoritative."""
+
+    zookeeper_config: Path | None = None
+    """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
+
+    def zookeeper_address(self) -> ZooKeeperAddress | None:
+        """Return where ZooKeeper is and how to log in there; None: it is not used.
+
+        Raises:
+            UsageError: a line of the file is no property, or there is a file and no address.
+            InvalidInputError: a property is unknown or invalid.
+        """
+        if self.zookeeper is None:
+            if self.zookeeper_config is not None:
+                raise UsageError("--zookeeper-config needs --zookeeper HOST:PORT[,…]/chroot")
+            return None
+        from kohort.cluster.zookeeper.security import zookeeper_address
+
+        return zookeeper_address(self.zookeeper, properties_of(self.zookeeper_config) if self.zookeeper_config else {})

@@ -161,6 +161,8 @@ class _Columns(RecordWriter):
 
 _COMMON = Common()
 _POLL_MS = 200
+_GONE = getattr(select, "POLLERR", 0) | getattr(select, "POLLHUP", 0)
+"""What a poll reports when the other end is gone. macOS reports POLLNVAL for every terminal, which says nothing."""
 
 
 def consume(  # noqa: PLR0913 - one keyword for each option
@@ -239,7 +241,7 @@ class ConsumeLimits:
 
     def check_reader(self) -> None:
         """Raise BrokenPipeError if the reader of the output has gone, as `head` does, even when no record comes."""
-        if self._readers_end is not None and self._readers_end.poll(0):
+        if self._readers_end is not None and any(event & _GONE for _, event in self._readers_end.poll(0)):
             raise BrokenPipeError
 
 
@@ -248,6 +250,8 @@ def _readers_end() -> select.poll | None:
     try:
         number = sys.stdout.fileno()
     except OSError:  # standard output is no file, as in tests
+        return None
+    if not hasattr(select, "poll"):  # Windows: the next write fails instead
         return None
     poll = select.poll()
     poll.register(number, 0)

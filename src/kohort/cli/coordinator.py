@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError, family
-from kohort.cli.broker import SecurityOptions, ZooKeeperOptions
-from kohort.cli.common import REACH_MS, Common, assignments
+from kohort.cli.common import REACH_MS, Common, SecurityOptions, ZooKeeperOptions, assignments
 from kohort.cli.output import show, show_json
+from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from kohort.client.admin.coordinators import ShardStatus
@@ -75,9 +75,10 @@ def coordinator(
         kafka: HOST:PORT of the cluster's brokers, several with commas between.
         listen: HOST:PORT; port 0 picks a free one.
         id_: the node id that clients see, different from those of Kafka's brokers; else derived from the address.
-        metrics_listen: HOST:PORT where Prometheus reads its figures; the property metrics.listen.
+        metrics_listen: HOST:PORT where Prometheus reads its metrics; the property metrics.listen.
         set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
     """
+    require_posix("kohort coordinator")
     from kohort.broker.security.listeners import planned_listeners
     from kohort.client.settings import ConnectionConfig, client_config
     from kohort.cluster.run import Options, run_coordinator
@@ -137,19 +138,19 @@ def status(*, common: Common = _COMMON) -> int:
 
 
 def _shard_row(shard: ShardStatus) -> dict[str, Any]:
-    figures = shard.metrics
+    metrics = shard.metrics
     return {
         "shard": shard.index,
         "coordinator": shard.coordinator,
         "phase": shard.phase or "not known",
-        "term": _known(figures.term),
-        "proof_age_ms": _known(figures.proof_age_ms),
-        "load_ms": _known(figures.load_ms),
-        "appends": figures.appends,
-        "append_p50_ms": None if figures.append_p50_us < 0 else figures.append_p50_us / 1000,
-        "append_p99_ms": None if figures.append_p99_us < 0 else figures.append_p99_us / 1000,
-        "fences": figures.fences,
-        "groups": figures.groups,
+        "term": _known(metrics.term),
+        "proof_age_ms": _known(metrics.proof_age_ms),
+        "load_ms": _known(metrics.load_ms),
+        "appends": metrics.appends,
+        "append_p50_ms": None if metrics.append_p50_us < 0 else metrics.append_p50_us / 1000,
+        "append_p99_ms": None if metrics.append_p99_us < 0 else metrics.append_p99_us / 1000,
+        "fences": metrics.fences,
+        "groups": metrics.groups,
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from kohort.cli.app import UsageError
 from kohort.cli.common import Common
 from kohort.errors import InvalidInputError
+from kohort.io.platforms import require_posix
 
 _COMMON = Common()
 
@@ -33,6 +34,7 @@ def demo(
         region: the queries are members of a consistent region, which writes exactly once into a Delta table.
         keep: leave the broker running at the end, until Ctrl-C.
     """
+    require_posix("kohort demo")
     from kohort.client.settings import ConnectionConfig
     from kohort.demo import DemoOptions, run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import platform
-import resource
 import shutil
 import socket
 import sys
@@ -20,6 +19,7 @@ from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.output import print_note, show
 from kohort.errors import InvalidInputError, KafkaError
+from kohort.io.platforms import require_posix
 
 _COMMON = Common()
 _PYTHON_MIN = (3, 11)
@@ -177,7 +177,14 @@ def _extras() -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    """The broker raises its soft limit to the hard one by itself."""
+    """The broker raises its soft limit to the hard one by itself. Windows has neither this limit nor the broker."""
+    try:
+        require_posix("a broker")
+    except InvalidInputError as error:
+        yield Finding("operating system", OPTIONAL, platform.system(), "a broker, Spark, regions", error.message)
+        return
+    import resource
+
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
     state = OK if unlimited or hard >= _FILES_WANTED else OPTIONAL

@@ -47,7 +47,8 @@ def exporter(
         if value < 1:
             raise UsageError(f"{option} {value}: give a number of milliseconds from 1 on")
     from kohort.io.metrics_http import MetricsServer
-    from kohort.lag.exporter import ClusterWatch, LagExporter
+    from kohort.lag.cluster_watch import ClusterWatch
+    from kohort.lag.exporter import LagExporter
 
     ended = threading.Event()
     readers = _readers(servers, config)

@@ -93,15 +93,11 @@ def _samples(
 
 
 def _changes_between(before: LagReport, report: LagReport, now: str) -> list[dict[str, str]]:
-    """Return the changes of groups between two reads; not of groups that could not be read."""
-    from kohort.lag import changes
+    from kohort.lag import changes_between
 
-    names = sorted(before.groups.keys() | report.groups.keys())
     return [
         {"time": now, "group": name, "kind": change.kind, "text": change.text}
-        for name in names
-        if not report.failures or name in report.groups
-        for change in changes(before.groups.get(name), report.groups.get(name))
+        for name, change in changes_between(before, report)
     ]
 
 

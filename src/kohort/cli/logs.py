@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.output import print_note, show, show_json
+from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:
     from kohort.log.check import Defect, Progress
@@ -37,6 +38,7 @@ def check(
             readers can continue. Indexes are rebuilt.
         json: print JSON.
     """
+    require_posix("kohort log check")
     from kohort.errors import InvalidInputError
     from kohort.log.check import FolderCheck, locked, log_bytes
     from kohort.log.repair import repair as repaired

@@ -1,4 +1,4 @@
-"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, reseal, delete, serve."""
+"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, files, reseal, delete, serve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
-    from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
+    from kohort.region.messages import RegionSeen
     from kohort.region.region import Region
     from kohort.region.region_topic import SavedFacts
     from kohort.region.sinks import Sink
@@ -96,28 +96,12 @@ NO_PLANE = "nobody serves"
 @app.command(name="list")
 def list_(*, common: Common = _COMMON) -> int:
     """List the regions with their groups and the last sequence that is complete."""
+    from kohort.region.description import listed_rows
     from kohort.region.region_log import regions
 
-    servers, settings = _reached(common)
-    rows = [
-        {
-            "region": name,
-            "term": 0 if saved.term is None else saved.term.term,
-            "epoch": 0 if saved.epoch is None else saved.epoch.epoch,
-            "sequence": saved.sequence,
-            "stopped": _why_stopped(saved),
-            "groups": groups,
-        }
-        for name, (saved, groups) in regions(servers, settings).items()
-    ]
+    rows = listed_rows(regions(*_reached(common)))
     show(rows, ("region", "term", "epoch", "sequence", "stopped", "groups"), as_json=common.json, empty="no regions")
     return DONE
-
-
-def _why_stopped(saved: SavedFacts) -> str:
-    if saved.birth is None and saved.unproven:
-        return f"its records do not count here: the last {saved.unproven}"
-    return "" if saved.stopped is None else saved.stopped.cause
 
 
 @app.command
@@ -131,6 +115,7 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
         name: the region's name.
     """
     from kohort.client.admin.admin import Admin
+    from kohort.region.description import member_row, region_row, region_view, sink_row
 
     servers, settings = _reached(common)
     with _region(name, common) as region:
@@ -144,72 +129,16 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
             return FAILED
     queries = query_rows(name, saved)
     if common.json:
-        show_json({**_region_json(seen), "queries": queries, "lag": lag})
+        show_json({**region_view(seen), "queries": queries, "lag": lag})
         return DONE
-    show([_region_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
-    show([_member_row(seen, member) for member in seen.members], _OF_MEMBER, as_json=False, empty="no members")
+    show([region_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
+    show([member_row(seen, member) for member in seen.members], _OF_MEMBER, as_json=False, empty="no members")
     if queries:
         show(queries, OF_QUERY, as_json=False)
-    show([_sink_row(seen, sink) for sink in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
+    show([sink_row(seen, sink) for sink in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
     if lag:
         show(lag, OF_GROUP, as_json=False)
     return DONE
-
-
-def _region_row(seen: RegionSeen) -> dict[str, Any]:
-    return {
-        "region": seen.name,
-        "state": seen.state,
-        "term": seen.term,
-        "epoch": seen.epoch,
-        "sequence": seen.sequence,
-        "published": seen.published,
-        "unpublished": seen.sequence - seen.published,
-        "resets": sum(seen.resets.values()),
-        "sequence_ms": None if seen.sequence_ms < 0 else seen.sequence_ms,
-        "stopped": seen.stopped,
-    }
-
-
-def _member_row(seen: RegionSeen, member: MemberSeen) -> dict[str, Any]:
-    return {
-        "region": seen.name,
-        "member": member.name,
-        "group": member.group,
-        "phase": member.phase,
-        "epoch": member.epoch,
-        "partitions": [str(part) for part in member.parts],
-        "connected": member.connected,
-        "sink": member.sink,
-        "dead_letters": member.dead_letters,
-        "waits_for": member.waits_for,
-    }
-
-
-def _sink_row(seen: RegionSeen, sink: SinkSeen) -> dict[str, Any]:
-    return {
-        "region": seen.name,
-        "sink": sink.place,
-        "published": sink.published,
-        "unpublished": seen.sequence - sink.published,
-        "publisher": sink.publisher,
-        "waits_for": sink.waits_for,
-    }
-
-
-def _region_json(seen: RegionSeen) -> dict[str, Any]:
-    positions = [
-        {
-            "group": position.group,
-            "topic": position.topic,
-            "partition": position.partition,
-            "offset": position.offset,
-        }
-        for position in seen.positions
-    ]
-    members = [_member_row(seen, member) for member in seen.members]
-    sinks = [_sink_row(seen, sink) for sink in seen.sinks]
-    return {**_region_row(seen), "resets": seen.resets, "members": members, "sinks": sinks, "positions": positions}
 
 
 @app.command
@@ -291,8 +220,8 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
 
     Args:
         name: the region's name.
-        place: the sink's, as messages and `describe` name it: parquet:/folder, delta:/folder, sql:URL#table. For a sink
-            of your own, call `Region.adopt` instead.
+        place: the sink's, as messages and `describe` name it: parquet:/folder, parquet:s3://bucket/folder,
+            delta:/folder, sql:URL#table. For a sink of your own, call `Region.adopt` instead.
         execute: do it; without this it is only shown.
     """
     from kohort.region.sinks.by_name import sink_of
@@ -308,6 +237,25 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
             return FAILED
         region.adopt(sink)
     show([{"region": name, "sink": place, "done": True}], ("region", "sink", "done"), as_json=common.json)
+    return DONE
+
+
+@app.command(name="files")
+def published_files(place: str, *, after: int = 0, json: bool = False) -> int:
+    """List the files of a ParquetFolder that belong to published sequences. No broker is asked.
+
+    Readers of an object store take these files; the others there are not published yet, or will never be. Credentials
+    come from the environment, as AWS_ACCESS_KEY_ID does.
+
+    Args:
+        place: the folder's path, or its URL, or its name in `kohort region describe`.
+        after: leave out this sequence and earlier ones.
+        json: print JSON.
+    """
+    from kohort.region.sinks.by_name import folder_of
+
+    found = folder_of(place.removeprefix("parquet:")).published_files(after)
+    show([file._asdict() for file in found], ("sequence", "path"), as_json=json, empty="no published sequences")
     return DONE
 
 
@@ -464,15 +412,17 @@ def _change(
     serves: bool = False,
 ) -> int:
     """Preview and make a change of a region. `serves`: run the control plane meanwhile, if there is none."""
+    from kohort.region.description import region_row
+
     _must_be_there(name, common)
     with _region(name, common, serves=serves) as region:
         seen = region.describe()
         check(seen)
         columns = (*_OF_REGION[:-1], "stopped")
         if not execute:
-            show([_region_row(seen)], columns, as_json=common.json)
+            show([region_row(seen)], columns, as_json=common.json)
         if not confirmed(execute, question):
             return FAILED
         do(region)
-        show([{**_region_row(region.describe()), "done": True}], (*columns, "done"), as_json=common.json)
+        show([{**region_row(region.describe()), "done": True}], (*columns, "done"), as_json=common.json)
     return DONE

@@ -9,6 +9,7 @@ from typing import Any
 
 from kohort.cli.app import DONE
 from kohort.cli.common import listen_address
+from kohort.io.platforms import require_posix
 
 
 def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None) -> int:
@@ -20,6 +21,7 @@ def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None) -> in
         listen: HOST:PORT to listen on; port 0 picks a free one.
         data: the folder of its data; a temporary one when not given.
     """
+    require_posix("kohort zookeeper")
     from kohort.zookeeper import ZooKeeper
 
     host, port = listen_address(listen)

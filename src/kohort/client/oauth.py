@@ -125,9 +125,9 @@ class TokenEndpoint:
                 data = answer.read(ANSWER_BYTES_MAX + 1)
         except urllib.error.HTTPError as error:
             with error:
-                told = error.read(500).decode(errors="replace")
+                answer = error.read(500).decode(errors="replace")
             kind = OSError if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else _EndpointRefusal
-            raise kind(f"{self._url} answered {error.code}: {told}") from None
+            raise kind(f"{self._url} answered {error.code}: {answer}") from None
         return _token_of(self._url, data)
 
 

@@ -161,10 +161,10 @@ def _shard(host: CoordinatorHost, shard: Shard, owned: OwnedShard) -> DescribeCo
         groups=sum(1 for _ in shard.group_states()),
     )
     if owned.journal is not None:
-        figures = owned.journal.metrics
-        row.term = figures.epoch
-        if figures.acknowledged_ms:
-            row.proof_age_ms = max(0, round(host.loop.time() * 1000 - figures.acknowledged_ms))
+        metrics = owned.journal.metrics
+        row.term = metrics.epoch
+        if metrics.acknowledged_ms:
+            row.proof_age_ms = max(0, round(host.loop.time() * 1000 - metrics.acknowledged_ms))
     return row
 
 

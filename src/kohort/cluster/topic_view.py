@@ -174,9 +174,9 @@ class TopicView:
     def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's list of all topics. `alone`: the node knows of no other node."""
         named: set[str] = set()
-        for told in topics:
-            named.add(told.name)
-            self._take(told, node, alone=alone)
+        for topic in topics:
+            named.add(topic.name)
+            self._take(topic, node, alone=alone)
         left_out = {*self.by_name, *self._doubts} - named
         self._unlisted = sorted(left_out)
         self._lists += 1
@@ -193,8 +193,8 @@ class TopicView:
 
     def answered(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's answers about topics that were requested by name."""
-        for told in topics:
-            self._take(told, node, alone=alone)
+        for topic in topics:
+            self._take(topic, node, alone=alone)
 
     def look_for(self, recorded: Mapping[str, Iterable[TopicId]]) -> None:
         """Find out which topics were deleted, of those that a shard's offsets name and the view does not have."""

@@ -227,8 +227,8 @@ class Appends:
         if not self.ended:
             self._fail(reason, None)
 
-    def more(self) -> None:
-        """Continue to load records after the journal had none available for a while (`Owner.more`)."""
+    def continue_reading(self) -> None:
+        """Continue to load records after the journal had none available for a while (`Owner.continue_reading`)."""
         reading, self._reading = self._reading, None
         if reading is not None:
             self._driver.soon(reading)
@@ -585,8 +585,8 @@ class Shard:
     def _release(self, steps: list[Step]) -> None:
         """Carry out the effects of durable steps."""
         for _, outcome in steps:
-            for token, value in outcome.replies:
-                self._answer_request(token, value)
+            for request, value in outcome.replies:
+                self._answer_request(request, value)
             for push in outcome.pushes:
                 self._driver.push(push)
             for work in outcome.work:
@@ -600,9 +600,9 @@ class Shard:
         if self._queue and not self._scheduled:
             self._wake()
 
-    def _answer_request(self, token: int | None, value: ReplyValue | ErrorCode) -> None:
+    def _answer_request(self, request: int | None, value: ReplyValue | ErrorCode) -> None:
         """Answer a request if it still waits; an exception in one recipient must not affect other requests."""
-        on_reply = self._waiting.pop(token, None) if token is not None else None
+        on_reply = self._waiting.pop(request, None) if request is not None else None
         if on_reply is not None:
             try:
                 on_reply(value)
@@ -684,8 +684,8 @@ class Shard:
             if timer is not None:
                 timer.cancel()
         self._timer = self._reload = None
-        for token in [*self._waiting]:
-            self._answer_request(token, error)
+        for request in [*self._waiting]:
+            self._answer_request(request, error)
 
     # -- time
 

@@ -157,7 +157,7 @@ class Ledger:
         self.mark_changed(group.membership)
         if kind is Kind.OFFSET:
             self._drop_offset(group, (rest[0], rest[1]))
-        elif group.membership.drop(kind, rest):
+        elif group.membership.apply_tombstone(kind, rest):
             group.membership = self._first(group_id)
         self._drop_if_void(group)
 
@@ -269,7 +269,7 @@ class Context(Step):
         """Return whether the shard may have another group."""
         return admission.check_group(self.config, self.ledger.size)
 
-    def create(self, group_id: str) -> Group | None:
+    def create_group(self, group_id: str) -> Group | None:
         """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""
         if not self.has_room():
             self.log(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)

@@ -369,7 +369,7 @@ ReplyValue: TypeAlias = (
 
 
 class Reply(NamedTuple):
-    """A reply to the event that carried this request token."""
+    """A reply to the event that carried this request id."""
 
     request: int
     value: ReplyValue

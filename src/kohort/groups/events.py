@@ -2,7 +2,7 @@
 
 A class covers all wire versions of its request.
 
-Every request carries `request`, a token that the caller chose and that the reply names. The caller itself answers what
+Every request carries `request`, an id that the caller chose and that the reply names. The caller itself answers what
 the core cannot know: unknown topics, authorization, and the shard of a group. Absent strings are None; an empty member
 id is "". Byte strings are `bytes`, copied out of the frame.
 """
@@ -391,7 +391,7 @@ class TransactionEnded:
     """The end of a producer's transaction, read from the end marker in this shard's journal partition.
 
     Attributes:
-        request: the token of the request to answer (`TransactionEndedReply`), None if there is none.
+        request: the id of the request to answer (`TransactionEndedReply`), None if there is none.
     """
 
     producer_id: int

@@ -95,7 +95,7 @@ class LongPoll(Protocol):
 
     @property
     def request(self) -> int:
-        """The token of the request to answer."""
+        """The id of the request to answer."""
 
     @property
     def delay_ms(self) -> int:

@@ -90,7 +90,7 @@ class GroupMembership(LongPollingGroup):
         """Yield the keys to remove, in this order, so that no record is left."""
 
     @abstractmethod
-    def drop(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
         """Apply the tombstone of a record with this kind and the rest of its key (`names`). For the ledger.
 
         Returns:
@@ -98,7 +98,7 @@ class GroupMembership(LongPollingGroup):
         """
 
     @abstractmethod
-    def cancel(self) -> None:
+    def cancel_timers(self) -> None:
         """Stop all timers, because the group is about to change its protocol."""
 
     @abstractmethod

@@ -102,7 +102,7 @@ class CommittedOffsets:
         refused = self.context.admit_group(event.group_id).error
         if refused is not ErrorCode.NONE:
             return refused
-        return ErrorCode.POLICY_VIOLATION if self.context.create(event.group_id) is None else ErrorCode.NONE
+        return ErrorCode.POLICY_VIOLATION if self.context.create_group(event.group_id) is None else ErrorCode.NONE
 
     def commit_transactional(self, event: TxnOffsetCommit) -> None:
         """Commit positions that take effect when the producer's transaction commits."""
@@ -117,7 +117,7 @@ class CommittedOffsets:
             error = ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
         elif group is None:
             error = context.admit_group(event.group_id).error
-            if error is ErrorCode.NONE and context.create(event.group_id) is None:
+            if error is ErrorCode.NONE and context.create_group(event.group_id) is None:
                 error = ErrorCode.POLICY_VIOLATION
         else:
             error = group.membership.may_commit_in_transaction(context, event)
@@ -270,7 +270,7 @@ class CommittedOffsets:
     def take_over(self, event: GroupImported) -> None:
         """Write the import record and the offsets in one append."""
         context = self.context
-        group = context.find(event.group_id) or context.create(event.group_id)
+        group = context.find(event.group_id) or context.create_group(event.group_id)
         if group is None:
             text = f"there are {context.config.groups_max} groups already"
             context.imports.refuse(

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kohort.assignors import TopicInfo
+from kohort.assignors import AssignableTopic
 from kohort.groups.events import Topic, TopicImage
 
 
@@ -40,8 +40,10 @@ def metadata_hash(image: TopicImage, names: Iterable[str]) -> int:
     return int.from_bytes(digest.digest(), "big", signed=True)
 
 
-def topic_info(topic: Topic, left: Sequence[int]) -> TopicInfo:
+def topic_info(topic: Topic, left: Sequence[int]) -> AssignableTopic:
     """Describe some partitions of a topic for the assignors, numbered from 0."""
     if not topic.racks:
-        return TopicInfo(len(left))
-    return TopicInfo(len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks)))
+        return AssignableTopic(len(left))
+    return AssignableTopic(
+        len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks))
+    )

@@ -187,8 +187,8 @@ class Link:
             return False
         return True
 
-    def bodies(self, silence_s: float | None = None) -> Iterator[bytes]:
-        """Yield bodies until the other end is gone, this end is closed, or nothing came for `silence_s`.
+    def bodies(self, idle_s: float | None = None) -> Iterator[bytes]:
+        """Yield bodies until the other end is gone, this end is closed, or nothing came for `idle_s`.
 
         Raises:
             ValueError: the bytes are not the other end's.
@@ -196,9 +196,9 @@ class Link:
         waited_s = 0.0
         early, self._early = self._early, b""
         yield from self._frames.parser.feed(early)
-        if silence_s is not None:
+        if idle_s is not None:
             try:
-                self._socket.settimeout(min(SEND_S, silence_s))
+                self._socket.settimeout(min(SEND_S, idle_s))
             except OSError:  # it was closed before it was read
                 return
         while True:
@@ -207,7 +207,7 @@ class Link:
                 plain = data if self._tls is None or not data else self._tls.decrypted(data)
             except TimeoutError:
                 waited_s += self._socket.gettimeout() or 0.0
-                if silence_s is not None and waited_s >= silence_s:
+                if idle_s is not None and waited_s >= idle_s:
                     return
                 continue
             except OSError:
@@ -398,15 +398,15 @@ class AsyncLink:
         self.abort()
         return False
 
-    async def bodies(self, silence_s: float) -> AsyncIterator[bytes]:
+    async def bodies(self, idle_s: float) -> AsyncIterator[bytes]:
         """Yield bodies until the other end is gone.
 
         Raises:
-            TimeoutError: nothing came for `silence_s`.
+            TimeoutError: nothing came for `idle_s`.
             OSError: the connection has failed.
             ValueError: the bytes are not the other end's.
         """
-        while data := await asyncio.wait_for(self._stream.receive(), silence_s):
+        while data := await asyncio.wait_for(self._stream.receive(), idle_s):
             for body in self._frames.parser.feed(data):
                 yield body
 

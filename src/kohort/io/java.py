@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,16 +14,18 @@ from pathlib import Path
 from typing import IO
 
 from kohort.errors import KafkaError, NotFoundError, TimedOutError
+from kohort.io.platforms import require_posix
 
 JAVA_VERSION_MIN = 17
 _PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
 
 # Runs in the child before Java: the kernel then kills the child when its parent thread has ended in any way.
 _TIED_TO_PARENT = f"""
 import ctypes, os, sys
 parent = int(sys.argv[1])
 try:
-    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)})
+    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {_SIGKILL})
 except (OSError, AttributeError):
     pass
 if os.getppid() != parent:
@@ -96,7 +97,14 @@ def start_tied(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a child in its own session that the kernel kills when this process has ended (Linux)."""
+    """Start a child in its own session that the kernel kills when this process has ended.
+
+    Only Linux kills it. On macOS a child outlives a parent that SIGKILL has ended.
+
+    Raises:
+        InvalidInputError: the system is neither Linux nor macOS.
+    """
+    require_posix(f"starting {command[0]}")
     return subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
         stdin=stdin,
@@ -161,5 +169,5 @@ class JavaServer:
     def kill(self) -> None:
         """Kill the server as a crash would, together with its child processes."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, _SIGKILL)
         self._process.wait()

@@ -242,10 +242,13 @@ def _as_file(data: bytes) -> Iterator[str]:
             file.flush()
             yield f"/proc/self/fd/{descriptor}"
         return
-    with tempfile.NamedTemporaryFile("wb", prefix="kohort-") as file:  # readable by this user alone
-        file.write(data)
-        file.flush()
-        yield file.name
+    descriptor, name = tempfile.mkstemp(prefix="kohort-")  # readable by this user alone
+    try:
+        with os.fdopen(descriptor, "wb") as file:  # closed before `ssl` opens it, which Windows asks for
+            file.write(data)
+        yield name
+    finally:
+        os.unlink(name)
 
 
 def _passwords(location: str, store: KeyStore) -> tuple[str, str]:

@@ -23,7 +23,7 @@ class Owner(Protocol):
         Not called before all records are read. The cause is a FencedError, an OSError or a KafkaError.
         """
 
-    def more(self) -> None:
+    def continue_reading(self) -> None:
         """Report that reading may continue after a None from `begin`: with more records, the end, or an error."""
 
 
@@ -57,8 +57,8 @@ class Journal(Protocol):
 
         Returns:
             Every committed record that is current or not yet compacted away, oldest first, in lists. None means that
-            nothing is available yet; `owner.more` is called when reading may continue. At the end all records are as
-            durable as those of an append that returned.
+            nothing is available yet; `owner.continue_reading` is called when something is. At the end all records are
+            as durable as those of an append that returned.
 
         Raises:
             FencedError: a later term has begun. The iterator raises all errors too.

@@ -4,7 +4,7 @@ from kohort.lag.evaluation import CAUSES, GroupLag, LagReport, LagStatus, Partit
 from kohort.lag.reading import LagReader
 from kohort.lag.record_times import oldest_record
 from kohort.lag.snapshot import ClusterSnapshot, ReadFailure
-from kohort.lag.timeline import GroupChange, changes
+from kohort.lag.timeline import GroupChange, changes, changes_between
 
 __all__ = [
     "CAUSES",
@@ -18,6 +18,7 @@ __all__ = [
     "ReadFailure",
     "Trend",
     "changes",
+    "changes_between",
     "evaluate",
     "oldest_record",
 ]

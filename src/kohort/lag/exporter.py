@@ -1,4 +1,4 @@
-"""Prometheus metrics of the lag of clusters: a reader for each cluster, and the collector that a scrape calls.
+"""Prometheus metrics of the lag of clusters: the collector that a scrape calls.
 
 A scrape asks no cluster: it formats the last read. So the page answers while a cluster is away, and says so.
 
@@ -8,34 +8,19 @@ Names are those of kafka-lag-exporter where it has one, so that dashboards made 
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kohort.errors import KafkaError
-from kohort.lag.evaluation import GroupLag, LagReport, PartitionLag
-from kohort.lag.reading import LagReader
-from kohort.lag.snapshot import REASONS, reason_of
-from kohort.lag.timeline import changes
+from kohort.lag.cluster_watch import ClusterWatch
+from kohort.lag.evaluation import GroupLag, PartitionLag
+from kohort.lag.snapshot import REASONS
 
-log = logging.getLogger("kohort.exporter")
-
-READ_TIMEOUT_MS = 10_000
-"""The limit of a read. A cluster that answers more slowly is reported as timed out, and read again."""
-STALE_INTERVALS = 3
-"""A read counts for this many intervals. Then its lag is left out: a number that stands still looks like a fact."""
-STALE_MIN_S = 60.0
-"""The shortest time that a read counts: two reads that time out are no outage."""
 PARTITIONS_MAX = 100_000
 """The most partitions of groups on a page, for all clusters. Groups beyond have their sums and maxima alone."""
-LOGGED_FAILURES_MAX = 10
-"""The most failures of a read that are logged."""
 
 _OF_PARTITION = ("cluster_name", "group", "topic", "partition", "member_host", "consumer_id", "client_id")
 _OF_GROUP = ("cluster_name", "group")
@@ -79,126 +64,6 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Every metric: its meaning and labels. Counters get the ending `_total` on the page."""
 COUNTERS = frozenset({"kohort_consumergroup_changes", "kohort_exporter_reads"})
-
-
-@dataclass(frozen=True, slots=True)
-class ExporterState:
-    """The last knowledge of a cluster.
-
-    Attributes:
-        is_up: Whether the last read succeeded.
-        report: The last read that succeeded.
-        read_s: When it did, on the monotonic clock.
-        failures: How many parts of the last read failed, by reason.
-        read_ms: How long the last read took.
-        reads: The number of reads, by outcome.
-        changes: The number of changes, by group and kind.
-    """
-
-    is_up: bool = False
-    report: LagReport | None = None
-    read_s: float = 0.0
-    failures: Mapping[str, int] = field(default_factory=dict)
-    read_ms: float = 0.0
-    reads: Mapping[str, int] = field(default_factory=dict)
-    changes: Mapping[tuple[str, str], int] = field(default_factory=dict)
-
-
-class ClusterWatch:
-    """A thread that reads a cluster again and again, until it is closed.
-
-    A cluster that is away is read again at the next interval, for as long as the thread lives.
-
-    Attributes:
-        name: The label `cluster_name`.
-        state: The last state; replaced, never changed.
-    """
-
-    def __init__(self, name: str, reader: LagReader, interval_s: float) -> None:
-        self.name, self.state = name, ExporterState()
-        self._reader, self._interval_s = reader, interval_s
-        self._ended = threading.Event()
-        self._said: frozenset[str] = frozenset()
-        self._thread = threading.Thread(target=self._run, name=f"kohort-exporter {name}", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread and the reader."""
-        self._ended.set()
-        self._reader.close()
-        self._thread.join()
-
-    @property
-    def current(self) -> LagReport | None:
-        """The last report, unless it is too old to be shown."""
-        report = self.state.report
-        if report is None:
-            return None
-        age_s = time.monotonic() - self.state.read_s
-        return report if age_s <= max(STALE_MIN_S, STALE_INTERVALS * self._interval_s) else None
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            started = time.monotonic()
-            self._read_cluster()
-            self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
-
-    def _read_cluster(self) -> None:
-        before, started = self.state, time.monotonic()
-        try:
-            report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
-        except KafkaError as error:
-            if self._ended.is_set():
-                return
-            self._log({f"cluster: {error}"})
-            self.state = replace(
-                before,
-                is_up=False,
-                failures={reason_of(error): 1},
-                read_ms=(time.monotonic() - started) * 1000,
-                reads=_added(before.reads, ["failed"]),
-            )
-            return
-        reasons = [failure.reason for failure in report.failures] + [reason_of(e) for e in report.errors.values()]
-        self._log(
-            {f"{failure.part}: {failure.text}" for failure in report.failures}
-            | {f"group {name}: {error}" for name, error in report.errors.items()}
-        )
-        self.state = ExporterState(
-            True,
-            report,
-            time.monotonic(),
-            Counter(reasons),
-            (time.monotonic() - started) * 1000,
-            _added(before.reads, ["partial" if reasons else "whole"]),
-            _counted(before, report),
-        )
-
-    def _log(self, failures: set[str]) -> None:
-        """Log failures that the last read did not have, and the end of the last one."""
-        new = sorted(failures - self._said)
-        for failure in new[:LOGGED_FAILURES_MAX]:
-            log.warning("[cluster %s] not read: %s; it is read again", self.name, failure)
-        if len(new) > LOGGED_FAILURES_MAX:
-            left = len(new) - LOGGED_FAILURES_MAX
-            log.warning("[cluster %s] %d more parts and groups could not be read; they are read again", self.name, left)
-        if self._said and not failures:
-            log.info("[cluster %s] everything is read again", self.name)
-        self._said = frozenset(failures)
-
-
-def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(counts) + Counter(names))
-
-
-def _counted(before: ExporterState, report: LagReport) -> dict[tuple[str, str], int]:
-    """Return the changes counted so far, of the groups that are there."""
-    counts = Counter({key: count for key, count in before.changes.items() if key[0] in report.groups})
-    if before.report is not None:
-        for name, group in report.groups.items():
-            if name in before.report.groups:
-                counts.update((name, change.kind) for change in changes(before.report.groups[name], group))
-    return dict(counts)
 
 
 class LagExporter(Collector):

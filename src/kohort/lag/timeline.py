@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kohort.client.admin.values import MemberDescription
+from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.lag.evaluation import GroupLag
+from kohort.lag.evaluation import GroupLag, LagReport
 
 NAMED_MAX = 5
 """The most partitions that a change names; a rebalance may move thousands."""
@@ -23,6 +24,25 @@ class GroupChange:
 
     kind: str
     text: str
+
+
+def changes_between(before: LagReport, report: LagReport) -> list[tuple[str, GroupChange]]:
+    """Return the changes of all groups between two reports, by group.
+
+    A group that one of the two could not read is left out: it need neither have begun nor have ended.
+    """
+    unread = {*_unread(before), *_unread(report)}
+    found = []
+    for name in sorted(before.groups.keys() | report.groups.keys()):
+        earlier, later = before.groups.get(name), report.groups.get(name)
+        incomplete = before if earlier is None else report if later is None else None
+        if incomplete is None or not (incomplete.failures or name in unread):
+            found += [(name, change) for change in changes(earlier, later)]
+    return found
+
+
+def _unread(report: LagReport) -> list[str]:
+    return [name for name, error in report.errors.items() if error.code is not ErrorCode.GROUP_ID_NOT_FOUND]
 
 
 def changes(before: GroupLag | None, now: GroupLag | None) -> list[GroupChange]:

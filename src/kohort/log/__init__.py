@@ -14,6 +14,7 @@ from kohort.log.config import (
     RATIO_NAME,
     LogConfig,
     StoreLimits,
+    check_known,
     check_together,
 )
 from kohort.log.cooperative import LoopBudget, Search, Steps, TooMuchForLoopError, completed
@@ -67,6 +68,7 @@ __all__ = [
     "TimestampOffset",
     "TooMuchForLoopError",
     "TopicPlan",
+    "check_known",
     "check_together",
     "compact_now",
     "completed",

@@ -7,14 +7,15 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import crc32c
 import msgspec
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
 from kohort.ids import TOPIC_NAME_RULE, topic_name_allowed
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
-from kohort.log.config import LogConfig, StoreLimits, check_together
+from kohort.log.config import LogConfig, StoreLimits, check_known, check_together
 from kohort.settings.config import from_properties, parse_value, settings
 
 log = logging.getLogger("kohort.log")
@@ -54,6 +55,8 @@ class _CatalogFile(msgspec.Struct, omit_defaults=True):
     version: int
     topics: list[_Row]
     power_losses: int = 0
+    removed: list[str] = []
+    checksum: int = 0
 
 
 def read_catalog(folder: Path) -> dict[str, CatalogTopic] | None:
@@ -63,10 +66,18 @@ def read_catalog(folder: Path) -> dict[str, CatalogTopic] | None:
         CorruptDataError: the catalog can't be read.
     """
     found = _read(folder)
-    return None if found is None else found[0]
+    return None if found is None else found.topics
 
 
-def _read(folder: Path) -> tuple[dict[str, CatalogTopic], int] | None:
+class _Found(NamedTuple):
+    """The content of a catalog file."""
+
+    topics: dict[str, CatalogTopic]
+    power_losses: int = 0
+    removed: tuple[uuid.UUID, ...] = ()
+
+
+def _read(folder: Path) -> _Found | None:
     path = folder / FILE
     try:
         data = path.read_bytes()
@@ -75,23 +86,37 @@ def _read(folder: Path) -> tuple[dict[str, CatalogTopic], int] | None:
     try:
         file = msgspec.json.decode(data, type=_CatalogFile)
         topics = {row.name: _topic(row) for row in file.topics}
+        removed = tuple(map(decode_id, file.removed))
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptDataError(f"{path} can't be read: {error}") from error
     if file.version != _VERSION:
         raise CorruptDataError(f"{path} has version {file.version}, this program knows {_VERSION}")
-    return topics, file.power_losses
+    if file.checksum and file.checksum != _checksum(data):
+        raise CorruptDataError(
+            f"{path} is damaged: its checksum does not fit. If it was edited on purpose, remove the checksum from it"
+        )
+    return _Found(topics, file.power_losses, removed)
+
+
+def _checksum(data: bytes) -> int:
+    """Return the CRC32C of a catalog's content besides its checksum, whatever the layout of the JSON text."""
+    content = msgspec.json.decode(data, type=dict[str, Any])
+    content.pop("checksum", None)
+    return crc32c.crc32c(msgspec.json.encode(content, order="sorted"))
 
 
 def _topic(row: _Row) -> CatalogTopic:
     return CatalogTopic(row.name, decode_id(row.id), row.partitions, row.configs, row.unseen)
 
 
-def write_catalog(folder: Path, topics: Mapping[str, CatalogTopic], power_losses: int = 0) -> None:
+def write_catalog(
+    folder: Path, topics: Mapping[str, CatalogTopic], power_losses: int = 0, removed: Collection[uuid.UUID] = ()
+) -> None:
     """Replace the catalog; durable when this returns."""
     rows = [_Row(t.name, encode_id(t.id), t.partitions, dict(t.configs), t.unseen) for t in topics.values()]
-    replace_file(
-        folder / FILE, msgspec.json.format(msgspec.json.encode(_CatalogFile(_VERSION, rows, power_losses)), indent=1)
-    )
+    file = _CatalogFile(_VERSION, rows, power_losses, [encode_id(topic_id) for topic_id in removed])
+    file.checksum = _checksum(msgspec.json.encode(file))
+    replace_file(folder / FILE, msgspec.json.format(msgspec.json.encode(file), indent=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +174,19 @@ class Catalog:
         by_id: all topics by id.
         names: the names that new topics must not conflict with.
         power_losses: how often the machine died while logs were open.
+        removed: the ids of deleted topics whose folders may still be there.
     """
 
-    def __init__(self, folder: Path, topics: dict[str, CatalogTopic], power_losses: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        topics: dict[str, CatalogTopic],
+        power_losses: int = 0,
+        removed: Iterable[uuid.UUID] = (),
+    ) -> None:
         self.topics = topics
         self.power_losses = power_losses
+        self.removed = set(removed)
         self.by_id = {topic.id: topic for topic in topics.values()}
         self.names = Names(topics)
         self._folder = folder
@@ -192,12 +225,24 @@ class Catalog:
         Raises:
             OSError: the file could not be written; nothing has changed.
         """
-        self._write_catalog({name: topic for name, topic in self.topics.items() if name not in names})
+        removed = {self.topics[name].id for name in names}
+        self.removed |= removed
+        try:
+            self._write_catalog({name: topic for name, topic in self.topics.items() if name not in names})
+        except OSError:
+            self.removed -= removed
+            raise
         gone = [self.topics.pop(name) for name in names]
         for topic in gone:
             del self.by_id[topic.id]
             self.names.remove(topic.name)
         return gone
+
+    def forget_removed(self, topic_ids: Iterable[uuid.UUID]) -> None:
+        """Forget deleted topics whose folders have other names now, or are gone. `settle` writes it."""
+        known = self.removed.intersection(topic_ids)
+        self.removed -= known
+        self._unsure = self._unsure or bool(known)
 
     def settle(self) -> None:
         """Write the catalog again after a failed write, so that a power loss can't leave another version.
@@ -211,7 +256,7 @@ class Catalog:
 
     def _write_catalog(self, topics: Mapping[str, CatalogTopic]) -> None:
         self._unsure = True
-        write_catalog(self._folder, topics, self.power_losses)
+        write_catalog(self._folder, topics, self.power_losses, self.removed)
         self._unsure = False
 
 
@@ -256,6 +301,7 @@ def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConf
     Raises:
         InvalidInputError: a config is invalid (INVALID_CONFIG).
     """
+    check_known(configs)
     try:
         explicit = from_properties(LogConfig, configs)
     except InvalidInputError as error:

@@ -270,7 +270,7 @@ class PartitionCheck:
         ends: dict[int, int] = {}
         stamps: set[int] = set()
         last: LogDamage | None = None
-        told = 0
+        reported = 0
         end_offset = rules.base_offset
         findings = survey(file, size, rules, crc=True)
         index = OffsetIndex(str(rules.path.with_suffix(".index")))
@@ -292,10 +292,10 @@ class PartitionCheck:
             stamps.add(found.header.max_timestamp)
             self._epoch = found.header.partition_leader_epoch
             end_offset = found.header.next_offset
-            if found.end - told >= 1 << 20:
-                progress(found.end - told)
-                told = found.end
-        progress(size - told)
+            if found.end - reported >= 1 << 20:
+                progress(found.end - reported)
+                reported = found.end
+        progress(size - reported)
         if rules.gaps and last is None:
             claim = TimeIndex(str(rules.path.with_suffix(".timeindex"))).last_in_file()
             last = shortened(rules, size, end_offset, claim, stamps)

@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
@@ -24,7 +25,9 @@ CLEANED = "cleaner-offset-checkpoint"
 
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
-OF_PARTITION = (PARTITION_METADATA, LEADER_EPOCHS)
+TRANSACTION_INDEXES = "transaction-index-checkpoint"
+"""kohort's own file, which Kafka ignores: checksums of the transaction indexes, which have none."""
+OF_PARTITION = (PARTITION_METADATA, LEADER_EPOCHS, TRANSACTION_INDEXES)
 """Files in a partition's folder besides those of its segments."""
 
 
@@ -147,6 +150,29 @@ def read_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
         CorruptDataError: the file is damaged.
     """
     return [(int(words[0]), int(words[1])) for words in _read_lines(folder / LEADER_EPOCHS, 2, fs)]
+
+
+class IndexChecksum(NamedTuple):
+    """What the first `entries` entries of a segment's transaction index must be, by their CRC32C."""
+
+    entries: int
+    crc: int
+
+
+def write_index_checksums(folder: Path, checksums: Mapping[int, IndexChecksum], fs: FileSystem = SYSTEM) -> None:
+    """Write `transaction-index-checkpoint`: version 0, the count, then `base_offset entries crc` lines."""
+    lines = [f"{base} {entries} {crc}" for base, (entries, crc) in checksums.items()]
+    replace_file(folder / TRANSACTION_INDEXES, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=False, fs=fs)
+
+
+def readable_index_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[int, IndexChecksum]:
+    """Read `transaction-index-checkpoint` by the segments' base offsets; empty if it is missing or damaged."""
+    try:
+        rows = _read_lines(folder / TRANSACTION_INDEXES, 3, fs)
+        return {int(base): IndexChecksum(int(entries), int(crc)) for base, entries, crc in rows}
+    except (CorruptDataError, ValueError, OSError) as error:
+        log.warning("%s/%s can't be read, transaction indexes are not verified: %s", folder, TRANSACTION_INDEXES, error)
+        return {}
 
 
 def _read_lines(path: Path, columns: int, fs: FileSystem) -> list[list[str]]:

@@ -12,6 +12,7 @@ Source: Kafka documentation, "Log Compaction".
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -208,8 +209,7 @@ class Compaction:
         log.sync_names()  # without the next segment, the gaps of a compacted one would count as damage
         before = log.size_bytes()
         if log.cuts != self._cuts:  # truncation may have removed newer values
-            for cleaned, _ in self._swaps:
-                self._fs.unlink(cleaned)
+            self.discard()
             return 0
         for cleaned, group in self._swaps:
             swap = cleaned.with_suffix("")
@@ -219,6 +219,12 @@ class Compaction:
             log.settle()
         log.cleaned_offset = max(log.cleaned_offset, self._upto)
         return before - log.size_bytes()
+
+    def discard(self) -> None:
+        """Remove the new files of a run that failed before `finish`."""
+        for cleaned, _ in self._swaps:
+            with contextlib.suppress(OSError):  # gone, or left to the next start
+                self._fs.unlink(cleaned)
 
 
 def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment], aborted: list[AbortedRange]) -> None:

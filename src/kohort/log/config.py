@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kohort.errors import ErrorCode, InvalidInputError
-from kohort.settings.config import declare_setting
+from kohort.settings.config import declare_setting, settings, unknown_key
 
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
@@ -26,6 +27,8 @@ COMPRESSIONS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Values of `compression.type` that name a codec, with its number in a batch."""
 PRODUCER = "producer"
 """The `compression.type` of topics whose batches are stored unchanged."""
+_UNKNOWN_CONFIG = "Unknown topic config name:"
+"""Kafka's text, which administration tools and their tests compare."""
 _REPLICAS = re.compile(r"\*|\d+:\d+(,\d+:\d+)*")
 
 
@@ -216,6 +219,18 @@ class LogConfig:
     @property
     def deletes(self) -> bool:
         return "delete" in self.cleanup_policy
+
+
+def check_known(keys: Iterable[str]) -> None:
+    """Check the names of a topic's configs. The error's text is Kafka's, with the name that is probably meant.
+
+    Raises:
+        InvalidInputError: INVALID_CONFIG: a name is unknown.
+    """
+    known = settings(LogConfig)
+    for key in keys:
+        if key not in known:
+            raise InvalidInputError(unknown_key(key, known, _UNKNOWN_CONFIG).message, ErrorCode.INVALID_CONFIG)
 
 
 def check_together(config: LogConfig) -> None:

@@ -81,3 +81,45 @@ def shortened(
         return None
     reason = f"the file ends after {size} bytes, its time index goes on"
     return LogDamage(rules.path, size, 0, end_offset, rules.limit, reason)
+
+
+class GapCount:
+    """Counts the gaps of a compacted file while it is scanned, for the case that its offset index was lost.
+
+    Attributes:
+        count: the number of gaps between batches.
+        first: the first offset after a gap.
+        timestamps: the largest timestamps of the batches.
+    """
+
+    def __init__(self, base_offset: int) -> None:
+        self.count = 0
+        self.first = -1
+        self.timestamps: set[int] = set()
+        self._expected: int | None = base_offset
+
+    def counting(self, findings: Iterable[Located | LogDamage]) -> Iterator[Located | LogDamage]:
+        """Yield the scan results unchanged."""
+        for found in findings:
+            if isinstance(found, Located):
+                header = found.header
+                self.timestamps.add(header.max_timestamp)
+                if self._expected is not None and header.base_offset > self._expected:
+                    self.add(header.base_offset)
+                self._expected = header.next_offset
+            else:
+                self._expected = None
+            yield found
+
+    def add(self, first: int) -> None:
+        """Count a gap; `first` is the offset after it."""
+        self.first = first if self.first < 0 else self.first
+        self.count += 1
+
+    def sentence(self) -> str:
+        """Describe what can't be verified without the index."""
+        return (
+            f"its offset index was missing or wrong, and nothing else tells whether the offsets of the batches beside "
+            f"its {self.count} gaps are right, from offset {self.first} on; all of them are served. If the file was "
+            "damaged too, restore the file and its index from a backup"
+        )

@@ -18,6 +18,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
+import crc32c
+
 from kohort.log.filesystem import SYSTEM, FileSystem, file_mode, read_file, sync_file, write_file
 
 _OFFSET_ENTRY = struct.Struct(">ii")
@@ -251,10 +253,13 @@ class TimeIndex:
             self.timestamps.append(timestamp)
             self.offsets.append(offset)
 
-    def before(self, timestamp: int) -> int:
-        """Return the relative offset after which the first record at or after `timestamp` is; 0 if unknown."""
+    def entry_before(self, timestamp: int) -> tuple[int, int] | None:
+        """Return the last entry (timestamp, relative offset) before `timestamp`, or None.
+
+        Records at or after `timestamp` are in the entry's batch or later.
+        """
         found = bisect_left(self.timestamps, timestamp) - 1
-        return self.offsets[found] if found >= 0 else 0
+        return (self.timestamps[found], self.offsets[found]) if found >= 0 else None
 
     def truncate_to_offset(self, offset: int) -> None:
         """Remove entries at or after the relative `offset`, also in the file."""
@@ -320,6 +325,12 @@ class TransactionIndex:
         self.entries = [AbortedRange(*row[1:]) for row in rows]
         self._flushed = len(self.entries)
         return _increases(array("q", [e.last_offset for e in self.entries]))
+
+    def checksum(self, entries: int) -> int:
+        """Return the CRC32C of the first entries, -1 if there are fewer."""
+        if entries > len(self.entries):
+            return -1
+        return crc32c.crc32c(b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[:entries]))
 
     def append(self, entry: AbortedRange) -> None:
         """Add an entry, also to the file. If the disk is full, `flush` writes it later."""

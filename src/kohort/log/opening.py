@@ -113,7 +113,8 @@ def load_segment(
     if loaded and segment.gaps and next_base_offset is not None and index.positions:
         pins = Pins(index.offsets[:], index.positions[:])
         blamed = blamed_by_index(survey(file, file_size, rules), pins, rules)
-    if not loaded or not _last_entry_fits(segment, file):
+    timed = bool(times.timestamps) or not index.positions  # without it, a search by time would pass over batches
+    if not loaded or not timed or not _last_entry_fits(segment, file):
         report.rebuilt_indexes.append(segment.path.with_suffix(".index").name)
         index.reset()
         times.reset()

@@ -96,10 +96,10 @@ class PartitionLog:
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_decompressed_ratio", "_epochs", "_names_new", "_persist", "_since_snapshot",
-        "_snapshot_offset", "_topic_id", "_validator", "active", "cleaned_offset", "cuts", "end_offset", "files",
-        "flushed_offset", "leader_epoch", "log_start_offset", "missing", "path", "producers", "recovery", "segments",
-        "unfinished",
+        "_bases", "_config", "_decompressed_ratio", "_epochs", "_index_checksums", "_names_new", "_persist",
+        "_since_snapshot", "_snapshot_offset", "_topic_id", "_validator", "active", "cleaned_offset", "cuts",
+        "end_offset", "files", "flushed_offset", "leader_epoch", "log_start_offset", "missing", "path", "producers",
+        "recovery", "segments", "unfinished",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
@@ -117,6 +117,7 @@ class PartitionLog:
         self.unfinished: Callable[[], None] | None = None
         self.segments: list[Segment] = []
         self._bases: list[int] = []
+        self._index_checksums: dict[int, checkpoints.IndexChecksum] = {}
         self._epochs: list[tuple[int, int]] = []
         self.leader_epoch = self.cuts = 0
         self.log_start_offset = self.end_offset = self.flushed_offset = self.cleaned_offset = 0
@@ -187,7 +188,7 @@ class PartitionLog:
             checkpoints.write_partition_metadata(self.path, self._topic_id, fs)
         if self._epochs:
             checkpoints.write_epochs(self.path, self._epochs, fs)
-        self.active.create()
+        self.active.create_file()
         self.missing = False
 
     def check_readable(self) -> None:
@@ -214,6 +215,7 @@ class PartitionLog:
         self._bases = [segment.base_offset for segment in segments]
         self.active = segments[-1]
         self.end_offset = self.active.end_offset
+        self._index_checksums = {}
 
     @property
     def config(self) -> LogConfig:
@@ -344,7 +346,24 @@ class PartitionLog:
         self._bases.append(fresh.base_offset)
         self.active = fresh
         self.write_snapshot()
+        self._write_index_checksums()
         return fresh
+
+    def _write_index_checksums(self) -> None:
+        """Write the checksums of the transaction indexes, which their format lacks."""
+        known = self._index_checksums
+        found: dict[int, checkpoints.IndexChecksum] = {}
+        for segment in self.segments:
+            index = segment.transactions
+            if index.entries:
+                before = known.get(segment.base_offset)
+                count = len(index.entries)
+                if before is None or before.entries != count:
+                    before = checkpoints.IndexChecksum(count, index.checksum(count))
+                found[segment.base_offset] = before
+        if found != known:
+            checkpoints.write_index_checksums(self.path, found, self.files.fs)
+            self._index_checksums = found
 
     def write_snapshot(self) -> None:
         """Write a snapshot of the producers at the end, and delete snapshots older than the last two."""
@@ -543,7 +562,7 @@ class PartitionLog:
     def _made(self, offset: int) -> Segment:
         """Create a segment."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
-        fresh.create()
+        fresh.create_file()
         self._names_new = True
         return fresh
 
@@ -590,6 +609,8 @@ class PartitionLog:
             self.write_snapshot()
         for segment in self.segments:
             segment.close()
+        if self.end_offset and not self.missing:
+            self._write_index_checksums()
 
     def release_files(self) -> None:
         """Release the files of a deleted partition. Users of this object get NotFoundError from now on."""

@@ -139,7 +139,7 @@ def _ended(
     if closed or not ended:
         fresh = Segment(folder, hole.first_offset, files, config.index_interval_bytes)
         fresh.epochs = epochs
-        fresh.create()
+        fresh.create_file()
         ended.append(fresh)
         torn.append(False)
     return ended, torn
@@ -240,7 +240,7 @@ def open_segments(
     bases, missing = _tidy(path, names, files, config)
     if not bases:
         first = Segment(path, options.log_start_offset or 0, files, config.index_interval_bytes)
-        first.create()
+        first.create_file()
         bases = [first.base_offset]
     epochs = known_epochs(path, names, bases, options, files.fs)
     segments = [Segment(path, base, files, config.index_interval_bytes) for base in sorted([*bases, *missing])]
@@ -279,6 +279,7 @@ def _open_each(
     """Open all segments; return for each whether it ends in bytes that are no batch."""
     verify = None if options.clean else _EVERYTHING if options.verified_offset is None else options.verified_offset
     torn = []
+    checksums = checkpoints.readable_index_checksums(path, fs)
     for number, segment in enumerate(segments):
         following = segments[number + 1].base_offset if number + 1 < len(segments) else None
         if following is not None and (verify is None or following <= verify):
@@ -289,7 +290,15 @@ def _open_each(
         report.scanned_bytes += found.scanned_bytes
         report.rebuilt_indexes += found.rebuilt_indexes
         report.damages += found.damages
-        if segment.path.with_suffix(".txnindex").name in found.rebuilt_indexes:
+        expected = checksums.get(segment.base_offset)
+        if (
+            expected is not None
+            and segment.readable
+            and segment.transactions.checksum(expected.entries) != expected.crc
+        ):
+            segment.transactions.reset()
+            report.rebuilt_indexes.append(segment.path.with_suffix(".txnindex").name)
+        if segment.path.with_suffix(".txnindex").name in report.rebuilt_indexes:
             _forget_snapshots_after(path, segment.base_offset, fs)
     return torn
 
@@ -351,7 +360,7 @@ def _end_at(
         opening.keep_end(last, known_end, report)
     fresh = Segment(last.path.parent, known_end, files, config.index_interval_bytes)
     fresh.epochs = last.epochs
-    fresh.create()
+    fresh.create_file()
     return [*segments, fresh]
 
 
@@ -427,7 +436,7 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
     for name in swaps:
         end = int(name[21:41])
         if not any(name.endswith(".log") and name[:20].isdecimal() and int(name[:20]) >= end for name in names):
-            Segment(path, end, files, config.index_interval_bytes).create()  # lost with the machine
+            Segment(path, end, files, config.index_interval_bytes).create_file()  # lost with the machine
         finish_swap(path, path / name, files, config)
     present = fs.listdir(path) if swaps else names
     bases = sorted({int(name[:20]) for name in present if SEGMENT_FILE.fullmatch(name) and name.endswith(".log")})

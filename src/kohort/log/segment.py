@@ -15,8 +15,8 @@ from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, su
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
-from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
-from kohort.log.gaps import blamed_by_index, shortened, without
+from kohort.log.filesystem import ReadBuffer, remove, write_all
+from kohort.log.gaps import GapCount, blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
 from kohort.log.unverified import UnverifiedBytes
@@ -299,7 +299,7 @@ class SegmentFile:
         """Load the index of an adopted segment when it is first needed."""
         self.sealed = False
         fits = self.index.load(self.size)
-        if not fits or (not self.index.positions and self.size > self._interval):
+        if not fits or (not self.index.positions and (self.size > self._interval or self.gaps)):
             self.look_through()
             if not fits or self.index.positions:
                 log.warning("%s: index rebuilt: it was missing or wrong", self.name)
@@ -323,19 +323,23 @@ class SegmentFile:
         self.index.reset()
         self.time_index.reset()
         self.restart(0)
-        stamps: set[int] = set()
         findings = survey(file, size, rules)
         if blamed is not None:
             findings = without(findings, blamed, rules)
-        last = self.take_over(_noting(findings, stamps) if self.gaps else findings, -1, inherited)
+        unseen = GapCount(self.base_offset)
+        last = self.take_over(unseen.counting(findings) if self.gaps else findings, -1, inherited)
         if self.gaps and last is None:
-            missing = shortened(rules, size, self.end_offset, claim, stamps)
+            if self.end_offset < end_offset:
+                unseen.add(end_offset)
+            missing = shortened(rules, size, self.end_offset, claim, unseen.timestamps)
             inherited.damages += [] if missing is None else [missing]
         self.size, self.end_offset = size, end_offset
         self.finish()
         inherited.add(0, size)
         for damage in inherited.damages:
-            log.error("damaged records: %s", damage.sentence())
+            log.error("%s", damage.sentence())
+        if unseen.count and not pins.positions:
+            log.error("%s: %s", self.name, unseen.sentence())
         if inherited.done:
             self.inherited = None
 
@@ -397,7 +401,7 @@ class SegmentFile:
         self.index.append(batch.header.last_offset - self.base_offset, batch.position)
         return 1
 
-    def create(self) -> None:
+    def create_file(self) -> None:
         """Create an empty log file. The index files are created with their first entries."""
         self._files.open(self, self._path, os.O_CREAT)
 
@@ -432,14 +436,6 @@ class SegmentFile:
         self.release_file()
         for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
             remove_if_exists(self.path.with_suffix(suffix), self._fs)
-
-
-def _noting(findings: Iterator[Located | LogDamage], timestamps: set[int]) -> Iterator[Located | LogDamage]:
-    """Yield the scan results unchanged, and collect the largest timestamps of the batches."""
-    for found in findings:
-        if isinstance(found, Located):
-            timestamps.add(found.header.max_timestamp)
-        yield found
 
 
 __all__ = ["Located", "Segment"]
@@ -630,16 +626,30 @@ class Segment(SegmentFile):
         Raises:
             DamagedError: there is damage; the batches before it were yielded.
         """
-        if not self.sealed and not self.time_index.timestamps and not self.index.positions:
-            start = 0
-        else:
-            if not self.time_index.timestamps and not self.time_index.load():
-                self.look_through()
-            first = self.locate(self.base_offset + self.time_index.before(timestamp))
-            start = first.position if first else 0
-        for batch in self.scan(start):
+        for batch in self.scan(self._start_by_time(timestamp)):
             if batch.header.max_timestamp >= timestamp:
                 yield batch
+
+    def _start_by_time(self, timestamp: int) -> int:
+        """Return the position of a batch before which no record is at or after `timestamp`.
+
+        The time index has no checksum: the batch of the entry that is used must have the entry's timestamp.
+        """
+        times = self.time_index
+        if not self.sealed and not times.timestamps and not self.index.positions:
+            return 0
+        if not times.timestamps and not times.load():
+            self.look_through()
+        for _ in range(2):
+            entry = times.entry_before(timestamp)
+            if entry is None:
+                return 0
+            first = self.locate(self.base_offset + entry[1])
+            if first is not None and first.header.max_timestamp == entry[0]:
+                return first.position
+            self.look_through()
+            log.warning("%s: time index rebuilt: it was wrong", self.name)
+        return 0
 
     def search_by_time(self, timestamp: int, offset: int, budget: LoopBudget | None) -> Search[TimestampOffset | None]:
         """Search the first record from `offset` on that is at or after `timestamp`.

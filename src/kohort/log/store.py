@@ -316,7 +316,7 @@ class LogStore(ClosedOnExit):
         self._closed = False
         self.compact_in: OffLoop | None = None
         self._logged: set[str] = set()
-        self._not_compacted: set[TopicPartition] = set()
+        self._not_compacted: dict[TopicPartition, tuple[PartitionLog, int]] = {}
         try:
             self._open_all()
         except BaseException:
@@ -338,7 +338,8 @@ class LogStore(ClosedOnExit):
         self._catalog = catalog
         topics = self.topics = catalog.topics
         self.topics_by_id = catalog.by_id
-        ids = remove_strays(self.path, self.topics)
+        ids, stay = remove_strays(self.path, self.topics, catalog.removed)
+        catalog.forget_removed(catalog.removed - stay)
         points = StoreCheckpoints.read(self.path)
         self._logged = points.topics() - topics.keys()
         began = time.monotonic()
@@ -562,26 +563,33 @@ class LogStore(ClosedOnExit):
             OSError: the catalog could not be written; no topic was removed.
         """
         logs = []
-        for topic in self._catalog.remove(dict.fromkeys(names)):
+        removed = self._catalog.remove(dict.fromkeys(names))
+        for topic in removed:
             self._logged.add(topic.name)
             for number in range(topic.partitions):
                 self._unflushed.pop((topic.name, number), None)
+                self._not_compacted.pop(TopicPartition(topic.name, number), None)
                 logs.append(self._logs.pop((topic.name, number)))
+        aside = True
         for log_gone in logs:
             missing = log_gone.missing
             log_gone.release_files()
             if not missing:
-                self._set_aside(log_gone.path)
+                aside = self._set_aside(log_gone.path) and aside
             yield
+        if aside:
+            self._catalog.forget_removed([topic.id for topic in removed])
         return logs
 
-    def _set_aside(self, path: Path) -> None:
+    def _set_aside(self, path: Path) -> bool:
         """Rename a deleted partition's folder to a unique name, so that nothing else is removed by mistake."""
         aside = self.path / f"{checkpoints.encode_id(checkpoints.new_id())}{DELETED}"
         try:
             self._doomed.append(path.replace(aside))
         except OSError as error:  # a new partition of this name, or the next start, recognizes its old topic id
-            log.warning("folder %s can't be renamed: %s", path, error)
+            log.warning("%s can't be renamed: %s", path, error)
+            return False
+        return True
 
     def removing(self) -> Steps[None]:
         """Delete the folders of removed topics. A failure is left to the next start."""
@@ -732,6 +740,9 @@ class LogStore(ClosedOnExit):
 
     def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[bool]:
         close_for_compaction(partition, now_ms)
+        if self._not_compacted.get(tp) == (partition, partition.cuts):
+            return  # as long as the damaged segment is there: another run would read and write everything before it
+        run: Compaction | None = None
         try:
             run = Compaction.due(partition, now_ms, self.compact_in)
             if run is None:
@@ -742,9 +753,14 @@ class LogStore(ClosedOnExit):
                     return
             log.info("%s: compacted, %d bytes saved", tp, run.finish())
         except CorruptDataError as error:
-            if tp not in self._not_compacted:
-                self._not_compacted.add(tp)
-                log.error("%s is not compacted until it is repaired (kohort log check --repair): %s", tp, error)
+            self._not_compacted[tp] = (partition, partition.cuts)
+            log.error("%s is not compacted until it is repaired (kohort log check --repair): %s", tp, error)
+            if run is not None:
+                run.discard()
+        except OSError:
+            if run is not None and partition.unfinished is None:
+                run.discard()  # on a full disk, the space is needed
+            raise
 
     def _write_starts(self) -> None:
         starts = {tp: p.log_start_offset for tp, p in self.partitions() if p.log_start_offset}

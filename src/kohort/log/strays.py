@@ -1,4 +1,8 @@
-"""Stray folders: those in a data folder that belong to no partition of the catalog."""
+"""Stray folders: those in a data folder that belong to no partition of the catalog.
+
+Only folders of topics whose deletion the catalog records are removed. Any other folder with records is kept: an
+operator may have restored it, or the id in its `partition.metadata` may be damaged.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from kohort.log import checkpoints
@@ -23,10 +27,21 @@ DELETED = "-delete"
 log = logging.getLogger("kohort.log")
 
 
-def remove_strays(data_dir: Path, topics: Mapping[str, CatalogTopic]) -> dict[str, uuid.UUID]:
-    """Remove what an interrupted deletion left; return the topic ids of the other partitions' folders, by folder."""
+def remove_strays(
+    data_dir: Path, topics: Mapping[str, CatalogTopic], removed: Collection[uuid.UUID]
+) -> tuple[dict[str, uuid.UUID], set[uuid.UUID]]:
+    """Remove what an interrupted deletion left.
+
+    Args:
+        data_dir: the data folder.
+        topics: the topics of the catalog.
+        removed: the ids of deleted topics whose folders may still be there.
+
+    Returns:
+        The topic ids of the other partitions' folders, by folder; and those of `removed` that are still there.
+    """
     ids: dict[str, uuid.UUID] = {}
-    known = {topic.id for topic in topics.values()}
+    stay: set[uuid.UUID] = set()
     with os.scandir(data_dir) as entries:
         folders = [entry for entry in entries if entry.is_dir()]
     for entry in folders:
@@ -36,23 +51,49 @@ def remove_strays(data_dir: Path, topics: Mapping[str, CatalogTopic]) -> dict[st
         elif dash and number.isdecimal():
             topic = topics.get(name)
             topic_id = checkpoints.read_partition_metadata(entry.path)
-            ours = topic is not None and int(number) < topic.partitions and topic_id in (None, topic.id)
-            if ours and topic_id is not None:
+            partition = topic if topic is not None and int(number) < topic.partitions else None
+            if partition is not None and topic_id == partition.id:
                 ids[entry.name] = topic_id
-            elif not ours and topic_id is not None and topic_id not in known:
+            elif topic_id is not None and topic_id in removed:
                 log.warning("%s: removing %s, whose topic was deleted", data_dir, entry.name)
-                _remove(entry.path)
-            elif not ours:
+                if not _remove(entry.path):
+                    stay.add(topic_id)
+            elif partition is None or not _is_damaged_id(entry, topic_id, partition.id):
                 _leave(data_dir, entry.name, in_the_way=topic is not None)
-    return ids
+    return ids, stay
 
 
-def _remove(path: str) -> None:
-    """Remove a folder. A failure is left to the next start, and does not prevent this one."""
+def _is_damaged_id(folder: os.DirEntry[str], found: uuid.UUID | None, expected: uuid.UUID) -> bool:
+    """Return whether a partition's folder has no id, or one that differs from its topic's by a single character.
+
+    Ids are random, so that of another topic differs by more. The partition is served, and gets its id again.
+    """
+    if found is None:
+        return True
+    characters = zip(checkpoints.encode_id(found), checkpoints.encode_id(expected), strict=True)
+    if sum(there != here for there, here in characters) > 1:
+        return False
+    log.error(
+        "%s/%s is damaged: topic id %s where the catalog says %s; the partition is served, the file is written again",
+        folder.name,
+        checkpoints.PARTITION_METADATA,
+        checkpoints.encode_id(found),
+        checkpoints.encode_id(expected),
+    )
+    return True
+
+
+def _remove(path: str) -> bool:
+    """Remove a folder; return whether that succeeded.
+
+    A failure is left to the next start, and does not prevent this one.
+    """
     try:
         shutil.rmtree(path)
     except OSError as error:
-        log.warning("folder %s can't be removed: %s", path, error)
+        log.warning("%s can't be removed: %s", path, error)
+        return False
+    return True
 
 
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
@@ -75,13 +116,14 @@ def step_aside(path: Path) -> Path:
 def clear_the_way(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTEM) -> None:
     """Remove or rename an existing folder in a new partition's place.
 
-    It may be left from a failed attempt or a deleted topic. A folder that is not the broker's is only renamed.
+    It may be left from a failed attempt or a deleted topic. A folder with records, or without a topic id, is renamed.
     """
     found = checkpoints.read_partition_metadata(path, fs)
-    if found == topic_id or all(_is_empty_leftover(path / name, fs) for name in fs.listdir(path)):
+    names = fs.listdir(path)
+    if found == topic_id or all(_is_empty_leftover(path / name, fs) for name in names):
         return
-    if found is None:
-        step_aside(path)
+    if found is None or any(name.endswith(".log") and fs.stat(path / name).st_size for name in names):
+        log.warning("%s: renamed to %s: it belongs to no topic of the catalog", path, step_aside(path).name)
     else:
         shutil.rmtree(path)
     fs.mkdir(path, folder_mode(path))

@@ -66,6 +66,14 @@ SYSTEM: Final[FileCalls] = os
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)(.*)", re.DOTALL)
 
 
+_STORE: Final = re.compile(r"(s3a?|gs|az)://.*", re.IGNORECASE | re.DOTALL)
+
+
+def is_store_url(path: object) -> bool:
+    """Return whether a path is the URL of an object store that `ParquetFolder` supports."""
+    return isinstance(path, str) and _STORE.fullmatch(path) is not None
+
+
 def local_path(path: str | os.PathLike[str], what: str) -> str:
     """Return the absolute path of a local file or folder; `file:` URLs are accepted too.
 

@@ -10,17 +10,17 @@ from typing import Any, get_args
 
 import msgspec
 
-from kohort.region.messages import Ask, Order, Report, Told
+from kohort.region.messages import Answer, Ask, Order, Report
 
 _SAID: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Report), *get_args(Ask))}
-_HEARD: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Order), *get_args(Told))}
+_HEARD: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Order), *get_args(Answer))}
 
 
 class UnknownMessageError(ValueError):
     """The error for a message of another release, or for bytes that are no message."""
 
 
-def encode(message: Order | Report | Ask | Told) -> bytes:
+def encode(message: Order | Report | Ask | Answer) -> bytes:
     """Encode a message as the body of a frame."""
     return msgspec.msgpack.encode((type(message).__name__, message))
 
@@ -35,13 +35,13 @@ def decode_said(body: bytes) -> Report | Ask:
     return said
 
 
-def decode_heard(body: bytes) -> Order | Told:
+def decode_heard(body: bytes) -> Order | Answer:
     """Decode a message of a control plane.
 
     Raises:
         UnknownMessageError: the message is unknown to this release.
     """
-    heard: Order | Told = _decode(body, _HEARD)
+    heard: Order | Answer = _decode(body, _HEARD)
     return heard
 
 

@@ -106,7 +106,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """A request for the current generation, sent in `Moved`: the coordinator refused the one before."""
+    """A request for the current generation, sent in `AssignmentChanged`: the coordinator refused the one before."""
 
     term: int
     cut: Cut
@@ -278,7 +278,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class AssignmentChanged:
     """The report of a changed group identity, or of released partitions.
 
     It does not list the partitions that the member still holds: start offsets may be on their way to it.
@@ -345,7 +345,7 @@ class AskReset:
 
 
 @dataclass(frozen=True, slots=True)
-class CantGoOn:
+class UnrecoverableFailure:
     """The report of an error that no reset repairs: the region stops."""
 
     cause: str
@@ -406,12 +406,12 @@ Report = (
     | DrainFailed
     | Contributed
     | Holding
-    | Moved
+    | AssignmentChanged
     | AskStarts
     | Looked
     | AskCheckpoint
     | AskReset
-    | CantGoOn
+    | UnrecoverableFailure
     | WasReset
     | Published
     | PublishFailed
@@ -530,5 +530,5 @@ class Declined:
     why: str
 
 
-Told = RegionSeen | Declined | Alive
+Answer = RegionSeen | Declined | Alive
 """The answer to such a request."""

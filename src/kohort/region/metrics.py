@@ -87,16 +87,16 @@ class RegionExporter(Collector):
             labels=["region", "member"],
         )
         for member in self._members():
-            labels, figures = [self._region, member.name], member.metrics
-            gauges["partitions"].add_metric(labels, figures.partitions)
-            gauges["topics"].add_metric(labels, figures.topics)
-            gauges["waits_for_sink"].add_metric(labels, float(bool(figures.waits_for)))
-            if figures.drain_ms >= 0:
-                gauges["drain_seconds"].add_metric(labels, figures.drain_ms / 1000)
-                gauges["longest_drain_seconds"].add_metric(labels, figures.longest_drain_ms / 1000)
-            sequences.add_metric(labels, figures.sequences)
-            resets.add_metric(labels, figures.resets)
-            letters.add_metric(labels, figures.dead_letters)
+            labels, metrics = [self._region, member.name], member.metrics
+            gauges["partitions"].add_metric(labels, metrics.partitions)
+            gauges["topics"].add_metric(labels, metrics.topics)
+            gauges["waits_for_sink"].add_metric(labels, float(bool(metrics.waits_for)))
+            if metrics.drain_ms >= 0:
+                gauges["drain_seconds"].add_metric(labels, metrics.drain_ms / 1000)
+                gauges["longest_drain_seconds"].add_metric(labels, metrics.longest_drain_ms / 1000)
+            sequences.add_metric(labels, metrics.sequences)
+            resets.add_metric(labels, metrics.resets)
+            letters.add_metric(labels, metrics.dead_letters)
         yield from gauges.values()
         yield from (sequences, resets, letters)
 

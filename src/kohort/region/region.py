@@ -17,6 +17,7 @@ from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
 from kohort.io.closing import ClosedOnExit
+from kohort.io.platforms import require_posix
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit_member
 from kohort.region.agreement import compare
@@ -95,11 +96,12 @@ class Region(ClosedOnExit):
             **settings: connection settings: Kafka's names with `_` for `.`.
 
         Raises:
-            InvalidInputError: a name, a time or an address is invalid.
+            InvalidInputError: a name, a time or an address is invalid, or the system is neither Linux nor macOS.
             KafkaError: `metrics_listen` can't be listened on.
         """
         if not NAME.fullmatch(name):
             raise InvalidInputError(f"a region's name has 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', not {name!r}")
+        require_posix("a region")
         client_config(ConnectionConfig, bootstrap_servers, settings)
         if serves and not is_loopback(host) and not is_operators(key):
             raise InvalidInputError(

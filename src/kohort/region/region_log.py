@@ -183,7 +183,7 @@ class Home:
         Raises:
             InvalidInputError: the group is another region's.
         """
-        self._refuse_claimed(first_claim(group, self.follow(CLAIMS)) or self._claim(group))
+        self._refuse_claimed(first_claim(group, self.follow(CLAIMS)) or self._claim_group(group))
 
     def _refuse_claimed(self, claimed: Claim) -> None:
         if claimed.region != self._region:
@@ -192,7 +192,7 @@ class Home:
                 f"use another group, or delete that region"
             )
 
-    def _claim(self, group: str) -> Claim:
+    def _claim_group(self, group: str) -> Claim:
         mine = Claim(group, self._region, f"{socket.gethostname()}, process {os.getpid()}", _now_ms())
         self._put(key_of(mine), value_of(mine))
         first = first_claim(group, self.follow(CLAIMS))
@@ -458,7 +458,7 @@ class RegionLogWriter:
                 for member_id, error in refused.items()
             }
 
-        refused = self._transact(fill, lambda told: not told)
+        refused = self._transact(fill, lambda answer: not answer)
         if not refused:
             for sequence in old:
                 del self._members[sequence]

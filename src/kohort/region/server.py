@@ -392,7 +392,7 @@ class ControlPlane:
             case _:
                 self._step(events.Heard(connection, said))
 
-    def _send(self, connection: int, message: messages.Order | messages.Told) -> None:
+    def _send(self, connection: int, message: messages.Order | messages.Answer) -> None:
         link = self._links.get(connection)
         if link is not None and not link.send(encode(message)):
             log.warning(
@@ -440,7 +440,7 @@ class ControlPlane:
                 self._spawn(self._look(effect))
             case events.LookAtProcess(process):
                 self._spawn(self._look_at_process(process))
-            case events.Told(level, text):
+            case events.RegionLogLine(level, text):
                 log.log(level, "%s", text)
 
     # -- the topic

@@ -139,9 +139,9 @@ def from_properties_many(
     return tuple(cls(**chosen) for cls, chosen in zip(classes, values, strict=True))
 
 
-def unknown_key(key: str, known: Iterable[str]) -> InvalidInputError:
-    """Return the error for an unknown key; it names the nearest known key, in the key's own style."""
-    return InvalidInputError(f"unknown setting {key}{_meaning(nearest_key(key, known))}")
+def unknown_key(key: str, known: Iterable[str], text: str = "unknown setting") -> InvalidInputError:
+    """Return the error for an unknown key: the text, the key, then the nearest known key, in the key's own style."""
+    return InvalidInputError(f"{text} {key}{_meaning(nearest_key(key, known))}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

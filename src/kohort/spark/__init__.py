@@ -58,6 +58,9 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
         in_place_of_kafka: run code of this session that uses `format("kafka")` on kohort too, unchanged and without a
             jar, until the session ends; `in_place_of_kafka.py` lists what is replaced.
     """
+    from kohort.io.platforms import require_posix
+
+    require_posix("kohort's Spark source")
     from kohort.spark.data_source import KohortDataSource
     from kohort.spark.driver_server import install
     from kohort.spark.tasks.workers import use_this_python

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json  # not msgspec: Spark has imported it already, and a task starts sooner
 import logging
-import os
 import secrets
 import socket
 import threading
@@ -25,6 +24,7 @@ from typing import Any, TypeAlias
 from kohort.errors import InvalidInputError
 from kohort.io.channel import GREETING_S, TOKEN_BYTES, Link, greet_caller, greet_listener
 from kohort.io.connection_gate import ConnectionGate, GatePlace
+from kohort.io.platforms import after_fork_in_child
 
 log = logging.getLogger("kohort.spark")
 
@@ -380,7 +380,7 @@ def _after_fork() -> None:
         end._orphan()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork_in_child(_after_fork)
 
 
 # -- The receiver of the application's messages in a source's process

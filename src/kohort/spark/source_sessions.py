@@ -46,14 +46,14 @@ class HandedPart:
         topic_id: the topic's id; NO_TOPIC_ID if the brokers have none.
         partition: the partition's number.
         start: the offset to start from in a new assignment; in a known one reading continues at the last batch's end.
-        handing: the number of this assignment, unique in the run.
+        assignment_version: the number of this assignment, unique in the run.
     """
 
     topic: str
     topic_id: TopicId
     partition: int
     start: int
-    handing: int
+    assignment_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ class Handed:
     parts: tuple[HandedPart, ...]
 
     def to_message(self) -> Message:
-        parts = [[part.topic, str(part.topic_id), part.partition, part.start, part.handing] for part in self.parts]
+        parts = [
+            [part.topic, str(part.topic_id), part.partition, part.start, part.assignment_version] for part in self.parts
+        ]
         return {"version": self.version, "epoch": self.epoch, "generation": self.generation, "parts": parts}
 
     @classmethod
@@ -86,8 +88,8 @@ class Handed:
         try:
             version, epoch, generation = (int(message[name]) for name in ("version", "epoch", "generation"))  # type: ignore[call-overload]
             parts = tuple(
-                HandedPart(str(topic), uuid.UUID(topic_id), int(partition), int(start), int(handing))
-                for topic, topic_id, partition, start, handing in message["parts"]  # type: ignore[attr-defined]
+                HandedPart(str(topic), uuid.UUID(topic_id), int(partition), int(start), int(assignment_version))
+                for topic, topic_id, partition, start, assignment_version in message["parts"]  # type: ignore[attr-defined]
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no answer to what is held: {message!r:.200}") from error
@@ -129,7 +131,7 @@ class LostPart:
         topic: the topic's name.
         topic_id: the topic's id.
         partition: the partition's number.
-        handing: the number of the assignment under which the loss was found.
+        assignment_version: the number of the assignment under which the loss was found.
         at: the offset at which the query was to continue.
         next: the offset at which it continues instead; -1: none, the topic was deleted or re-created.
     """
@@ -137,7 +139,7 @@ class LostPart:
     topic: str
     topic_id: TopicId
     partition: int
-    handing: int
+    assignment_version: int
     at: int
     next: int
 
@@ -157,7 +159,7 @@ class LostRecords:
     parts: tuple[LostPart, ...]
 
     def to_message(self, session: str) -> Message:
-        parts = [[p.topic, str(p.topic_id), p.partition, p.handing, p.at, p.next] for p in self.parts]
+        parts = [[p.topic, str(p.topic_id), p.partition, p.assignment_version, p.at, p.next] for p in self.parts]
         return {"kind": "lost", "seat": session, "text": self.text, "fatal": self.fatal, "parts": parts}
 
     @classmethod
@@ -169,8 +171,8 @@ class LostRecords:
         """
         try:
             parts = tuple(
-                LostPart(str(topic), uuid.UUID(topic_id), int(partition), int(handing), int(at), int(next_))
-                for topic, topic_id, partition, handing, at, next_ in message["parts"]
+                LostPart(str(topic), uuid.UUID(topic_id), int(partition), int(assignment_version), int(at), int(next_))
+                for topic, topic_id, partition, assignment_version, at, next_ in message["parts"]
             )
             return cls(str(message["text"]), bool(message["fatal"]), parts)
         except (AttributeError, KeyError, TypeError) as error:

@@ -14,13 +14,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kohort.wire import cluster_admin, coordinators, data, discovery, groups, offsets, security, transactions
+from kohort.wire import (
+    cluster_admin,
+    coordinators,
+    data,
+    discovery,
+    groups,
+    offsets,
+    security,
+    streams_groups,
+    transactions,
+)
 from kohort.wire.codec import skip_tags
 from kohort.wire.message import Message, RequestMessage, merge_small
 from kohort.wire.schema import NEVER, Buffer, WireError
 
 API_VERSIONS: Final = 18
 CLIENT_NAMES: Final = 4_096
+CLIENT_NAME_BYTES: Final = 255
+"""The longest client id that is cached. A stranger may send ids of 32 KiB, which would keep 256 MiB."""
 """Client ids kept decoded: every request carries one."""
 
 _REQUEST: Final = struct.Struct(">ihhih")
@@ -62,7 +74,17 @@ class RequestHeader(NamedTuple):
 
 def _apis() -> dict[int, Api]:
     table: dict[int, Api] = {}
-    for module in (discovery, coordinators, cluster_admin, groups, offsets, data, transactions, security):
+    for module in (
+        discovery,
+        coordinators,
+        cluster_admin,
+        groups,
+        offsets,
+        data,
+        transactions,
+        security,
+        streams_groups,
+    ):
         for name, request in vars(module).items():
             if not name.endswith("Request") or request is RequestMessage:
                 continue
@@ -120,7 +142,8 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
             position += length
             if position > len(frame):
                 raise WireError("request header: the client id reaches past the end")
-            client_id = _client_name(bytes(frame[_HEADER.size : position]))
+            raw = bytes(frame[_HEADER.size : position])
+            client_id = _client_name(raw) if length <= CLIENT_NAME_BYTES else raw.decode()
         elif length != -1:
             raise WireError(f"request header: a client id of length {length}")
         if version >= _FLEXIBLE_SINCE.get(key, NEVER):

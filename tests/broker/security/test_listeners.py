@@ -79,8 +79,8 @@ def test_each_listener_tells_clients_its_own_address(tmp_path: Path) -> None:
     }
     with Broker(tmp_path, config, "IN://127.0.0.1:0,OUT://127.0.0.1:0") as broker:
         assert broker.bootstrap_servers == broker.listeners["IN"]
-        told = {"IN": ("localhost", int(broker.listeners["IN"].rpartition(":")[2])), "OUT": ("out.example", 9999)}
-        for name, address in told.items():
+        reported = {"IN": ("localhost", int(broker.listeners["IN"].rpartition(":")[2])), "OUT": ("out.example", 9999)}
+        for name, address in reported.items():
             with RawClient(broker.listeners[name]) as client:
                 (node,) = client.ask(MetadataRequest(topics=[])).brokers
                 assert (node.host, node.port) == address
@@ -97,7 +97,7 @@ def test_each_listener_tells_clients_its_own_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "PLAINTEXT://0.0.0.0:0", "PLAINTEXT://127.0.0.1:0,B://:0"])
-def test_open_listener_beyond_loopback_is_refused_with_the_ways_to_go_on(tmp_path: Path, listen: str) -> None:
+def test_open_listener_beyond_loopback_is_refused_with_the_ways_to_secure_it(tmp_path: Path, listen: str) -> None:
     listen = listen.replace("B://:0", "B://0.0.0.0:0")
     with pytest.raises(InvalidInputError) as refused:
         Broker(tmp_path, {"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,B:PLAINTEXT"}, listen)
@@ -131,9 +131,9 @@ def test_command_has_the_same_ways(tmp_path: Path, start: Callable[..., subproce
     settings = tmp_path / "server.properties"
     settings.write_text(f"listeners=PLAINTEXT://:0\nlog.dirs={tmp_path / 'data'}\n")
     refused = start("broker", "--config", str(settings))
-    _, told = refused.communicate(timeout=60)
+    _, reported = refused.communicate(timeout=60)
     assert refused.returncode == 1
-    assert "--insecure" in told
+    assert "--insecure" in reported
     tls = ("--tls", str(tmp_path / "broker.pem"))
     for options in (
         ("--insecure",),
@@ -176,9 +176,9 @@ def test_options_that_do_not_fit_are_refused(
 ) -> None:
     given = [option.format(folder=tmp_path) for option in options]
     process = start("broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *given)
-    _, told = process.communicate(timeout=60)
+    _, reported = process.communicate(timeout=60)
     assert process.returncode in (1, 2)
-    assert text in told
+    assert text in reported
 
 
 # -- Development files

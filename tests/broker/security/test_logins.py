@@ -116,7 +116,7 @@ def test_unknown_mechanism_is_refused_with_the_known_ones(secured: SecuredBroker
         ),
     ],
 )
-def test_failed_login_is_told_in_kafkas_words_and_ends_the_connection(
+def test_failed_login_is_answered_in_kafkas_words_and_ends_the_connection(
     secured: SecuredBroker, mechanism: str, token: bytes, text: str
 ) -> None:
     with RawClient(secured.address("SASL")) as client:
@@ -159,7 +159,7 @@ def test_login_ends_and_the_next_request_with_it(secured: SecuredBroker) -> None
         assert client.closed()
 
 
-def test_login_that_is_renewed_goes_on(secured: SecuredBroker) -> None:
+def test_connection_survives_a_renewed_login(secured: SecuredBroker) -> None:
     with RawClient(secured.address("SHORT")) as client:
         log_in(client)
         for _ in range(3):
@@ -242,7 +242,7 @@ def test_log_names_each_mistake_once_for_a_client(tmp_path: Path, capfd: pytest.
                 handshake(client)
                 client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0guess-one"))
                 assert client.receive().error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-    told = capfd.readouterr().err
+    reported = capfd.readouterr().err
     for text in (
         "it speaks TLS and this listener does not",
         "[listener TLS] closing the connection from 127.0.0.1",
@@ -250,12 +250,12 @@ def test_log_names_each_mistake_once_for_a_client(tmp_path: Path, capfd: pytest.
         "[listener SASL] unexpected request of type Metadata during SASL handshake; its security.protocol must be",
         "[listener SASL] login of user 'alice' from 127.0.0.1",
     ):
-        assert told.count(text) == 1, told
-    assert "guess-one" not in told
-    assert PASSWORD not in told
+        assert reported.count(text) == 1, reported
+    assert "guess-one" not in reported
+    assert PASSWORD not in reported
 
 
-def test_credentials_that_nothing_checks_are_told_in_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_warns_of_credentials_that_nothing_checks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from kohort import Admin
     from kohort.client.admin.values import ScramCredential
 

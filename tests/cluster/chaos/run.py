@@ -35,7 +35,7 @@ class Run:
         folder: takes the members' logs.
         members: of each group.
         seed: of the faults.
-        tell: is called with each thing that is done.
+        log: is called with each thing that is done.
 
     Attributes:
         happened: the faults so far.
@@ -47,10 +47,10 @@ class Run:
         folder: Path,
         members: int,
         seed: int,
-        tell: Callable[[str], object] = print,
+        log: Callable[[str], object] = print,
         records_per_s: float = 60,
     ) -> None:
-        self.servers, self._tell, self._began_s = servers, tell, time.monotonic()
+        self.servers, self._log, self._began_s = servers, log, time.monotonic()
         self._members, self._records_per_s = members, records_per_s
         self.crowds = [
             Crowd(servers.servers, f"{protocol}-{servers.name}", PARTITIONS, protocol, folder)
@@ -85,7 +85,7 @@ class Run:
             return self._heal(stream)
 
     def _note(self, text: str) -> None:
-        self._tell(f"{time.monotonic() - self._began_s:8.3f} s  {text}")
+        self._log(f"{time.monotonic() - self._began_s:8.3f} s  {text}")
 
     def _befall(self, faults: list[Fault]) -> None:
         self.happened += faults

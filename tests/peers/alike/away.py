@@ -18,7 +18,7 @@ SHORT_MS = 6_000
 STATIC = {"instance": "one"}
 
 
-def told(answer: Any) -> bool:
+def has_assignment(answer: Any) -> bool:
     return answer.assignment is not None
 
 
@@ -55,7 +55,7 @@ def who_is_away_keeps_its_share(side: Side, version: int) -> None:
 
 
 @scenario(1)
-def who_is_away_comes_back_under_its_own_id(side: Side, version: int) -> None:
+def member_that_is_away_rejoins_under_its_own_id(side: Side, version: int) -> None:
     group, topic = side.name("group"), topic_of(side)
     settled = settle(side, group, MEMBERS["a"], version, topic, **STATIC)
     a = settled.member_id
@@ -70,18 +70,18 @@ def who_is_away_comes_back_under_its_own_id(side: Side, version: int) -> None:
 
 
 @scenario(1)
-def who_is_away_while_it_should_give_up(side: Side, version: int) -> None:
+def member_is_away_while_it_should_revoke(side: Side, version: int) -> None:
     group, topic = side.name("group"), topic_of(side)
     topic_id = side.id_of(topic)
     settled = settle(side, group, MEMBERS["a"], version, topic, **STATIC)
     a, epoch = settled.member_id, settled.member_epoch
     second = side.ask(beat(group, MEMBERS["b"], 0, subscribed_topic_names=[topic]), version, "b")
     b, held = MEMBERS["b"], [owns(topic_id, 0, 1)]
-    side.until(lambda: beat(group, a, epoch, topic_partitions=held, **STATIC), version, told)
+    side.until(lambda: beat(group, a, epoch, topic_partitions=held, **STATIC), version, has_assignment)
     side.ask(describing(group), 1)
     side.ask(beat(group, a, -2, **STATIC), version, "aside")
     side.ask(describing(group), 1)
-    side.until(lambda: beat(group, b, second.member_epoch, topic_partitions=[]), version, told, "b")
+    side.until(lambda: beat(group, b, second.member_epoch, topic_partitions=[]), version, has_assignment, "b")
     side.ask(describing(group), 1)
     side.ask(beat(group, MEMBERS["c"], 0, subscribed_topic_names=[topic], **STATIC), version, "c")
     side.ask(describing(group), 1)
@@ -111,11 +111,11 @@ def who_is_away_longer_than_its_session_is_out(side: Side, version: int) -> None
     def next_beat() -> ConsumerGroupHeartbeatRequest:
         return beat(group, MEMBERS["b"], epoch, topic_partitions=[])
 
-    def told_both(answer: Any) -> bool:
+    def has_both(answer: Any) -> bool:
         """Partitions free before the new target may be assigned first: targets are computed beside requests."""
-        return told(answer) and sum(len(part.partitions) for part in answer.assignment.topic_partitions) == 2
+        return has_assignment(answer) and sum(len(part.partitions) for part in answer.assignment.topic_partitions) == 2
 
-    side.until(next_beat, version, told_both, "b")
+    side.until(next_beat, version, has_both, "b")
     side.ask(describing(group), 1)
     side.ask(beat(group, a, -2, **STATIC), version, "aside")
     side.ask(beat(group, MEMBERS["a"], 0, subscribed_topic_names=[topic], **STATIC), version)

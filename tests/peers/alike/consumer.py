@@ -245,10 +245,12 @@ def two_members(side: Side, version: int) -> None:
     b = side.call(second.member_id, "b")
     side.ask(describing(group), 1)
 
-    def told(answer: Any) -> bool:
+    def has_assignment(answer: Any) -> bool:
         return answer.assignment is not None
 
-    answer = side.until(lambda: beat(group, a, epoch, topic_partitions=[owns(topic_id, 0, 1)]), version, told, "a")
+    answer = side.until(
+        lambda: beat(group, a, epoch, topic_partitions=[owns(topic_id, 0, 1)]), version, has_assignment, "a"
+    )
     kept = answer.assignment.topic_partitions[0].partitions
     side.ask(describing(group), 1)
     side.ask(beat(group, b, second.member_epoch, topic_partitions=[]), version, "b")
@@ -256,7 +258,7 @@ def two_members(side: Side, version: int) -> None:
     with side.on_purpose("A new epoch comes with the assignment"):
         answer = side.ask(beat(group, a, epoch, topic_partitions=[owns(topic_id, *kept)]), version, "a")
     side.ask(describing(group), 1)
-    answer = side.until(lambda: beat(group, b, second.member_epoch, topic_partitions=[]), version, told, "b")
+    answer = side.until(lambda: beat(group, b, second.member_epoch, topic_partitions=[]), version, has_assignment, "b")
     with side.on_purpose("A new epoch comes with the assignment"):
         side.ask(beat(group, a, epoch, topic_partitions=[owns(topic_id, *kept)]), version, "a")
     side.ask(beat(group, a, epoch - 1), version, "a")
@@ -458,7 +460,7 @@ def a_commit_that_was_meant_for_an_earlier_group_of_the_name(side: Side, version
 
 
 @scenario(1)
-def a_member_that_comes_back_at_its_epoch_with_nothing_is_told_all_it_has(side: Side, version: int) -> None:
+def a_member_that_rejoins_at_its_epoch_with_nothing_gets_all_it_has(side: Side, version: int) -> None:
     """Our own client does so after it released its partitions in silence: it is still known, and disturbs nobody."""
     group, topic, a = side.name("group"), topic_of(side), MEMBERS["a"]
     epoch = settle(side, group, a, version, topic).member_epoch

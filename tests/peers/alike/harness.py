@@ -315,10 +315,10 @@ def compare(name: str, version: int, kafka: str, ours: str) -> list[str]:
             transcripts.append(side.transcript())
         finally:
             side.close()
-    return told_apart(*transcripts)
+    return differences_of(*transcripts)
 
 
-def told_apart(theirs: list[tuple[str, Any, str]], mine: list[tuple[str, Any, str]]) -> list[str]:
+def differences_of(theirs: list[tuple[str, Any, str]], mine: list[tuple[str, Any, str]]) -> list[str]:
     found, reasons, differing = [], set(), set()
     for number, pair in enumerate(itertools.zip_longest(theirs, mine, fillvalue=("nothing", None, ""))):
         (label, left, reason), (other, right, _) = pair

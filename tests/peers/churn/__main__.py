@@ -17,7 +17,7 @@ from tests.peers.churn import clients
 from tests.peers.churn.check import violations
 from tests.peers.churn.places import Apache, Ours
 from tests.peers.churn.plans import PLANS
-from tests.peers.churn.report import figures, show
+from tests.peers.churn.report import metrics, show
 from tests.peers.churn.run import Pace, Run
 from tests.peers.churn.story import read
 from tests.peers.peers import PeerUnavailable
@@ -53,17 +53,17 @@ def main() -> int:
         folder = asked.folder or Path(temporary)
         (folder / "data").mkdir(parents=True, exist_ok=True)
         with (Apache if asked.kafka else Ours)(folder / "data", settings) as place:
-            tell = (folder / "driver.txt").open("w", buffering=1)
-            with tell:
-                run = Run(plan, pace, place, folder, lambda line: print(line, file=tell), frozenset(absent))
+            log = (folder / "driver.txt").open("w", buffering=1)
+            with log:
+                run = Run(plan, pace, place, folder, lambda line: print(line, file=log), frozenset(absent))
                 reading = read(run.run())
-    told = figures(reading, violations(reading))
+    report = metrics(reading, violations(reading))
     where = "Apache Kafka" if asked.kafka else "kohort"
     if asked.json:
-        print(json.dumps({"plan": plan.name, "broker": where, "settings": asked.set, **told}))
+        print(json.dumps({"plan": plan.name, "broker": where, "settings": asked.set, **report}))
     else:
-        show(told, f"{plan.name} on {where} {' '.join(asked.set)}", console)
-    return 1 if told["violations"] else 0
+        show(report, f"{plan.name} on {where} {' '.join(asked.set)}", console)
+    return 1 if report["violations"] else 0
 
 
 if __name__ == "__main__":

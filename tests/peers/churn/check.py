@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tests.peers.churn.story import CONCURRENT, Commit, Member, Reading, Story, Tenure
+from tests.peers.churn.story import CONCURRENT, Commit, Member, Ownership, Reading, Story
 
-T = TypeVar("T", Tenure, Commit)
+T = TypeVar("T", Ownership, Commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ def violations(reading: Reading) -> list[Violation]:
 def one_owner(reading: Reading) -> Iterator[Violation]:
     """No partition is owned by two members at one time."""
     at = Seconds(reading.story)
-    for partition, tenures in _by_partition(reading.tenures).items():
-        owners: list[Tenure] = []
-        for tenure in sorted(tenures, key=lambda tenure: tenure.since_ns):
-            owners = [owner for owner in owners if owner.until_ns > tenure.since_ns]
+    for partition, ownerships in _by_partition(reading.ownerships).items():
+        owners: list[Ownership] = []
+        for ownership in sorted(ownerships, key=lambda ownership: ownership.since_ns):
+            owners = [owner for owner in owners if owner.until_ns > ownership.since_ns]
             for owner in owners:
-                if owner.member is not tenure.member and tenure.until_ns > tenure.since_ns:
+                if owner.member is not ownership.member and ownership.until_ns > ownership.since_ns:
                     text = (
-                        f"{partition} was given to {tenure.member.name} while {owner.member.name} had it "
+                        f"{partition} was given to {ownership.member.name} while {owner.member.name} had it "
                         f"from {at(owner.since_ns):.3f} to {at(owner.until_ns):.3f} ({owner.how})"
                     )
-                    yield Violation("two owners", at(tenure.since_ns), text, tenure.member.name)
-            owners.append(tenure)
+                    yield Violation("two owners", at(ownership.since_ns), text, ownership.member.name)
+            owners.append(ownership)
 
 
 def consistent(reading: Reading) -> Iterator[Violation]:
@@ -81,13 +81,13 @@ def positions(reading: Reading) -> Iterator[Violation]:
     """
     at = Seconds(reading.story)
     commits = _by_partition(reading.commits)
-    for tenure in reading.tenures:
-        if not tenure.records or tenure.member.client in CONCURRENT:
+    for ownership in reading.ownerships:
+        if not ownership.records or ownership.member.client in CONCURRENT:
             continue
-        name, partition = tenure.member.name, tenure.partition
-        started_ns, first, _ = tenure.records[0]
+        name, partition = ownership.member.name, ownership.partition
+        started_ns, first, _ = ownership.records[0]
         before = commits.get(partition, [])
-        floor = max((c.offset for c in before if c.acknowledged and _answered(c) < tenure.since_ns), default=0)
+        floor = max((c.offset for c in before if c.acknowledged and _answered(c) < ownership.since_ns), default=0)
         tried = {c.offset for c in before if c.sent_ns < started_ns}
         if first < floor:
             text = f"{name} starts {partition} at {first}, but {floor} was committed before"
@@ -95,7 +95,7 @@ def positions(reading: Reading) -> Iterator[Violation]:
         elif first != floor and first not in tried:
             text = f"{name} starts {partition} at {first}, which no one committed; {floor} was committed"
             yield Violation("position past the commit", at(started_ns), text, name)
-        for (_, last, _), (when, offset, _) in zip(tenure.records, tenure.records[1:], strict=False):
+        for (_, last, _), (when, offset, _) in zip(ownership.records, ownership.records[1:], strict=False):
             if offset != last + 1:
                 kind = "skipped" if offset > last else "repeated in one tenure"
                 yield Violation(kind, at(when), f"{name} went from {last} to {offset} in {partition}", name)
@@ -130,7 +130,7 @@ def commits_only_grow(reading: Reading) -> Iterator[Violation]:
 def fenced(reading: Reading) -> Iterator[Violation]:
     """No commit is taken from a member for a partition that another member was given since."""
     at = Seconds(reading.story)
-    tenures = _by_partition(reading.tenures)
+    ownerships = _by_partition(reading.ownerships)
     for commit in reading.commits:
         name = commit.member.name
         if commit.held_since_ns is None and commit.member.client in CONCURRENT:
@@ -140,7 +140,7 @@ def fenced(reading: Reading) -> Iterator[Violation]:
             yield Violation("commit without a tenure", at(commit.sent_ns), text, name)
         elif commit.acknowledged:
             held_ns, sent_ns = commit.held_since_ns, commit.sent_ns
-            for other in tenures.get(commit.partition, []):
+            for other in ownerships.get(commit.partition, []):
                 if other.member is commit.member or other.until_ns == other.since_ns:
                     continue
                 if held_ns < other.since_ns < sent_ns or other.since_ns < sent_ns < other.until_ns:
@@ -155,8 +155,8 @@ def nothing_lost(reading: Reading) -> Iterator[Violation]:
     """Committed records were processed before, and at the end every record was processed and is committed."""
     at = Seconds(reading.story)
     done: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    for tenure in reading.tenures:
-        done[tenure.partition] += tenure.records
+    for ownership in reading.ownerships:
+        done[ownership.partition] += ownership.records
     commits = _by_partition(commit for commit in reading.commits if commit.acknowledged)
     for partition, produced in reading.story.produced.items():
         first_ns: dict[int, int] = {}
@@ -216,17 +216,17 @@ def evicted(reading: Reading) -> list[tuple[Member, int]]:
     """
     story = reading.story
     found: dict[tuple[str, int], Member] = {}
-    for tenure in reading.tenures:
-        if tenure.how != "lost":
+    for ownership in reading.ownerships:
+        if ownership.how != "lost":
             continue
         window_ns = 2 * story.session_ms * 1_000_000
         paused = any(
-            pause.since_ns < tenure.seen_ns and (pause.until_ns or 2**63) > tenure.seen_ns - window_ns
-            for pause in tenure.member.pauses
+            pause.since_ns < ownership.seen_ns and (pause.until_ns or 2**63) > ownership.seen_ns - window_ns
+            for pause in ownership.member.pauses
         )
-        outage = any(outage.since_ns < tenure.seen_ns < outage.until_ns + window_ns for outage in story.outages)
-        if not paused and not outage and tenure.member.superseded_ns is None:
-            found[tenure.member.name, tenure.seen_ns] = tenure.member
+        outage = any(outage.since_ns < ownership.seen_ns < outage.until_ns + window_ns for outage in story.outages)
+        if not paused and not outage and ownership.member.superseded_ns is None:
+            found[ownership.member.name, ownership.seen_ns] = ownership.member
     return [(member, at_ns) for (_, at_ns), member in sorted(found.items(), key=lambda item: item[0][1])]
 
 

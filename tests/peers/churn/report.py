@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.peers.churn.check import Seconds, Violation, evicted
-from tests.peers.churn.story import Reading, Tenure
+from tests.peers.churn.story import Ownership, Reading
 
 
-def figures(reading: Reading, found: Sequence[Violation]) -> dict[str, Any]:
+def metrics(reading: Reading, found: Sequence[Violation]) -> dict[str, Any]:
     """Everything that is reported."""
     story, at = reading.story, Seconds(reading.story)
     return {
@@ -27,7 +27,7 @@ def figures(reading: Reading, found: Sequence[Violation]) -> dict[str, Any]:
         "clients": _clients(reading),
         "latency_ms": _latency(reading),
         "owned": _owned(reading),
-        "standstill_s": _standstill(reading),
+        "standstill_s": _downtime(reading),
         "takeover_s": _takeover(reading),
         "evicted": [{"member": member.name, "at_s": at(at_ns)} for member, at_ns in evicted(reading)],
         "violations": [asdict(violation) for violation in found],
@@ -47,12 +47,12 @@ def _clients(reading: Reading) -> dict[str, dict[str, int]]:
         row["lost"] += sum(event["e"] == "lost" and bool(event["partitions"]) for event in member.events)
         row["errors"] += sum(event["e"] == "error" for event in member.events)
     seen: set[tuple[str, int]] = set()
-    done = ((when, tenure, offset) for tenure in reading.tenures for when, offset, _ in tenure.records)
-    for _, tenure, offset in sorted(done, key=lambda entry: entry[0]):
-        row = rows[f"{tenure.member.client} {tenure.member.protocol}"]
+    done = ((when, ownership, offset) for ownership in reading.ownerships for when, offset, _ in ownership.records)
+    for _, ownership, offset in sorted(done, key=lambda entry: entry[0]):
+        row = rows[f"{ownership.member.client} {ownership.member.protocol}"]
         row["records"] += 1
-        row["again"] += (tenure.partition, offset) in seen
-        seen.add((tenure.partition, offset))
+        row["again"] += (ownership.partition, offset) in seen
+        seen.add((ownership.partition, offset))
     for commit in reading.commits:
         row = rows[f"{commit.member.client} {commit.member.protocol}"]
         row["commits"] += commit.acknowledged
@@ -80,9 +80,9 @@ COLUMNS = (
 def _latency(reading: Reading) -> dict[str, float]:
     """From a record's production until it was first processed."""
     first: dict[tuple[str, int], int] = {}
-    for tenure in reading.tenures:
-        for when, offset, _ in tenure.records:
-            key = (tenure.partition, offset)
+    for ownership in reading.ownerships:
+        for when, offset, _ in ownership.records:
+            key = (ownership.partition, offset)
             first[key] = min(when, first.get(key, when))
     waits = [
         (first[where, offset] - produced_ns) / 1e6
@@ -100,9 +100,9 @@ def _owned(reading: Reading) -> dict[str, float]:
     """
     story = reading.story
     changes: list[tuple[int, int, int]] = [(records[0][0], 0, 1) for records in story.produced.values() if records]
-    for tenure in reading.tenures:
-        if tenure.until_ns > tenure.since_ns:
-            changes += [(tenure.since_ns, 1, 0), (tenure.until_ns, -1, 0)]
+    for ownership in reading.ownerships:
+        if ownership.until_ns > ownership.since_ns:
+            changes += [(ownership.since_ns, 1, 0), (ownership.until_ns, -1, 0)]
     owners = total = 0
     owned_ns = total_ns = whole_ns = 0
     last_ns = story.began_ns
@@ -119,34 +119,34 @@ def _owned(reading: Reading) -> dict[str, float]:
     }
 
 
-def _standstill(reading: Reading) -> dict[str, float]:
+def _downtime(reading: Reading) -> dict[str, float]:
     """How long a living member that gave everything up in order had nothing before it was given something."""
-    by_member: dict[str, list[Tenure]] = defaultdict(list)
-    for tenure in reading.tenures:
-        by_member[tenure.member.name].append(tenure)
+    by_member: dict[str, list[Ownership]] = defaultdict(list)
+    for ownership in reading.ownerships:
+        by_member[ownership.member.name].append(ownership)
     gaps: list[float] = []
-    for tenures in by_member.values():
-        tenures.sort(key=lambda tenure: tenure.since_ns)
+    for ownerships in by_member.values():
+        ownerships.sort(key=lambda ownership: ownership.since_ns)
         until_ns, how = 0, ""
-        for tenure in tenures:
-            if how == "revoked" and tenure.since_ns > until_ns and not tenure.member.pauses:
-                gaps.append((tenure.since_ns - until_ns) / 1e9)
-            if tenure.seen_ns >= until_ns:
-                until_ns, how = tenure.seen_ns, tenure.how
+        for ownership in ownerships:
+            if how == "revoked" and ownership.since_ns > until_ns and not ownership.member.pauses:
+                gaps.append((ownership.since_ns - until_ns) / 1e9)
+            if ownership.seen_ns >= until_ns:
+                until_ns, how = ownership.seen_ns, ownership.how
     return _spread(gaps)
 
 
 def _takeover(reading: Reading) -> dict[str, dict[str, float]]:
     """From a kill until another member was given what the killed one had, by its client."""
-    by_partition: dict[str, list[Tenure]] = defaultdict(list)
-    for tenure in sorted(reading.tenures, key=lambda tenure: tenure.since_ns):
-        by_partition[tenure.partition].append(tenure)
+    by_partition: dict[str, list[Ownership]] = defaultdict(list)
+    for ownership in sorted(reading.ownerships, key=lambda ownership: ownership.since_ns):
+        by_partition[ownership.partition].append(ownership)
     waits: dict[str, list[float]] = defaultdict(list)
-    for tenures in by_partition.values():
-        for tenure, following in pairwise(tenures):
-            if tenure.how == "killed" and tenure.until_ns == tenure.seen_ns:
-                name = f"{tenure.member.client} {tenure.member.protocol}"
-                waits[name].append((following.since_ns - tenure.until_ns) / 1e9)
+    for ownerships in by_partition.values():
+        for ownership, following in pairwise(ownerships):
+            if ownership.how == "killed" and ownership.until_ns == ownership.seen_ns:
+                name = f"{ownership.member.client} {ownership.member.protocol}"
+                waits[name].append((following.since_ns - ownership.until_ns) / 1e9)
     return {name: _spread(values) for name, values in sorted(waits.items())}
 
 
@@ -158,28 +158,28 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def show(told: dict[str, Any], title: str, console: Console) -> None:
+def show(report: dict[str, Any], title: str, console: Console) -> None:
     """The table, then violations."""
     table = Table(title=title, title_justify="left")
     table.add_column("client")
     for column in COLUMNS:
         table.add_column(column, justify="right")
-    for name, row in told["clients"].items():
+    for name, row in report["clients"].items():
         table.add_row(name, *(str(row[column]) for column in COLUMNS))
     console.print(table)
     console.print(
-        f"{told['seconds']} s of churn, {told['outages']} outages, healed in {told['heal_seconds']} s; "
-        f"{told['records']} records\n"
-        f"ms until processed {told['latency_ms']}\n"
-        f"s without partitions after giving all up {told['standstill_s']}\n"
-        f"share of time owned {told['owned']}"
+        f"{report['seconds']} s of churn, {report['outages']} outages, healed in {report['heal_seconds']} s; "
+        f"{report['records']} records\n"
+        f"ms until processed {report['latency_ms']}\n"
+        f"s without partitions after giving all up {report['standstill_s']}\n"
+        f"share of time owned {report['owned']}"
     )
-    for name, waits in told["takeover_s"].items():
+    for name, waits in report["takeover_s"].items():
         console.print(f"s from a kill of {name} until its partitions were given to others {waits}")
-    for eviction in told["evicted"][:40]:
+    for eviction in report["evicted"][:40]:
         console.print(f"{eviction['at_s']:9.3f} s  {eviction['member']} was evicted, and was neither paused nor killed")
-    for violation in told["violations"][:40]:
+    for violation in report["violations"][:40]:
         console.print(
             f"[red]{violation['at_s']:9.3f} s  {violation['property']}[/]: {violation['text']}", highlight=False
         )
-    console.print(f"violations: {told['violation_counts'] or 'none'}")
+    console.print(f"violations: {report['violation_counts'] or 'none'}")

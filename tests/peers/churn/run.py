@@ -82,7 +82,7 @@ class Run:
         place: the broker, running.
         folder: takes the members' logs and what they print.
         unavailable: clients that can't be had here are left out.
-        tell: is called with each thing that is done.
+        log: is called with each thing that is done.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Run:
         pace: Pace,
         place: Place,
         folder: Path,
-        tell: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], None] = lambda _: None,
         unavailable: frozenset[str] = frozenset(),
     ) -> None:
-        self.plan, self.pace, self.place, self.folder, self._tell = plan, pace, place, folder, tell
+        self.plan, self.pace, self.place, self.folder, self._log = plan, pace, place, folder, log
         self._kinds = [kind for kind in plan.kinds if kind.client not in unavailable]
         self._commands = {kind.client: clients.command(kind.client) for kind in self._kinds}
         self._random = random.Random(pace.seed)
@@ -309,7 +309,7 @@ class Run:
         self._note("the broker is back")
 
     def _note(self, text: str) -> None:
-        self._tell(f"{(time.monotonic_ns() - self.story.began_ns) / 1e9:8.3f} s  {text}")
+        self._log(f"{(time.monotonic_ns() - self.story.began_ns) / 1e9:8.3f} s  {text}")
 
     # Healing.
 
@@ -360,9 +360,9 @@ class Run:
             member.read()
             view.members.append(member)
         owners: dict[str, list[str]] = {where: [] for where in partitions}
-        for tenure in read(view).tenures:
-            if tenure.how == "held":
-                owners[tenure.partition].append(tenure.member.name)
+        for ownership in read(view).ownerships:
+            if ownership.how == "held":
+                owners[ownership.partition].append(ownership.member.name)
         wrong = {where: names for where, names in owners.items() if len(names) != 1}
         return f"without exactly one owner: {wrong}" if wrong else ""
 

@@ -93,7 +93,7 @@ class Story:
 
 
 @dataclass(slots=True)
-class Tenure:
+class Ownership:
     """A member holds a partition, from its word to its word or its end.
 
     Attributes:
@@ -142,7 +142,7 @@ class Reading:
     """A story taken apart; what contradicts itself already is in `oddities`."""
 
     story: Story
-    tenures: list[Tenure] = field(default_factory=list)
+    ownerships: list[Ownership] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     oddities: list[tuple[str, Member, int, str]] = field(default_factory=list)
 
@@ -160,7 +160,7 @@ class _MemberReading:
 
     def __init__(self, reading: Reading, member: Member) -> None:
         self._reading, self._member = reading, member
-        self._held: dict[str, Tenure] = {}
+        self._held: dict[str, Ownership] = {}
         self._asked: dict[int, list[Commit]] = {}
         self._lost_ns = 0
         self._lapsed_ns: dict[str, int] = {}
@@ -183,9 +183,9 @@ class _MemberReading:
             if partition in self._held:
                 self._odd("assigned twice", t, partition)
                 continue
-            tenure = Tenure(self._member, partition, t, unaware=self._is_unaware(t))
-            self._held[partition] = tenure
-            self._reading.tenures.append(tenure)
+            ownership = Ownership(self._member, partition, t, unaware=self._is_unaware(t))
+            self._held[partition] = ownership
+            self._reading.ownerships.append(ownership)
 
     def _on_revoked(self, t: int, event: Event) -> None:
         self._close(event["partitions"], t, "revoked")
@@ -202,14 +202,16 @@ class _MemberReading:
         self._close(list(self._held), t, "closing")
 
     def _on_records(self, t: int, event: Event) -> None:
-        tenure = self._held.get(event["partition"])
+        ownership = self._held.get(event["partition"])
         self._lapsed_ns.pop(event["partition"], None)
-        if tenure is None:
+        if ownership is None:
             if self._member.client not in CONCURRENT:
                 self._odd("processed what it does not hold", t, f"{event['partition']} {event['offsets']}")
-            tenure = Tenure(self._member, event["partition"], t, t, t, "never")  # of no length
-            self._reading.tenures.append(tenure)
-        tenure.records += [(t, offset, value) for offset, value in zip(event["offsets"], event["values"], strict=True)]
+            ownership = Ownership(self._member, event["partition"], t, t, t, "never")  # of no length
+            self._reading.ownerships.append(ownership)
+        ownership.records += [
+            (t, offset, value) for offset, value in zip(event["offsets"], event["values"], strict=True)
+        ]
 
     def _on_committing(self, t: int, event: Event) -> None:
         self._asked[event["id"]] = []
@@ -230,14 +232,14 @@ class _MemberReading:
 
     def _close(self, partitions: list[str], t: int, how: str) -> None:
         for partition in partitions:
-            tenure = self._held.pop(partition, None)
-            if tenure is not None:
-                tenure.how, tenure.seen_ns = how, t
+            ownership = self._held.pop(partition, None)
+            if ownership is not None:
+                ownership.how, ownership.seen_ns = how, t
                 lapsed_ns = self._lapsed_ns.pop(partition, t)
-                ends = [t, lapsed_ns, *self._session_ends(tenure, t), *self._superseded()]
+                ends = [t, lapsed_ns, *self._session_ends(ownership, t), *self._superseded()]
                 taken = how == "lost" or (how == "revoked" and self._member.client in WITHOUT_LOST)
-                never = tenure.unaware and taken
-                tenure.until_ns = tenure.since_ns if never else max(tenure.since_ns, min(ends))
+                never = ownership.unaware and taken
+                ownership.until_ns = ownership.since_ns if never else max(ownership.since_ns, min(ends))
 
     def _is_unaware(self, t: int) -> bool:
         """Whether it has just woken after its session's end, and has not lost anything since.
@@ -248,13 +250,13 @@ class _MemberReading:
         session_ns = self._reading.story.session_ms * 1_000_000
         return any(
             pause.until_ns is not None
-            and pause.until_ns - pause.since_ns > self._least_silence_ns()
+            and pause.until_ns - pause.since_ns > self._least_pause_ns()
             and pause.until_ns <= t < pause.until_ns + session_ns
             and self._lost_ns < pause.until_ns
             for pause in self._member.pauses
         )
 
-    def _least_silence_ns(self) -> int:
+    def _least_pause_ns(self) -> int:
         """The shortest pause that may end a session: two heartbeats may have been missing before it."""
         story = self._reading.story
         return (story.session_ms - 2 * story.heartbeat_ms) * 1_000_000
@@ -262,7 +264,7 @@ class _MemberReading:
     def _superseded(self) -> list[int]:
         return [] if self._member.superseded_ns is None else [self._member.superseded_ns]
 
-    def _session_ends(self, tenure: Tenure, seen_ns: int) -> Iterator[int]:
+    def _session_ends(self, ownership: Ownership, seen_ns: int) -> Iterator[int]:
         """When a paused member's session may have ended.
 
         Two heartbeats may have been missing before the pause, and all since the broker was started shortly before it.
@@ -270,12 +272,12 @@ class _MemberReading:
         story = self._reading.story
         session_ns, missing_ns = story.session_ms * 1_000_000, 2 * story.heartbeat_ms * 1_000_000
         for pause in self._member.pauses:
-            may_end_ns = pause.since_ns + self._least_silence_ns()
+            may_end_ns = pause.since_ns + self._least_pause_ns()
             for outage in story.outages:
                 if outage.since_ns < pause.since_ns < outage.until_ns + missing_ns:
                     may_end_ns = min(may_end_ns, outage.started_ns + session_ns)
             woke_ns = pause.until_ns if pause.until_ns is not None else seen_ns
-            if may_end_ns < woke_ns and tenure.since_ns < may_end_ns:
+            if may_end_ns < woke_ns and ownership.since_ns < may_end_ns:
                 yield may_end_ns
 
     def _odd(self, what: str, t: int, text: str) -> None:

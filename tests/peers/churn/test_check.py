@@ -17,8 +17,8 @@ PLACE = "orders/0"
 
 def member(name: str, *events: tuple[float, str, dict[str, Any]], **facts: Any) -> Member:
     """A member with this log; times in seconds."""
-    told = [{"t": round(at_s * SECOND), "e": event, **more} for at_s, event, more in events]
-    return Member(name, "kohort", "classic", Path(name), 0, events=told, **facts)
+    report = [{"t": round(at_s * SECOND), "e": event, **more} for at_s, event, more in events]
+    return Member(name, "kohort", "classic", Path(name), 0, events=report, **facts)
 
 
 def holds(at_s: float) -> tuple[float, str, dict[str, Any]]:
@@ -179,7 +179,7 @@ def test_a_broken_property_is_found(name: str) -> None:
     assert wanted in {violation.property for violation in violations(read(make()))}
 
 
-def test_members_evicted_without_a_cause_are_told_apart() -> None:
+def test_members_evicted_without_a_cause_are_counted_apart() -> None:
     lost = gives_up(10, "lost")
     assert [(found.name, at) for found, at in evicted(read(story(first(lost), second())))] == [("first", 10 * SECOND)]
     assert evicted(read(story(first(lost, pauses=[Pause(2 * SECOND, 9 * SECOND)]), second()))) == []

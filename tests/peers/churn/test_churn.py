@@ -62,5 +62,5 @@ def test_each_client_takes_part(name: str, client: str, churned: Callable[[str],
     run = churned(name)
     if client in run.unavailable:
         pytest.skip(f"{client}: {run.unavailable[client]}")
-    assert any(tenure.records for tenure in run.reading.tenures if tenure.member.client == client)
+    assert any(ownership.records for ownership in run.reading.ownerships if ownership.member.client == client)
     assert any(commit.acknowledged for commit in run.reading.commits if commit.member.client == client)

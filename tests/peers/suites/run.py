@@ -49,11 +49,11 @@ class Outcome:
         }
 
 
-def run(suite: Suite, tell: Callable[[str], None] = lambda _: None, *, short: bool = False) -> Outcome:
+def run(suite: Suite, log: Callable[[str], None] = lambda _: None, *, short: bool = False) -> Outcome:
     """One run of a suite, or of its short form.
 
     Args:
-        tell: is called with the name of each test that is done.
+        log: is called with the name of each test that is done.
 
     Raises:
         PeerUnavailable: it can't be had or run here.
@@ -64,7 +64,7 @@ def run(suite: Suite, tell: Callable[[str], None] = lambda _: None, *, short: bo
             environment = {**os.environ, **suite.environment}
             if suite.servers_variable:
                 environment[suite.servers_variable] = broker.bootstrap_servers
-            return _follow(tests, short, environment, folder, tell)
+            return _follow(tests, short, environment, folder, log)
 
 
 def _port(suite: Suite) -> int:
@@ -136,7 +136,7 @@ def _module(go: str, suite: Suite) -> Path:
 
 
 def _follow(
-    tests: _Tests, short: bool, environment: dict[str, str], folder: str, tell: Callable[[str], None]
+    tests: _Tests, short: bool, environment: dict[str, str], folder: str, log: Callable[[str], None]
 ) -> Outcome:
     outcome = Outcome(tests.suite)
     command = tests.command(short)
@@ -148,7 +148,7 @@ def _follow(
         ) as process,
     ):
         for event in _events(process):
-            _take(outcome, said, event, tell)
+            _take(outcome, said, event, log)
     return outcome
 
 
@@ -159,7 +159,7 @@ def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _take(outcome: Outcome, said: dict[str, list[str]], event: dict[str, Any], tell: Callable[[str], None]) -> None:
+def _take(outcome: Outcome, said: dict[str, list[str]], event: dict[str, Any], log: Callable[[str], None]) -> None:
     test, action = event.get("Test", ""), event["Action"]
     if not test:
         outcome.whole |= action in ("pass", "fail")
@@ -168,7 +168,7 @@ def _take(outcome: Outcome, said: dict[str, list[str]], event: dict[str, Any], t
         lines.append(event["Output"].rstrip())
         del lines[:-_SAID_MAX]
     elif action in ("pass", "fail", "skip"):
-        tell(test)
+        log(test)
         lines = said.pop(test, [])
         if action == "fail":
             outcome.failed[test] = lines

@@ -25,7 +25,7 @@ class Clock:
     def after(self, delay_ms: int, do: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self.now_ms + delay_ms, next(self._count), do))
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.story.append(f"{self.now_ms / 1000:8.3f} {text}")
 
     def run(self, until_ms: int) -> None:

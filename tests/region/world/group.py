@@ -27,8 +27,14 @@ from kohort.groups.records import Record
 from kohort.ids import TopicPartition
 from kohort.region.parts import Part
 from kohort.region.records import Initial, Position
+from tests.region.world.memberships import (
+    BEAT_MS,
+    SESSION_MS,
+    ClassicGroupMembership,
+    ConsumerGroupMembership,
+    GroupMembership,
+)
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID, part
-from tests.region.world.seats import BEAT_MS, SESSION_MS, ClassicSeat, ConsumerSeat, Seat
 
 if TYPE_CHECKING:
     from tests.region.world.clock import Clock
@@ -42,10 +48,10 @@ class Group:
 
     def __init__(self, clock: Clock, count: int) -> None:
         self.clock, self.count = clock, count
-        self.seats: dict[UUID, Seat] = {}
+        self.memberships: dict[UUID, GroupMembership] = {}
         self.records: list[Record] = []
         self.requests = 0
-        self._seat: type[Seat] = clock.chance.choice((ClassicSeat, ConsumerSeat))
+        self._membership: type[GroupMembership] = clock.chance.choice((ClassicGroupMembership, ConsumerGroupMembership))
         self._config = GroupConfig(
             consumer_session_timeout_ms=SESSION_MS,
             consumer_heartbeat_interval_ms=BEAT_MS,
@@ -53,7 +59,7 @@ class Group:
         )
         self._loads = 0
         self._waiting: dict[int, Callable[[Any], None]] = {}
-        clock.tell(f"members are {self._seat.__name__}s")
+        clock.log(f"members are {self._membership.__name__}s")
         self._load()
         self._tick()
 
@@ -73,8 +79,8 @@ class Group:
         """Another broker coordinates the group now: it knows what is in the journal."""
         self._waiting.clear()
         self._load()
-        for seat in self.seats.values():
-            seat.unanswered()
+        for membership in self.memberships.values():
+            membership.unanswered()
 
     def bring_back(self, records: list[Record]) -> None:
         """Go on from an older copy of the journal."""
@@ -85,8 +91,8 @@ class Group:
         """The topic has so many partitions now."""
         self.count = count
         self.do(TopicsChanged(self._image()))
-        for seat in list(self.seats.values()):
-            seat.topics_changed()
+        for membership in list(self.memberships.values()):
+            membership.topics_changed()
 
     def _now(self) -> Now:
         return Now(self.clock.now_ms, self.clock.now_ms)
@@ -134,25 +140,25 @@ class Group:
         return [part(number) for number in range(self.count)]
 
     def join(self, member: Member) -> None:
-        seat = self.seats[member.incarnation] = self._seat(self, member)
-        seat.begin()
+        membership = self.memberships[member.incarnation] = self._membership(self, member)
+        membership.begin()
 
     def leave(self, member: Member) -> None:
         """Leave the group. A killed member sends nothing: its session ends."""
-        seat = self.seats.pop(member.incarnation, None)
-        if seat is not None and member.ended:
-            seat.leave()
+        membership = self.memberships.pop(member.incarnation, None)
+        if membership is not None and member.ended:
+            membership.leave()
 
     def lose_heartbeats(self, member: Member) -> None:
         """Until after its session: it is put out, and hears of it then."""
-        seat = self.seats.get(member.incarnation)
-        if seat is not None:
-            seat.mute_until_ms = self.clock.now_ms + SESSION_MS + self.clock.chance.randint(500, 3_000)
+        membership = self.memberships.get(member.incarnation)
+        if membership is not None:
+            membership.mute_until_ms = self.clock.now_ms + SESSION_MS + self.clock.chance.randint(500, 3_000)
 
     def released(self, member: Member, parts: tuple[Part, ...]) -> None:
-        seat = self.seats.get(member.incarnation)
-        if seat is not None:
-            seat.released(set(parts))
+        membership = self.memberships.get(member.incarnation)
+        if membership is not None:
+            membership.released(set(parts))
 
     # -- the commit point
 
@@ -160,7 +166,7 @@ class Group:
         """Take the offsets of an open transaction: by member id why not."""
         refused: dict[str, ErrorCode] = {}
         for who, offsets in members:
-            given = tuple(OffsetToCommit(at.topic, at.partition, told.offset) for at, told in offsets.items())
+            given = tuple(OffsetToCommit(at.topic, at.partition, announced.offset) for at, announced in offsets.items())
             event = TxnOffsetCommit(
                 self.number(), GROUP, 1, epoch, given, who.member_id, who.generation_id, None, "a region"
             )

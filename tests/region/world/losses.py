@@ -49,7 +49,7 @@ class Losses:
         where = self.chance.choice(world.group.parts())
         begin = self.begins.get(where, 0)
         self.begins[where] = max(begin, world.ends[where] - self.chance.randint(0, 20))
-        world.clock.tell(f"-- the log of {where} begins at {self.begins[where]} from now on")
+        world.clock.log(f"-- the log of {where} begins at {self.begins[where]} from now on")
         world.clock.after(self.chance.randint(1, LOSE_MS), self._lose)
 
     def meet(self, member: Member) -> bool:
@@ -59,9 +59,9 @@ class Losses:
             return False
         here = self.chance.choice(lost)
         others = [at for at in self.world.group.parts() if at != here]
-        told = TopicPartition(TOPIC, self.chance.choice(others or [here]).partition)
+        announced = TopicPartition(TOPIC, self.chance.choice(others or [here]).partition)
         error = OffsetError(
-            f"offset {member.positions[here]} of {told} is out of range",
+            f"offset {member.positions[here]} of {announced} is out of range",
             ErrorCode.OFFSET_OUT_OF_RANGE,
             TopicPartition(TOPIC, here.partition),
         )
@@ -80,4 +80,4 @@ class Losses:
         before, after = member.positions[at], self.begins.get(at, 0)
         self.passed[member.name, member.epoch].update((at.partition, offset) for offset in range(before, after))
         member.positions[at] = after
-        self.world.clock.tell(f"{member.name} goes on with {at} at {after}, from {before}")
+        self.world.clock.log(f"{member.name} goes on with {at} at {after}, from {before}")

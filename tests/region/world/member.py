@@ -113,7 +113,7 @@ class Member:
         self.to_publish: dict[str, member_events.PublishKeys] = {}
         self.publishes: set[str] = set()
         self.stages = False
-        self.told_ms = self.dozes_until_ms = 0
+        self.delivered_ms = self.dozes_until_ms = 0
         self.again_ms = 0  # when its sink is tried again
         self.waits_since_ms: int | None = None  # for its sink, on the connection that it has
         self.back: set[Part] = set()
@@ -129,8 +129,10 @@ class Member:
 
     def in_turn(self, do: Callable[[], None]) -> None:
         """After what its coordinator has said before."""
-        self.told_ms = max(self.told_ms, self.clock.now_ms + self.clock.chance.randint(1, 100), self.dozes_until_ms)
-        self.clock.after(self.told_ms - self.clock.now_ms, lambda: do() if self.alive else None)
+        self.delivered_ms = max(
+            self.delivered_ms, self.clock.now_ms + self.clock.chance.randint(1, 100), self.dozes_until_ms
+        )
+        self.clock.after(self.delivered_ms - self.clock.now_ms, lambda: do() if self.alive else None)
 
     def later(self, do: Callable[[], None]) -> None:
         wait_ms = max(self.clock.chance.randint(1, 100), self.dozes_until_ms - self.clock.now_ms)
@@ -303,7 +305,7 @@ class Member:
     def close(self) -> None:
         """By one of the ways that an application has, at whatever moment of a table."""
         way = self.clock.chance.choice(self.WAYS_OUT)
-        self.clock.tell(f"{self.name}: {way}, with {len(self.hand)} pieces of a table to submit")
+        self.clock.log(f"{self.name}: {way}, with {len(self.hand)} pieces of a table to submit")
         if way == "close":
             self.consumer.close()  # the loop goes on
         elif way == "close and break":
@@ -366,7 +368,7 @@ class Member:
                 self.look_whether_idle()
             case member_events.SaveState(cut):
                 self.later(lambda: self.save(cut))
-            case member_events.GoOn():
+            case member_events.ResumeSubmitting():
                 self.drains = None
                 self.flow.open()
             case member_events.GoBack():
@@ -444,7 +446,7 @@ class Member:
         """End the member: its process died, or its application gives up."""
         if self.alive:
             last = [folder.calls.trace[-1] for folder in self.folders.values() if folder.calls.trace]
-            self.clock.tell(f"{self.name} ends by {error!r} at {last}")
+            self.clock.log(f"{self.name} ends by {error!r} at {last}")
             self.die()
 
     def trouble_at_a_call(self, kind: str) -> None:
@@ -473,7 +475,7 @@ class Member:
 
     def _held(self, folder: Folder) -> None:
         """Everything else goes on meanwhile."""
-        self.clock.tell(f"{self.name} is held before {folder.calls.trace[-1]}")
+        self.clock.log(f"{self.name} is held before {folder.calls.trace[-1]}")
         self.clock.run(self.clock.now_ms + self.clock.chance.randint(50, 5_000))
 
     def begin(self, part: Part, offset: int | None) -> Position:
@@ -523,4 +525,4 @@ class Member:
             folder.calls.dead = True
         self.cut_off()
         self.clock.after(self.clock.chance.randint(1, 2_000), lambda: self.world.group.leave(self))
-        self.world.clock.tell(f"{self.name} is gone ({self.ended or 'killed'})")
+        self.world.clock.log(f"{self.name} is gone ({self.ended or 'killed'})")

@@ -38,7 +38,7 @@ class Plane:
         self.alive = True
         self.sleeps_until_ms = self.cutting_since_ms = 0
         self.clients: dict[int, Member] = {}
-        self.clock.tell(f"control plane of term {self.term} begins at sequence {world.stored.sequence}")
+        self.clock.log(f"control plane of term {self.term} begins at sequence {world.stored.sequence}")
         self.machine = RegionMachine(known, world.config, self.clock.now_ms)
         self._pen, self._writer = pen, FactWriter(pen, REGION)
         self._emptying: list[Manifest] = []  # on their way to the topic
@@ -79,7 +79,7 @@ class Plane:
 
     def _is_over(self, error: OverError) -> None:
         """Members that are hung up on begin another term, if none has begun."""
-        self.clock.tell(f"term {self.term}: is over: {error}")
+        self.clock.log(f"term {self.term}: is over: {error}")
         self.die()
         self.clock.after(self.clock.chance.randint(1, 1_500), lambda: self.world.begin_plane_for(self))
 
@@ -148,7 +148,7 @@ class Plane:
         if pending is not None and pending.initial:
             self._check_is_not_forgotten()
         if self.machine.state is not before:
-            self.clock.tell(f"term {self.term}: {before.name} to {self.machine.state.name} by {type(event).__name__}")
+            self.clock.log(f"term {self.term}: {before.name} to {self.machine.state.name} by {type(event).__name__}")
             self.world.seen.add((before, self.machine.state))
             if self.machine.state is RegionState.RESETTING and isinstance(event, plane_events.ClockTick) and waits:
                 raise ViolatedError(f"all go back while {', '.join(waits)} waits for its sink")
@@ -224,8 +224,8 @@ class Plane:
                 self._write(self._writer.save(effect), lambda: self._is_saved(effect))
             case plane_events.Commit():
                 self._write(self._writer.commit(effect))
-            case plane_events.Told(_, text):
-                self.clock.tell(f"term {self.term}: {text}")
+            case plane_events.RegionLogLine(_, text):
+                self.clock.log(f"term {self.term}: {text}")
             case plane_events.LookAt(group):
                 self.clock.after(20, lambda: self.step(plane_events.GroupSeen(group, ())) if self.alive else None)
             case plane_events.LookAtProcess(process):

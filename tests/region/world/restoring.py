@@ -81,14 +81,14 @@ class Restoring:
         places = sorted(place for place in world.disks if place not in owed)
         if self.chance.random() < 0.5 and places:
             place = self.chance.choice(places)
-            world.clock.tell(f"-- {place} is brought back from an older copy")
+            world.clock.log(f"-- {place} is brought back from an older copy")
             world.end_all()
             self._bring_sink_back(world.disks[place], kept.volumes[place])
         else:
-            world.clock.tell(f"-- the topic is brought back from sequence {world.stored.sequence} to an older copy")
+            world.clock.log(f"-- the topic is brought back from sequence {world.stored.sequence} to an older copy")
             world.end_all()
             self._bring_topic_back(kept)
-        world.clock.tell(f"of another history: {sorted(world.stored.differs)}")
+        world.clock.log(f"of another history: {sorted(world.stored.differs)}")
         world.clock.after(self.chance.randint(1, 1_000), world.begin_plane)
 
     def _bring_sink_back(self, disk: Disk, volume: Volume) -> None:
@@ -141,7 +141,7 @@ class Restoring:
                 self._adopt(world.disks[place])
             WorldPen(world.log).save([Stopped(REGION, "", "", "", world.clock.now_ms)])
         except KafkaError as error:
-            world.clock.tell(f"a person tries again: {error}")
+            world.clock.log(f"a person tries again: {error}")
             return
         finally:
             world.log.adopts = False
@@ -162,7 +162,7 @@ class Restoring:
         if stored.empties and disk.place in stored.owed:  # the last sequence is the initial state: it is emptied too
             disk.goes_back(empties=True)
         self.adopted += 1
-        self.world.clock.tell(f"a person adopts that {disk.place} shows {last}: sequence {stored.sequence}")
+        self.world.clock.log(f"a person adopts that {disk.place} shows {last}: sequence {stored.sequence}")
         if not known.bounds(disk.place).allow(last):
             raise ViolatedError(f"{disk.place} shows {last} and was adopted, and is of another history still")
 

@@ -95,7 +95,7 @@ class Log:
     def error(self, what: str) -> KafkaError:
         self.errors += 1
         error = error_for(self.chance.choice(ERRORS), what)
-        self.clock.tell(f"the topic answers {what} with {error.code.name}")
+        self.clock.log(f"the topic answers {what} with {error.code.name}")
         return error
 
     def bring_back(self, table: FactTable) -> None:
@@ -160,7 +160,7 @@ class Log:
     def _comes_late(self, transaction: Transaction) -> None:
         """A request in an epoch ends whatever is open in that, as with Kafka's first version of transactions."""
         if self.open is not None and transaction.epoch == self.epoch:
-            self.clock.tell("the end of a transaction comes late")
+            self.clock.log("the end of a transaction comes late")
             self._commit(self.open)
 
     def _commit(self, transaction: Transaction) -> None:
@@ -199,9 +199,9 @@ class Log:
                     wrong = wrong_offsets(self.world.group.offsets(), stored.positions, stored.initial)
                     if wrong:
                         raise ViolatedError(f"sequence {stored.sequence}: {wrong}")
-                    self.clock.tell(f"sequence {fact.sequence} is complete")
+                    self.clock.log(f"sequence {fact.sequence} is complete")
                 case Manifest():
-                    self.clock.tell(f"sequence {fact.sequence} is the initial state")
+                    self.clock.log(f"sequence {fact.sequence} is the initial state")
                     stored.go_back(fact)
                 case Epoch() | Stopped() | Contribution() | Birth():
                     pass

@@ -94,7 +94,7 @@ class World:
         if not self.healed:
             disk = chance.choice(list(self.disks.values()))
             disk.away_until_ms = self.clock.now_ms + chance.randint(1_000, AWAY_MS)
-            self.clock.tell(f"-- {disk.place} is away until {disk.away_until_ms / 1000:.3f}")
+            self.clock.log(f"-- {disk.place} is away until {disk.away_until_ms / 1000:.3f}")
             self.clock.after(chance.randint(AWAY_MS, 2 * AWAY_MS), self._lose_sink)
 
     def _produce(self) -> None:
@@ -109,7 +109,7 @@ class World:
         try:
             known = pen.begin("", 0, b"")
         except KafkaError as error:
-            self.clock.tell(f"no term begins: {error}")
+            self.clock.log(f"no term begins: {error}")
             self.clock.after(self.clock.chance.randint(1, 500), self.begin_plane)
             return
         self.plane = Plane(self, pen, known)
@@ -131,7 +131,7 @@ class World:
         self.members[name] = kind(self, name, disk, holds_back=mode)
         self.members[name].start()
         what = "holds revocations" if mode else "resets at revocations"
-        self.clock.tell(f"{name} starts for {disk.place}, a {kind.__name__} that {what}")
+        self.clock.log(f"{name} starts for {disk.place}, a {kind.__name__} that {what}")
 
     def living(self) -> list[Member]:
         return [member for member in self.members.values() if member.alive]
@@ -153,7 +153,7 @@ class World:
         self.clock.after(chance.randint(1, 2_500 if not self.restless else 800), self._trouble)
         living = self.living()
         kind = chance.choice(TROUBLES if not self.restless or chance.random() < 0.2 else COMINGS)
-        self.clock.tell(f"-- {kind}")
+        self.clock.log(f"-- {kind}")
         self._bring(kind, chance.choice(living) if living else None)
 
     def _bring(self, kind: str, member: Member | None) -> None:
@@ -233,7 +233,7 @@ class World:
         self.clock.after(self.clock.chance.randint(1, 3_000), self.begin_plane)
 
     def _heal(self) -> None:
-        self.clock.tell("-- all faults end")
+        self.clock.log("-- all faults end")
         self.healed, self.well_ms = True, self.clock.now_ms + WELL_MS
         if self.plane is None or not self.plane.alive or self.plane.term != self.stored.term:
             self.begin_plane()

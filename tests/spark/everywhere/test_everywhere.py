@@ -244,7 +244,7 @@ def read_stream(spark: Any, options: dict[str, str], folder: Path) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("use", [read_batch, read_table, write_rows, read_stream], ids=lambda use: str(use.__name__))
-def test_a_wrong_password_is_told_as_that(
+def test_a_wrong_password_is_reported_as_that(
     use: Callable[[Any, dict[str, str], Path], None], spark: Any, secured: SecuredKafka, tmp_path: Path
 ) -> None:
     """The error names the user, the broker and the reason, not a timeout."""

@@ -98,7 +98,7 @@ def main() -> int:
     seeds = [asked.seed] * (asked.runs if "--runs" in sys.argv else 1) if alone else []
     seeds = seeds or list(range(asked.start, asked.start + asked.runs))
     failed: list[Outcome] = []
-    figures: Counter[str] = Counter()
+    metrics: Counter[str] = Counter()
     count, began = 0, time.monotonic()
     said = began
     console = Console(stderr=True)
@@ -115,7 +115,7 @@ def main() -> int:
         try:
             for outcome in outcomes(seeds, asked.jobs, asked.mutant, folder):
                 count += 1
-                figures.update(outcome.figures)
+                metrics.update(outcome.metrics)
                 if outcome.violations:
                     failed.append(outcome)
                     progress.console.print(explained(outcome, asked.mutant), highlight=False, markup=False)
@@ -132,18 +132,18 @@ def main() -> int:
         except KeyboardInterrupt:
             print(f"go on with --start {asked.start + count}", file=sys.stderr)
     seconds = time.monotonic() - began
-    told = {
+    reported = {
         "histories": count,
         "seeds": [seeds[0], seeds[-1]],
         "seconds": round(seconds, 1),
         "per minute": round(count * 60 / seconds, 1),
-        **figures,
+        **metrics,
         "failed": {str(run.seed): run.violations for run in failed},
     }
     if asked.json:
-        print(json.dumps(told))
+        print(json.dumps(reported))
     else:
-        print(*(f"{name}: {value}" for name, value in told.items() if name != "failed"), sep=", ")
+        print(*(f"{name}: {value}" for name, value in reported.items() if name != "failed"), sep=", ")
         print(f"{len(failed)} failed{': ' if failed else ''}{', '.join(str(run.seed) for run in failed)}")
     return 1 if failed or count < len(seeds) else 0
 

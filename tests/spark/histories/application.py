@@ -47,7 +47,7 @@ def start(spark: Any, life: Life, run: Run) -> Any:
         ranges: dict[tuple[Any, ...], list[list[int]]] = defaultdict(list)
         for value, topic, partition, offset, generation, start, end in batch.collect():
             ranges[topic, partition, generation, start, end].append([offset, int(value)])
-        run.tell("write", batch=number, rows=[[*key, sorted(found)] for key, found in sorted(ranges.items())])
+        run.report("write", batch=number, rows=[[*key, sorted(found)] for key, found in sorted(ranges.items())])
 
     return (
         spark.readStream.format("kohort")
@@ -65,7 +65,7 @@ def main(text: str) -> int:
     life = Life.from_json(text)
     run = Run(life)
     spark = session(life)
-    run.tell("begin", trigger=life.trigger)
+    run.report("begin", trigger=life.trigger)
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     for _ in range(ATTEMPTS):
@@ -75,13 +75,13 @@ def main(text: str) -> int:
         error = query.exception()
         query.stop()
         if error is None:
-            run.tell("stopped")
+            run.report("stopped")
             spark.stop()
             return 0
         if TOO_SLOW not in str(error):
             break
     known = any(name in str(error) for name in ("CommitFailedError", "TimedOutError", "FencedError"))
-    run.tell("failed", error=str(error)[:3_000], of="known" if known else "unknown")
+    run.report("failed", error=str(error)[:3_000], of="known" if known else "unknown")
     return 1
 
 

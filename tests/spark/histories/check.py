@@ -94,10 +94,10 @@ def repeats_are_exact(story: Story) -> Iterator[str]:
         for partition, ranges in write.rows.items():
             if partition.topic in story.remade:
                 continue
-            for told, rows in ranges:
-                before, had = first.setdefault((write.batch, partition), (told, {}))
-                if told != before:
-                    yield f"{write.batch} came again with {partition} {told} instead of {before}"
+            for reported, rows in ranges:
+                before, had = first.setdefault((write.batch, partition), (reported, {}))
+                if reported != before:
+                    yield f"{write.batch} came again with {partition} {reported} instead of {before}"
                 for offset, number in rows:
                     if had.setdefault(offset, number) != number:
                         yield f"{write.batch} came again with another record at {offset} of {partition}"

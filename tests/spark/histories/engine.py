@@ -78,10 +78,10 @@ class Execution:
         checkpoint: Path,
         sink: Sink,
         reach: Callable[[str], None],
-        tell: Callable[..., None],
+        report: Callable[..., None],
     ) -> None:
         self.offsets, self.commits = Log(checkpoint / "offsets"), Log(checkpoint / "commits")
-        self._sink, self._reach, self._tell = sink, reach, tell
+        self._sink, self._reach, self._record = sink, reach, report
         declared = KohortDataSource(options)
         self._schema = arrow_schema(columns_of(parse_options(options)))
         self._source = dumps(declared)
@@ -103,7 +103,7 @@ class Execution:
         limit = self.call("getDefaultReadLimit")
         self._limit = READ_LIMIT_REGISTRY.get(dataclasses.asdict(limit) | {"_type": type(limit).__name__})
         if trigger == "availableNow":
-            self._tell("aim", ends=self._watch_looks())
+            self._record("aim", ends=self._watch_looks())
             self.call("prepareForTriggerAvailableNow")
         if trigger == "once":
             self._limit = ReadAllAvailable()
@@ -112,7 +112,7 @@ class Execution:
             moved = self._trigger()
             if trigger == "once" or (trigger == "availableNow" and not moved):
                 if trigger == "availableNow":
-                    self._tell("read", since=self._called, held=sorted(self._held & self._left))
+                    self._record("read", since=self._called, held=sorted(self._held & self._left))
                 return
             if not moved:
                 time.sleep(interval_ms / 1000)
@@ -175,7 +175,7 @@ class Execution:
         if end == start:
             return False
         self._available = end
-        self._tell("plan", batch=self._batch, called=called, answered=self._answered, end=json.loads(end))
+        self._record("plan", batch=self._batch, called=called, answered=self._answered, end=json.loads(end))
         self._reach("before the offset log")
         self.offsets.add(self._batch, end)
         self._reach("after the offset log")
@@ -191,7 +191,7 @@ class Execution:
         made = self.call("partitions", json.loads(start), json.loads(end))
         reads = sorted({tuple(part.partition) for task in made for part in task.slices})
         tasks = [dumps(task) for task in made]
-        self._tell("tasks", batch=self._batch, called=called, end=json.loads(end), reads=reads)
+        self._record("tasks", batch=self._batch, called=called, end=json.loads(end), reads=reads)
         if self._workers is None:  # the planning process builds a reader of its own, and workers get a copy of that
             self._workers = dumps(loads(self._source).streamReader(from_arrow_schema(self._schema)))
         reader = loads(self._workers)
@@ -207,9 +207,9 @@ class Execution:
 
     def _notice(self, end: str) -> None:
         """A batch is finished: the application's listener hears of it, and may tell the source's process."""
-        told = getattr(self.reader, "sink_done", None)
-        if told is not None:
-            told(end)
+        reported = getattr(self.reader, "sink_done", None)
+        if reported is not None:
+            reported(end)
 
     def _read(self, reader: Any, task: InputPartition) -> Iterator[pa.RecordBatch]:
         first = list(self._attempt(reader, task))

@@ -57,7 +57,7 @@ class Outcome:
     seed: int
     violations: list[str]
     seconds: float
-    figures: dict[str, int]
+    metrics: dict[str, int]
     folder: str = ""
 
 
@@ -151,7 +151,7 @@ class History:
             story, place.servers, self.prefix, OffsetRange(since, place.journal_end()), self.folder / "journal.txt"
         )
         place.admin.delete_topics(list(self._partitions))
-        return Outcome(plan.seed, violations(story), time.monotonic() - self._began, self._figures(), str(self.folder))
+        return Outcome(plan.seed, violations(story), time.monotonic() - self._began, self._metrics(), str(self.folder))
 
     # The loop.
 
@@ -358,7 +358,7 @@ class History:
             return not self._lag()
         return False
 
-    def _figures(self) -> dict[str, int]:
+    def _metrics(self) -> dict[str, int]:
         story = self.story
         rows = sum(len(found) for write in story.writes for ranges in write.rows.values() for _, found in ranges)
         kept = {number for write in story.writes for _, _, number in write.ids()}

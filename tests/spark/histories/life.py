@@ -41,28 +41,28 @@ class Run:
         Path(life.folder).mkdir(parents=True, exist_ok=True)
         self._story = os.open(Path(life.folder) / STORY, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def tell(self, event: str, **facts: Any) -> None:
+    def report(self, event: str, **facts: Any) -> None:
         """Note a fact; it is there when this returns, whatever ends the process afterwards."""
         life = self._life
-        told = {"e": event, "at": time.time_ns(), "life": life.number, "checkpoint": life.checkpoint, **facts}
-        os.write(self._story, json.dumps(told).encode() + b"\n")
+        reported = {"e": event, "at": time.time_ns(), "life": life.number, "checkpoint": life.checkpoint, **facts}
+        os.write(self._story, json.dumps(reported).encode() + b"\n")
 
     def listen(self) -> None:
         """Add the source's log lines to the story."""
         heard = logging.Handler(logging.WARNING)
-        heard.emit = lambda record: self.tell("log", text=record.getMessage())  # type: ignore[method-assign]
+        heard.emit = lambda record: self.report("log", text=record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("kohort").addHandler(heard)
 
     def reach(self, point: str) -> None:
         """A point of the run: where it is ended, or paused."""
         self._calls += 1
         if self._calls == self._life.ends_at:
-            self.tell(ENDING, point=point, how=self._life.ends_how)
+            self.report(ENDING, point=point, how=self._life.ends_how)
             os.kill(os.getpid(), signal.SIGKILL if self._life.ends_how == "kill" else signal.SIGTERM)
         if self._calls in self._life.pauses:
-            self.tell(PAUSED, point=point)
+            self.report(PAUSED, point=point)
             os.kill(os.getpid(), signal.SIGSTOP)
-            self.tell("woke", point=point)
+            self.report("woke", point=point)
 
     def sink(self, batch: int, tables: list[pa.RecordBatch]) -> None:
         """Writes what it gets, or a part of it, and fails when it is told to."""
@@ -76,33 +76,33 @@ class Run:
         ranges: dict[tuple[str, int, int, int, int], list[list[int]]] = defaultdict(list)
         for value, topic, partition, offset, generation, start, end in rows:
             ranges[topic, partition, generation, start, end].append([offset, int(value)])
-        self.tell("write", batch=batch, rows=[[*key, found] for key, found in sorted(ranges.items())])
+        self.report("write", batch=batch, rows=[[*key, found] for key, found in sorted(ranges.items())])
         if self._writes == life.fails_at:
             raise SinkFailed
 
     def play(self) -> int:
         """Until it ends; 0 when it was stopped or had nothing more to do."""
         life = self._life
-        self.tell("begin", trigger=life.trigger, planned_ranges=life.options.get("plannedRanges", "owned"))
+        self.report("begin", trigger=life.trigger, planned_ranges=life.options.get("plannedRanges", "owned"))
         checkpoint = Path(life.folder) / f"checkpoint-{life.checkpoint}"
         execution = None
         try:
-            execution = Execution(life.options, checkpoint, self.sink, self.reach, self.tell)
+            execution = Execution(life.options, checkpoint, self.sink, self.reach, self.report)
             try:
                 execution.run(life.trigger, life.interval_ms, life.twice)
             finally:
                 execution.reader.stop()
         except SinkFailed:
-            self.tell("failed", error="", of="SinkFailed")
+            self.report("failed", error="", of="SinkFailed")
             return 1
         except SystemExit:
-            self.tell("stopped")
+            self.report("stopped")
             return 0
         except Exception as error:  # noqa: BLE001 - whatever it is, the history's checker judges it
-            told = f"{type(error).__name__}: {error}"
-            self.tell("failed", error=told, of="known" if isinstance(error, KafkaError) else "unknown")
+            reported = f"{type(error).__name__}: {error}"
+            self.report("failed", error=reported, of="known" if isinstance(error, KafkaError) else "unknown")
             return 1
-        self.tell("done")
+        self.report("done")
         return 0
 
 

@@ -15,7 +15,7 @@ from kohort.spark.source.group_offsets import GroupOffsets
 from kohort.spark.source.membership import CommitSource, SourceMembership
 from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.query import SourceQuery
-from kohort.spark.source.read_tasks import ReadTask
+from kohort.spark.source.readers import ReadTask
 
 
 def commits_before_the_sink() -> None:

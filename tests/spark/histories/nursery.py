@@ -89,8 +89,8 @@ def _fork(life: str, log: str, wakers: tuple[int, int]) -> int:
         for waker in wakers:
             os.close(waker)
         nothing = os.open(os.devnull, os.O_RDWR)
-        told = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for target, descriptor in ((0, nothing), (1, told), (2, told)):
+        reported = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for target, descriptor in ((0, nothing), (1, reported), (2, reported)):
             os.dup2(descriptor, target)
         from tests.spark.histories import life as lives
 

@@ -98,38 +98,38 @@ class Application:
         self._process.wait()
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
-        told = {"e": "ending", "at": time.time_ns(), "life": self.runs, "checkpoint": 0, "how": how}
+        reported = {"e": "ending", "at": time.time_ns(), "life": self.runs, "checkpoint": 0, "how": how}
         with (self.folder / STORY).open("a") as story:
-            story.write(json.dumps(told) + "\n")
+            story.write(json.dumps(reported) + "\n")
 
     def begun(self) -> bool:
         """Whether its present run has."""
         file = self.folder / STORY
         said = map(json.loads, file.read_text().splitlines()) if file.exists() else iter(())
-        return any(told["e"] == "begin" and told["life"] == self.runs for told in said)
+        return any(reported["e"] == "begin" and reported["life"] == self.runs for reported in said)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Return the query's story, with the offset log of Spark for each batch."""
         file = self.folder / STORY
         said = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        begins = [told for told in said if told["e"] == "begin"]
-        said = [told for told in said if told["life"] in {start["life"] for start in begins}]
+        begins = [reported for reported in said if reported["e"] == "begin"]
+        said = [reported for reported in said if reported["life"] in {start["life"] for start in begins}]
         checkpoint = self.folder / "checkpoint-0"
         commits, offsets = Log(checkpoint / "commits").written(), Log(checkpoint / "offsets")
         planned: dict[int, tuple[int, Any]] = {}
         for number, at in offsets.written().items():
-            life = max((told for told in begins if told["at"] <= at), key=lambda told: told["at"])
+            life = max((reported for reported in begins if reported["at"] <= at), key=lambda reported: reported["at"])
             end = json.loads(str(offsets.read(number)).splitlines()[-1])
             planned[number] = life["life"], end
             called = max(life["at"], commits.get(number - 1, 0))
             said.append(_batch("plan", at + 5_000_000, life["life"], called, number, end))
-        for told in [told for told in said if told["e"] == "write"]:
-            life, end = planned[told["batch"]]
-            if told["life"] != life:
-                began = next(start["at"] for start in begins if start["life"] == told["life"])
-                said.append(_batch("tasks", told["at"] - 1, told["life"], began, told["batch"], end))
+        for reported in [reported for reported in said if reported["e"] == "write"]:
+            life, end = planned[reported["batch"]]
+            if reported["life"] != life:
+                began = next(start["at"] for start in begins if start["life"] == reported["life"])
+                said.append(_batch("tasks", reported["at"] - 1, reported["life"], began, reported["batch"], end))
         order = {"begin": 0, "plan": 1, "tasks": 1}
-        return iter(sorted(said, key=lambda told: (told["life"], order.get(told["e"], 2), told["at"])))
+        return iter(sorted(said, key=lambda reported: (reported["life"], order.get(reported["e"], 2), reported["at"])))
 
 
 def _batch(event: str, at: int, life: int, called: int, number: int, end: Any) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def main() -> int:
         story = churn.run(asked.minutes)
         found = violations(story)
     rows = sum(1 for write in story.writes for _ in write.ids())
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "protocol": asked.protocol,
         "runs": len(story.runs),
         "batches": len(story.finished),
@@ -282,10 +282,10 @@ def main() -> int:
         "commits": sum(map(len, story.commits.values())),
     }
     if asked.json:
-        print(json.dumps({**told, "events": churn.events, "violations": found}))
+        print(json.dumps({**reported, "events": churn.events, "violations": found}))
     else:
         print(*churn.events, *found, sep="\n")
-        print(*(f"{name}: {value}" for name, value in told.items()), f"{len(found)} violations", sep=", ")
+        print(*(f"{name}: {value}" for name, value in reported.items()), f"{len(found)} violations", sep=", ")
     return 1 if found else 0
 
 

@@ -234,7 +234,7 @@ def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, i
     return dict(found)
 
 
-def read_journal(story: Story, servers: str, group: str, span: OffsetRange, told: Path) -> None:
+def read_journal(story: Story, servers: str, group: str, span: OffsetRange, reported: Path) -> None:
     """Adds the group's commits, and who left it when; the journal's records of that span go into a file."""
     lines: list[str] = []
     reader = GroupRecordReader()
@@ -262,4 +262,4 @@ def read_journal(story: Story, servers: str, group: str, span: OffsetRange, told
                     client_ids[record.member_id] = record.client_id  # type: ignore[union-attr]
                 elif isinstance(record, Tombstone) and record.key[0] is Kind.MEMBER and record.key[1] == group:
                     story.evictions.append((at_ms, client_ids.get(record.key[2], "")))
-    told.write_text("".join(lines))
+    reported.write_text("".join(lines))

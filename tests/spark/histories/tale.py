@@ -13,29 +13,30 @@ from tests.spark.histories.life import STORY
 def tale(folder: Path) -> Iterator[str]:
     """The stories of all applications in a history's folder, together."""
     said = [
-        (told["at"], file.parent.name, told)
+        (reported["at"], file.parent.name, reported)
         for file in folder.glob(f"*/{STORY}")
-        for told in map(json.loads, file.read_text().splitlines())
+        for reported in map(json.loads, file.read_text().splitlines())
     ]
-    for at, application, told in sorted(said, key=lambda one: one[0]):
+    for at, application, reported in sorted(said, key=lambda one: one[0]):
         ms = (at - min(said, key=lambda one: one[0])[0]) / 1e6
-        yield f"{ms:8.0f} ms {application}, run {told['life']}, checkpoint {told['checkpoint']}: {_told(told)}"
+        where = f"{application}, run {reported['life']}, checkpoint {reported['checkpoint']}"
+        yield f"{ms:8.0f} ms {where}: {_described(reported)}"
 
 
-def _told(told: dict[str, Any]) -> str:
-    event = told["e"]
+def _described(reported: dict[str, Any]) -> str:
+    event = reported["e"]
     if event in ("plan", "tasks"):
         spans = " ".join(
             f"{topic[-1]}{number}:{span['start']}-{span['end']}"
-            for topic, numbers in told["end"]["topics"].items()
+            for topic, numbers in reported["end"]["topics"].items()
             for number, span in numbers.items()
         )
-        return f"{event} batch {told['batch']} of generation {told['end']['generation']}: {spans}"
+        return f"{event} batch {reported['batch']} of generation {reported['end']['generation']}: {spans}"
     if event == "write":
         rows = " ".join(
             f"{topic[-1]}{number}:{found[0][0]}..{found[-1][0]} ({start}-{end})"
-            for topic, number, _, start, end, found in told["rows"]
+            for topic, number, _, start, end, found in reported["rows"]
         )
-        return f"write batch {told['batch']}: {rows}"
-    facts = [f"{name} {value}" for name, value in told.items() if name not in ("e", "at", "life", "checkpoint")]
+        return f"write batch {reported['batch']}: {rows}"
+    facts = [f"{name} {value}" for name, value in reported.items() if name not in ("e", "at", "life", "checkpoint")]
     return f"{event} {', '.join(facts)}"

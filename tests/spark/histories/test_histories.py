@@ -75,7 +75,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def test_histories_are_clean(stage: Stage) -> None:
     for outcome in stage.threads.map(stage.play, range(SEEDS)):
         assert not outcome.violations, f"seed {outcome.seed} in {outcome.folder}: {outcome.violations[:5]}"
-        assert outcome.figures["records"] > 0
+        assert outcome.metrics["records"] > 0
 
 
 def survives(stage: Stage, mutant: str, properties: tuple[str, ...]) -> str:

@@ -123,11 +123,11 @@ class Moving:
             if source == "kafka":
                 self.back()
         self.produce()
-        file.write_text(self.told())
+        file.write_text(self.reported())
         if killed:
             self.both_are_killed(source)
         self.both(source)
-        file.write_text(self.told())
+        file.write_text(self.reported())
 
     def both_are_killed(self, source: str) -> None:
         """End by SIGKILL when both queries are inside a batch, of which the sinks have taken nothing."""
@@ -137,7 +137,7 @@ class Moving:
             writer.option("checkpointLocation", str(self.folder / name)).outputMode(mode).start()
         self.spark.streams.awaitAnyTermination()
 
-    def told(self) -> str:
+    def reported(self) -> str:
         return json.dumps({"sent": self.sent, "taken": sorted(self.taken), "counts": self.counts})
 
     def story(self) -> None:
@@ -175,7 +175,7 @@ def main(servers: str, folder: str, jars: str, run: str = "") -> None:
         moving.step(source, killed=ending == "killed")
     else:
         moving.story()
-    print(moving.told())
+    print(moving.reported())
     spark.stop()
 
 

@@ -92,7 +92,7 @@ def clicks_joined_with_impressions(spark: SparkSession, source: str, site: JobSi
 
 
 @job()
-def a_count_that_goes_on(spark: SparkSession, source: str, site: JobSite) -> Rows:
+def a_count_that_continues(spark: SparkSession, source: str, site: JobSite) -> Rows:
     """A scheduled job: `availableNow` every hour with the same checkpoint, its state and offsets kept between runs."""
     seen: list[Any] = []
     topic = site.topic("visits")

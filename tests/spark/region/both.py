@@ -12,7 +12,7 @@ from tests.spark.region.driven import TERM, TOPIC, Driven
 from kohort.ids import TopicPartition
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.state import Known
-from kohort.region.member import events as happens
+from kohort.region.member import events
 from kohort.region.records import Initial
 
 
@@ -46,7 +46,7 @@ class Both:
         self.connections[member] = connection = 100 + len(self._heard)
         self._heard[connection] = 0
         self._sent[member] = len(self.query.planes[member].said)
-        self.query.threads[member].post(happens.Connected())
+        self.query.threads[member].post(events.Connected())
         self.query.turn(member)
 
     def pump(self, *members: int) -> None:

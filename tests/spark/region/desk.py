@@ -50,20 +50,22 @@ class Desk:
         self.waits: list[int] = []
         self.idle: list[Idle | None] = []
         self.before_begin: Callable[[], None] = lambda: None
-        self.starts: dict[int, int] = {}  # by handing
+        self.starts: dict[int, int] = {}  # by assignment version
         self._changed = threading.Condition()
         self._parts: dict[TopicPartition, HandedPart] = {}
-        self._version = self._handing = 0
+        self._version = self._assignment_version = 0
         self._running: int | None = None
 
     def hand(self, starts: dict[int, int], topic: str | None = None, topic_id: TopicId | None = None) -> None:
         """Hand out partitions, each under a new number."""
         with self._changed:
             for number, start in starts.items():
-                self._handing += 1
+                self._assignment_version += 1
                 self._version += 1
-                self.starts[self._handing] = start
-                part = HandedPart(topic or self.topic, topic_id or self.topic_id, number, start, self._handing)
+                self.starts[self._assignment_version] = start
+                part = HandedPart(
+                    topic or self.topic, topic_id or self.topic_id, number, start, self._assignment_version
+                )
                 self._parts[TopicPartition(part.topic, number)] = part
             self._changed.notify_all()
 
@@ -121,21 +123,23 @@ class Desk:
 
 
 def check_chains(batches: list[BatchOffset], starts: dict[int, int], moved: dict[int, int] | None = None) -> None:
-    """Each handing-out is read from its start, without a gap or a record twice: what a cut relies on.
+    """Each assignment is read from its start, without a gap or a record twice: what a cut relies on.
 
     Args:
         batches: in the order of planning.
-        starts: by handing.
-        moved: by handing, where it went on instead because records are gone.
+        starts: by assignment version.
+        moved: by assignment version, where it went on instead because records are gone.
     """
     at = starts | (moved or {})
     for batch in batches:
         assert batch.epoch == EPOCH, batch
-        assert set(batch.handings) == set(batch.spans), batch
+        assert set(batch.assignment_versions) == set(batch.spans), batch
         for tp, span in batch.spans.items():
-            handing = batch.handings[tp]
-            assert span.start == at[handing], f"{tp} under {handing} begins at {span.start}, was at {at[handing]}"
-            at[handing] = span.end
+            assignment_version = batch.assignment_versions[tp]
+            assert span.start == at[assignment_version], (
+                f"{tp} under {assignment_version} begins at {span.start}, was at {at[assignment_version]}"
+            )
+            at[assignment_version] = span.end
 
 
 @dataclass
@@ -144,19 +148,19 @@ class Region:
 
     place: Place
     desk: Desk
-    seats: SourceSessions
+    sessions: SourceSessions
     board: ChannelServer
     made: list[tuple[SourceQuery, ChannelClient]] = field(default_factory=list)
     batches: list[BatchOffset] = field(default_factory=list)
-    seat: str = field(default_factory=lambda: uuid.uuid4().hex)
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def query(self, identity: str = "q1", **more: object) -> SourceQuery:
         """A query of the region."""
-        options = parse_options(self.place.options(regionSeat=self.seat, **more), streaming=True)
+        options = parse_options(self.place.options(regionSeat=self.session, **more), streaming=True)
         handlers = {"done": lambda message: None}
         line = ChannelClient(self.board.address, handlers)
         line.drives(identity)
-        query = SourceQuery(options, identity, partial(_region_place, line=line, session=self.seat))
+        query = SourceQuery(options, identity, partial(_region_place, line=line, session=self.session))
         self.made.append((query, line))
         line.start()
         return query
@@ -190,7 +194,7 @@ class Region:
 
     def check(self) -> None:
         """Check that all plans so far are in order, and that nothing is committed to the group."""
-        moved = {part.handing: part.next for lost in self.desk.lost_parts for part in lost.parts}
+        moved = {part.assignment_version: part.next for lost in self.desk.lost_parts for part in lost.parts}
         check_chains(self.batches, self.desk.starts, moved)
         assert self.place.committed() == {}
 
@@ -204,11 +208,11 @@ def region(place: Place) -> Iterator[Region]:
     """A topic with two partitions of ten records each, none of them handed out."""
     topic_id = place.make()
     place.produce(range(20))
-    seats = SourceSessions()
+    sessions = SourceSessions()
     desk = Desk(place.topic(), uuid.UUID(topic_id))
-    board = ChannelServer(handlers={"lost": seats.lost}, answers={"ask": seats.answer})
-    region = Region(place, desk, seats, board)
-    seats.add(region.seat, desk)
+    board = ChannelServer(handlers={"lost": sessions.lost}, answers={"ask": sessions.answer})
+    region = Region(place, desk, sessions, board)
+    sessions.add(region.session, desk)
     yield region
     desk.silent.set()
     for query, line in region.made:

@@ -21,11 +21,11 @@ from tests.support.waiting import until
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.offsets import GroupMetadata
 from kohort.ids import TopicPartition
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region.consuming.member_thread import PlaneLink
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.starts import start_of
-from kohort.region.member import events as happens
+from kohort.region.member import events
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut
@@ -84,26 +84,26 @@ class Plane:
     """The end of a link that notes what is said."""
 
     def __init__(self) -> None:
-        self.said: list[told.Report] = []
+        self.said: list[messages.Report] = []
 
-    def say(self, report: told.Report) -> None:
+    def say(self, report: messages.Report) -> None:
         self.said.append(report)
 
 
 class Run:
     """A run of the query as Spark drives it; a batch is a call."""
 
-    def __init__(self, folder: str, sink: Callable[[Any, int], None], seats: Sequence[str]) -> None:
-        self.folder, self.seats = Path(folder), tuple(seats)
+    def __init__(self, folder: str, sink: Callable[[Any, int], None], sessions: Sequence[str]) -> None:
+        self.folder, self.sessions = Path(folder), tuple(sessions)
         self.epoch = int(self.folder.name[1:])
         self.isActive = True
         self.error: Exception | None = None
         self.may_stop = threading.Event()
         self.may_stop.set()
         self._sink = sink
-        self._identities = {seat: uuid.uuid4().hex for seat in seats}
-        self._reached: dict[tuple[int, int], int] = {}  # by source and handing
-        self._offsets = [BatchOffset(self._identities[seat]) for seat in seats]
+        self._identities = {session: uuid.uuid4().hex for session in sessions}
+        self._reached: dict[tuple[int, int], int] = {}  # by source and assignment version
+        self._offsets = [BatchOffset(self._identities[session]) for session in sessions]
         for log in ("offsets", "commits"):
             (self.folder / log).mkdir(exist_ok=True)
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
@@ -120,8 +120,10 @@ class Run:
         self.error, self.isActive = error, False
 
     def ask(self, what: str, source: int = 0, **facts: Any) -> dict[str, Any]:
-        seat = self.seats[source]
-        return SOURCE_SESSIONS.answer(self._identities[seat], {"kind": "ask", "seat": seat, "what": what, **facts})
+        session = self.sessions[source]
+        return SOURCE_SESSIONS.answer(
+            self._identities[session], {"kind": "ask", "seat": session, "what": what, **facts}
+        )
 
     def held(self, source: int = 0) -> Handed:
         return Handed.from_message(self.ask("held", source, wait_ms=0))
@@ -133,12 +135,12 @@ class Run:
         assert self.ask("begin", source, version=held.version, batch=before.batch + 1) == {"ok": True}
         spans = {}
         for part in held.parts:
-            start = self._reached.get((source, part.handing), part.start)
-            self._reached[source, part.handing] = start + rows
+            start = self._reached.get((source, part.assignment_version), part.start)
+            self._reached[source, part.assignment_version] = start + rows
             spans[_tp(part)] = OffsetRange(start, start + rows)
-        handings = {_tp(part): part.handing for part in held.parts}
+        assignment_versions = {_tp(part): part.assignment_version for part in held.parts}
         self._offsets[source] = BatchOffset(
-            before.query, before.batch + 1, 1, spans, {"t": TOPIC, "u": TOPIC}, "g", held.epoch, handings
+            before.query, before.batch + 1, 1, spans, {"t": TOPIC, "u": TOPIC}, "g", held.epoch, assignment_versions
         )
         ends = [json.dumps(offset.to_json()) for offset in self._offsets]
         (self.folder / "offsets" / f"{self._number + 1}").write_text("\n".join(["v1", "{}", *ends]))
@@ -183,11 +185,11 @@ class Spark:
         self.error: Exception | None = None
         self.gone = False
 
-    def run(self, sink: Callable[[Any, int], None], checkpoint: str, seats: Sequence[str]) -> Run:
+    def run(self, sink: Callable[[Any, int], None], checkpoint: str, sessions: Sequence[str]) -> Run:
         assert self.may_start.wait(30)
         if self.error is not None:
             raise self.error
-        self.runs.append(Run(checkpoint, sink, seats))
+        self.runs.append(Run(checkpoint, sink, sessions))
         return self.runs[-1]
 
     def is_over(self, error: BaseException) -> bool:
@@ -240,56 +242,56 @@ class Driven:
     def said(self, kind: type[Said], member: int = 0) -> list[Said]:
         return [event for event in self.planes[member].said if isinstance(event, kind)]
 
-    def order(self, *orders: told.Order, member: int = 0) -> None:
+    def order(self, *orders: messages.Order, member: int = 0) -> None:
         for order in orders:
-            self.threads[member].post(happens.Ordered(order))
+            self.threads[member].post(events.Ordered(order))
             self.turn(member)
 
     def turn(self, member: int = 0) -> None:
         self.threads[member]._turn()
 
     def begin(self, state: bytes | None = None, epoch: int = 5, member: int = 0, sequence: int = 7) -> None:
-        self.threads[member].post(happens.Connected())
-        self.order(told.Welcome(TERM, epoch, sequence, ("q0",), state), member=member)
+        self.threads[member].post(events.Connected())
+        self.order(messages.Welcome(TERM, epoch, sequence, ("q0",), state), member=member)
 
     def give(self, offsets: dict[int, int], member: int = 0) -> None:
         """The group gives partitions, and the control plane says where they start."""
         topic = self.topics[member]
         self.groups[member].held |= {TopicPartition(topic, number) for number in offsets}
         self.turn(member)
-        asked = self.said(told.AskStarts, member)[-1].number
+        asked = self.said(messages.AskStarts, member)[-1].number
         found = tuple(Position(f"g{member}", topic, TOPIC, number, offset) for number, offset in offsets.items())
-        self.order(told.Starts(TERM, asked, found), member=member)
+        self.order(messages.Starts(TERM, asked, found), member=member)
 
     def want(self, *numbers: int, member: int = 0) -> None:
         """The group wants partitions back."""
         parts = [TopicPartition(self.topics[member], number) for number in numbers]
         self.groups[member].back |= set(parts)
-        self.threads[member]._hear_group(happens.Revoked, parts)
+        self.threads[member]._hear_group(events.Revoked, parts)
         self.turn(member)
 
     def lose(self, *numbers: int, member: int = 0) -> None:
         """The group has given partitions to others: heard in a turn in which something has happened before that."""
         parts = [TopicPartition(self.topics[member], number) for number in numbers]
         self.groups[member].held -= set(parts)
-        self.threads[member]._hear_group(happens.Lost, parts)
+        self.threads[member]._hear_group(events.Lost, parts)
         self.threads[member]._follow_group()
 
     def contribute(self, cut: Cut, member: int = 0, term: int = TERM) -> Contribution:
         names = tuple(f"q{number}" for number in range(len(self.threads)))
-        self.order(told.Drain(term, cut), told.Checkpoint(term, cut, names), member=member)
-        given = self.said(told.Contributed, member)[-1]
+        self.order(messages.Drain(term, cut), messages.Checkpoint(term, cut, names), member=member)
+        given = self.said(messages.Contributed, member)[-1]
         assert given.cut == cut
         return given.contribution
 
     def sequence(self, cut: Cut, member: int = 0) -> dict[int, tuple[int, int]]:
         """A whole cut; gives where each partition began and ended."""
         given = self.contribute(cut, member)
-        self.order(told.Completed(TERM, cut.sequence, 0), member=member)
+        self.order(messages.Completed(TERM, cut.sequence, 0), member=member)
         return spans_of(given)
 
     def reset(self, epoch: int, state: bytes | None, sequence: int, member: int = 0) -> None:
-        self.order(told.Reset(TERM, epoch, sequence, state), member=member)
+        self.order(messages.Reset(TERM, epoch, sequence, state), member=member)
 
     def goes_back(self, member: int = 0) -> None:
         until(lambda: not self.threads[member]._posted.empty(), "it has gone back", 10)

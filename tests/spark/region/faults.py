@@ -13,19 +13,21 @@ from kohort.spark.source.region_offsets import RegionOffsets
 from kohort.spark.source_sessions import Handed
 
 
-def ignores_handings(self: RegionOffsets, handed: Handed, at: Any) -> None:
+def ignores_assignment_versions(self: RegionOffsets, handed: Handed, at: Any) -> None:
     known = self.__dict__.setdefault("_by_name", {})
     known.update({(tp.topic, tp.partition): position for tp, position in at.items()})
-    self._reached = {part.handing: known.get((part.topic, part.partition), part.start) for part in handed.parts}
+    self._reached = {
+        part.assignment_version: known.get((part.topic, part.partition), part.start) for part in handed.parts
+    }
 
 
 def always_at_the_start(self: RegionOffsets, handed: Handed, at: Any) -> None:
-    self._reached = {part.handing: part.start for part in handed.parts}
+    self._reached = {part.assignment_version: part.start for part in handed.parts}
 
 
 def forgets_what_a_look_misses(self: RegionOffsets, handed: Handed, at: Any) -> None:
-    reached = {part.handing: at[tp] for tp, part in self._parts.items() if tp in at}
-    self._reached = {part.handing: reached.get(part.handing, part.start) for part in handed.parts}
+    reached = {part.assignment_version: at[tp] for tp, part in self._parts.items() if tp in at}
+    self._reached = {part.assignment_version: reached.get(part.assignment_version, part.start) for part in handed.parts}
 
 
 def commits(self: RegionOffsets, batch: BatchOffset, timeout_ms: float | None = None) -> None:
@@ -37,9 +39,9 @@ def commits(self: RegionOffsets, batch: BatchOffset, timeout_ms: float | None = 
 FINISH, HOLD = RegionOffsets.finish, RegionOffsets.wait_assigned
 
 
-def no_handings(self: RegionOffsets, start: BatchOffset, at: Any) -> AssignedPartitions | None:
+def no_assignment_versions(self: RegionOffsets, start: BatchOffset, at: Any) -> AssignedPartitions | None:
     held = HOLD(self, start, at)
-    return held and replace(held, handings=dict.fromkeys(held.handings, 1))
+    return held and replace(held, assignment_versions=dict.fromkeys(held.assignment_versions, 1))
 
 
 def no_epoch(self: RegionOffsets, start: BatchOffset, at: Any) -> AssignedPartitions | None:
@@ -48,13 +50,13 @@ def no_epoch(self: RegionOffsets, start: BatchOffset, at: Any) -> AssignedPartit
 
 
 FAULTS: list[tuple[str, Callable[..., Any]]] = [
-    ("_keep_positions", ignores_handings),
+    ("_keep_positions", ignores_assignment_versions),
     ("_keep_positions", always_at_the_start),
     ("_keep_positions", forgets_what_a_look_misses),
     ("begin", lambda self, held, batch: True),
     ("finish", lambda self, batch, timeout_ms=None: None),
     ("finish", commits),
-    ("wait_assigned", no_handings),
+    ("wait_assigned", no_assignment_versions),
     ("wait_assigned", no_epoch),
 ]
 """The method that each stands in for, and what it does."""

@@ -52,11 +52,11 @@ class Application:
         return source | {"kafka.session.timeout.ms": "60000"} | more
 
     def query(
-        self, region: SparkRegion, name: str, build: Callable[..., DataFrame], into: str | Sink, **told: Any
+        self, region: SparkRegion, name: str, build: Callable[..., DataFrame], into: str | Sink, **options: Any
     ) -> None:
-        told = {"source": self.source(), "start": "beginning"} | told
+        options = {"source": self.source(), "start": "beginning"} | options
         sink = ParquetFolder(self.stage.folder / into) if isinstance(into, str) else into
-        region.query(name, build, into=sink, **told)
+        region.query(name, build, into=sink, **options)
 
     def rows(self, into: str) -> list[dict[str, Any]]:
         return rows_of(self.stage.folder / into)

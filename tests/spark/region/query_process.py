@@ -1,6 +1,6 @@
 """An application with queries of a region in a process of its own, for tests that kill it.
 
-`python -m tests.spark.region.query_process JSON`, see `Told`. It says a line for each query that is there, and ends
+`python -m tests.spark.region.query_process JSON`, see `Options`. It says a line for each query that is there, and ends
 cleanly with SIGTERM. A sink that fails, a batch that takes long and a death at a certain step are patched in here.
 """
 
@@ -32,7 +32,7 @@ COLUMNS = ["partition", "offset", "CAST(value AS STRING) AS value"]
 
 
 @dataclass(frozen=True)
-class Told:
+class Options:
     """The application's input.
 
     Attributes:
@@ -170,16 +170,16 @@ def patch(step: str, nth: int) -> None:
             raise ValueError(step)
 
 
-def sink_of(told: Told, query: str) -> Sink:
+def sink_of(options: Options, query: str) -> Sink:
     """Where a query writes to."""
-    match told.sinks.get(query):
+    match options.sinks.get(query):
         case "sqlite":
-            return SqlTable(f"sqlite:///{told.folder}/flights.db", "flights")
+            return SqlTable(f"sqlite:///{options.folder}/flights.db", "flights")
         case "delta":
-            return DeltaTable(f"{told.folder}/delta")
+            return DeltaTable(f"{options.folder}/delta")
         case _:
-            into = Folder(Path(told.folder) / "parquet")
-            into.fails, into.batch_s = told.fails, told.batch_s
+            into = Folder(Path(options.folder) / "parquet")
+            into.fails, into.batch_s = options.fails, options.batch_s
             return into
 
 
@@ -203,30 +203,30 @@ def main() -> None:
     """Run the application."""
     from kohort.spark.region.spark_region import SparkRegion
 
-    told = Told(**json.loads(sys.argv[1]))
+    options = Options(**json.loads(sys.argv[1]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     ends = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ends.set())
-    patch(told.dies_at, told.dies_nth)
+    patch(options.dies_at, options.dies_nth)
     region = SparkRegion(
         session(),
-        told.region,
-        told.servers,
-        folder=Path(told.folder) / "checkpoints",
-        checkpoint_every=told.checkpoint_every,
+        options.region,
+        options.servers,
+        folder=Path(options.folder) / "checkpoints",
+        checkpoint_every=options.checkpoint_every,
     )
     source = {
-        "subscribe": told.topic,
-        "group.id": told.region,
-        "group.protocol": told.protocol,
-        "maxOffsetsPerTrigger": str(told.per_batch),
+        "subscribe": options.topic,
+        "group.id": options.region,
+        "group.protocol": options.protocol,
+        "maxOffsetsPerTrigger": str(options.per_batch),
         "kafka.metadata.max.age.ms": "5000",  # so soon partitions that are added are seen
     }
-    if told.protocol == "classic":
+    if options.protocol == "classic":
         source |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
-    for name in told.queries:
-        into = sink_of(told, name)
+    for name in options.queries:
+        into = sink_of(options, name)
         region.query(name, lambda rows: rows.selectExpr(*COLUMNS), source=source, into=into, start="beginning")
 
     region.start()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from kohort.region.member import events as happens
+from kohort.region.member import events
 from kohort.region.messages import Cut
 from kohort.spark.region import query_run
 from kohort.spark.region.query_run import RegionQuery
@@ -24,12 +24,15 @@ def _by_the_last_batch_alone(self: RegionQuery, run: Any, member: QueryThread, l
         return _ENDS(self, run, member, last)
 
 
-def _whatever_the_handing(self: RegionQuery, run: Any, member: QueryThread, last: int | None) -> Any:
+def _under_any_assignment_version(self: RegionQuery, run: Any, member: QueryThread, last: int | None) -> Any:
     batch = None if last is None else self._batch_of(run, last, member)
-    handings = {} if batch is None else dict(batch.handings)
+    assignment_versions = {} if batch is None else dict(batch.assignment_versions)
 
-    def handed(seat: SourceAssignments) -> Any:
-        return {at: mock.Mock(handing=handings.get(at), topic_id=topic.topic_id) for at, topic in _HANDED(seat).items()}
+    def handed(session: SourceAssignments) -> Any:
+        return {
+            at: mock.Mock(assignment_version=assignment_versions.get(at), topic_id=topic.topic_id)
+            for at, topic in _HANDED(session).items()
+        }
 
     with (
         mock.patch.object(SourceAssignments, "handed", handed),
@@ -55,7 +58,7 @@ def _keeps_in_a_batch(self: QueryThread) -> None:
 
 def _leaves_in_a_cut(self: QueryThread) -> None:
     if self._leaves and not self.machine.closing:
-        self._step(happens.Closing())
+        self._step(events.Closing())
 
 
 def _contributes_what_it_finds(self: RegionQuery, member: int, cut: Cut, names: tuple[str, ...]) -> Any:
@@ -68,13 +71,13 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
         lambda: mock.patch.object(RegionQuery, "_ends", _by_the_last_batch_alone),
         "test_what_is_wanted_back_ends_where_a_batch_has_read_it_last",
     ),
-    "a batch counts under another handing-out": (
-        lambda: mock.patch.object(RegionQuery, "_ends", _whatever_the_handing),
-        "test_a_new_handing_out_begins_where_it_was_told",
+    "a batch counts under another assignment": (
+        lambda: mock.patch.object(RegionQuery, "_ends", _under_any_assignment_version),
+        "test_a_new_assignment_is_read_from_its_start",
     ),
     "what is wanted back is given during a cut": (
         lambda: mock.patch.object(QueryThread, "_give_back_between_cuts", _gives_back_in_a_cut),
-        "test_what_one_member_is_asked_for_during_a_cut_is_not_let_go_with_it",
+        "test_partitions_revoked_from_one_member_during_a_cut_are_not_released_with_it",
     ),
     "what is wanted back is given during a batch": (
         lambda: mock.patch.object(QueryThread, "_keep_when_idle", _keeps_in_a_batch),
@@ -86,7 +89,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     ),
     "what is lost is answered for later": (
         lambda: mock.patch.object(QueryThread, "_is_not_asked_back"),
-        "test_what_is_lost_is_not_answered_for_once_it_has_come_back",
+        "test_what_is_lost_is_not_reported_once_it_has_returned",
     ),
     "a query leaves in the middle": (
         lambda: mock.patch.object(QueryThread, "_leave_when_idle", _leaves_in_a_cut),

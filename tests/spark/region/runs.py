@@ -12,7 +12,7 @@ from tests.spark.region.oracle import Operator, Output, Timeline, expected
 from tests.support.waiting import ATTEMPTS, STILL_S, TOO_SLOW, until
 
 from kohort.spark.region import folders
-from kohort.spark.region.checkpoint_state import version_file
+from kohort.spark.region.checkpoint_files import version_file
 
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
 _STORE = "spark.sql.streaming.stateStore."

@@ -58,7 +58,7 @@ def run(stream: Any, checkpoint: Path, mode: str = "append") -> dict[int, list[t
     return found
 
 
-def test_files_are_read_again_from_where_the_query_goes_on(session: Any, tmp_path: Path) -> None:
+def test_files_are_read_again_from_where_the_query_continues(session: Any, tmp_path: Path) -> None:
     """Also those that the source's log, which comes whole, had noted for batches that were given up."""
     for number in range(7):
         put(tmp_path / "in", number, number)

@@ -43,10 +43,10 @@ def output(folder: Path, *, divides: bool = True) -> QueryOutput:
 
 def staged(task: StagingTask, *batches: pa.RecordBatch) -> list[tuple[StagedKey, int]]:
     found = []
-    for told in task.keys_of(iter(batches), attempt=2):
-        key = StagedKey.parse(told.column("key")[0].as_py())
+    for reported in task.keys_of(iter(batches), attempt=2):
+        key = StagedKey.parse(reported.column("key")[0].as_py())
         assert key is not None
-        found.append((key, told.column("letters")[0].as_py()))
+        found.append((key, reported.column("letters")[0].as_py()))
     return found
 
 
@@ -182,9 +182,9 @@ def test_queries_put_aside_what_can_not_be_decoded_or_taken(spark: Any, stage: S
             assert found == [number for number in range(GOOD) if number not in BAD], query
     letters = letters_in(bad)
     for query in ("typed", "cast"):
-        told = {number_of(letter): letter for letter in letters if letter["member"] == query}
-        assert sorted(told) == sorted(BAD)
-        for number, letter in told.items():
+        reported = {number_of(letter): letter for letter in letters if letter["member"] == query}
+        assert sorted(reported) == sorted(BAD)
+        for number, letter in reported.items():
             assert letter["topic"] == stage.topic
             if query == "typed" and number % TORN == 0:
                 assert (letter["value"], letter["key"], letter["row"]) == (value_of(number), b"k%d" % number, None)

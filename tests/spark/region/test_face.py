@@ -133,7 +133,7 @@ def test_a_query_with_state_is_alone_in_its_group_and_the_second_of_a_name_is_th
     assert app.lines("out") == once(range(50))
 
 
-def test_a_query_with_state_goes_on_as_it_was(application: Application) -> None:
+def test_a_query_with_state_continues_as_it_was(application: Application) -> None:
     """Others' sequences do not end the state of one that is away; its columns can't change, how it reads can."""
     app, stage = application, application.stage
     stage.produce(30)

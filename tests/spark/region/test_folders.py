@@ -23,7 +23,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.spark.region import folders
-from kohort.spark.region.checkpoint_state import Operator, StateKind, Store
+from kohort.spark.region.checkpoint_files import Operator, StateKind, Store
 from kohort.spark.region.folders import check_place, derive, epoch_folder, forget, last_batch, operators, state_kinds
 
 pytestmark = [pytest.mark.spark, LAST_RESORT]
@@ -147,7 +147,7 @@ def test_other_sources_logs_come_whole(query: Path) -> None:
     assert {path.name for path in (query / "e2/sources/0").iterdir()} == {"0", ".0.crc", "9.compact", "12"}
 
 
-def test_state_and_operators_are_told(checkpoints: dict[str, Path]) -> None:
+def test_state_and_operators_are_read(checkpoints: dict[str, Path]) -> None:
     assert state_kinds(str(checkpoints["rocksdb"])) == {StateKind("rocksdb", changelog=True, version=1)}
     assert state_kinds(str(checkpoints["hdfs"])) == {StateKind("hdfs", changelog=False, version=1)}
     sides = [f"{side}-{kind}" for side in ("left", "right") for kind in ("keyToNumValues", "keyWithIndexToValue")]
@@ -158,7 +158,7 @@ def test_state_and_operators_are_told(checkpoints: dict[str, Path]) -> None:
     assert with_schemas.properties == '{"useVirtualColumnFamilies":true}'
 
 
-def test_nothing_is_told_of_a_query_without_state(tmp_path: Path) -> None:
+def test_nothing_is_read_of_a_query_without_state(tmp_path: Path) -> None:
     assert state_kinds(str(tmp_path)) == frozenset() and operators(str(tmp_path)) == []
 
 
@@ -371,7 +371,7 @@ def test_what_spark_cleans_away_meanwhile_is_not_needed_unless_it_is(disk: Volum
     assert versions == set(range(base + 1, BACK + 2))
 
 
-def test_a_full_disk_is_an_error_and_the_next_call_goes_on(disk: Volume) -> None:
+def test_a_full_disk_is_an_error_and_the_next_call_succeeds(disk: Volume) -> None:
     for number in range(1, 400, 7):
         trial = copy.deepcopy(disk)
         calls = Calls(trial)

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from kohort.region import messages as told
-from kohort.region.member import events as happens
+from kohort.region import messages
+from kohort.region.member import events
 from kohort.region.sinks import Sink
 from kohort.spark import SparkRegion
 from kohort.spark.region.query_spec import declare
@@ -26,8 +26,8 @@ def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -
     takes_part = behaviour(declared, shares=pinned, keeps=True)
     for number, name in enumerate(("a", "a#2")):
         machine = region._machine(declared, number, (sink,), takes_part)
-        [said] = [event.report for event in machine.step(happens.Connected()) if isinstance(event, happens.SendReport)]
-        assert isinstance(said, told.Register)
+        [said] = [event.report for event in machine.step(events.Connected()) if isinstance(event, events.SendReport)]
+        assert isinstance(said, messages.Register)
         assert (said.name, said.group, said.shares) == (name, "gh"[number], pinned)
         assert said.of and said.sources == 2
         assert said.pinned == (("a", "b") if pinned else ())

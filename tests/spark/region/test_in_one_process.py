@@ -13,7 +13,7 @@ from tests.spark.conftest import SESSION_MS, Stage
 from tests.spark.region.gated import Gated
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.region.checkpoint_logs import last_batch
+from kohort.spark.region.checkpoint_files import last_batch
 from kohort.spark.region.query_thread import AHEAD
 from kohort.spark.region.spark_region import SparkRegion
 
@@ -39,9 +39,9 @@ class Applications:
         for query in queries:
             into = Gated(self.out)
             into.gate = str(self.stage.folder)
-            told = {"subscribe": self.stage.topic, "group.id": self.stage.group} | source
-            told["kafka.session.timeout.ms"] = str(SESSION_MS)
-            region.query(query, _values, source=told, into=into, start="beginning")
+            options = {"subscribe": self.stage.topic, "group.id": self.stage.group} | source
+            options["kafka.session.timeout.ms"] = str(SESSION_MS)
+            region.query(query, _values, source=options, into=into, start="beginning")
         region.start()
         return region
 
@@ -96,9 +96,7 @@ def _in_batch(apps: Applications, query: str) -> Callable[[], bool]:
     return lambda: apps.running(query).members[0].assignments.running() is not None
 
 
-def test_partitions_move_during_a_long_batch_and_come_back_and_nobody_goes_back(
-    apps: Applications, stage: Stage
-) -> None:
+def test_partitions_move_during_a_long_batch_and_return_and_nobody_resets(apps: Applications, stage: Stage) -> None:
     """A member asked for partitions finishes its batch, a checkpoint follows, then they move. Later they return."""
     stage.produce(400)
     apps.set("closed")
@@ -150,8 +148,8 @@ def test_who_runs_ahead_asks_for_a_sequence_and_is_held_until_there_is_one(
         stage.until(lambda: apps.regions[0].describe().sequence > 0, "it has asked for a sequence")
         apps.set("full")
         stage.produce(800)
-        seat = apps.running("a").members[0].assignments
-        stage.until(lambda: AHEAD in seat._holds and seat.running() is None, "it is held")
+        session = apps.running("a").members[0].assignments
+        stage.until(lambda: AHEAD in session._holds and session.running() is None, "it is held")
         run = apps.running("a").query._run
         held_at = last_batch(run.folder)
         assert run.staged.ahead(held_at) < 12

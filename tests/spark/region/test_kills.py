@@ -66,7 +66,7 @@ def test_whatever_befalls_the_applications_the_folder_is_the_input(trial: Trial)
         happen(trial, first, second, third)
         trial.all_run()
         trial.send(PORTION)
-        trial.goes_on(f"sequences go on after {happen.__name__}")
+        trial.proceed(f"sequences go on after {happen.__name__}")
     trial.ends_exactly()
 
 
@@ -113,7 +113,9 @@ def _sleeps(trial: Trial, app: Application) -> None:
     time.sleep(PAUSE_S)
     said = len(app.log.read_text())
     app.signal(signal.SIGCONT)
-    trial.until(lambda: f"query {app.told.queries[0]} goes back" in app.log.read_text()[said:], "the sleeper goes back")
+    trial.until(
+        lambda: f"query {app.options.queries[0]} goes back" in app.log.read_text()[said:], "the sleeper goes back"
+    )
 
 
 HAPPENINGS: list[Callable[..., None]] = [
@@ -164,7 +166,7 @@ def test_who_dies_at_any_step_has_done_nothing_or_all(trial: Trial, step: str) -
     for nth in (2, 1) if step not in ("half derived", "derived") else (1, 1):
         if step == "half derived":
             alone.start()
-            trial.goes_on("there is a sequence to go back to")
+            trial.proceed("there is a sequence to go back to")
             alone.kill()
             trial.send(FEW)
         alone.start(dies_at=step, dies_nth=nth)

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Build, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_operators_that_keep_state_are_told_by_the_plan(spark: SparkSession, name: str) -> None:
+def test_the_plan_names_operators_that_keep_state(spark: SparkSession, name: str) -> None:
     build, wanted = CASES[name]
     frame = build(spark.readStream.format("rate").load())
     assert stateful_operators(frame) == wanted
@@ -72,7 +72,7 @@ def test_a_source_that_cant_go_back_is_refused(spark: SparkSession) -> None:
 
 
 def test_files_that_stay_are_a_source_that_can_go_back(spark: SparkSession, tmp_path: Path) -> None:
-    for told in ({}, {"cleanSource": "OFF"}):
-        refuse_unreplayable(spark.readStream.options(**told).text(str(tmp_path)))
+    for reported in ({}, {"cleanSource": "OFF"}):
+        refuse_unreplayable(spark.readStream.options(**reported).text(str(tmp_path)))
     with pytest.raises(InvalidInputError, match="cleanSource=delete"):
         refuse_unreplayable(spark.readStream.option("cleanSource", "delete").text(str(tmp_path)))

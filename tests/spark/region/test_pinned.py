@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from kohort.assignors.shapes import Assignor, MemberSubscription, TopicInfo
+from kohort.assignors.shapes import AssignableTopic, Assignor, MemberSubscription
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.spark.region.spark_region import PinnedAssignor, query_of
 
 NAMES = ("a", "b", "c")
-TOPICS = {"t": TopicInfo(7)}
+TOPICS = {"t": AssignableTopic(7)}
 
 
 def member(
@@ -46,7 +46,7 @@ def test_what_an_absent_query_reads_waits_for_it() -> None:
 def test_added_partitions_change_nothing_for_those_before() -> None:
     members = {f"m-{name}": member(name) for name in NAMES}
     before = PinnedAssignor("a", NAMES).assign(members, TOPICS)
-    after = PinnedAssignor("a", NAMES).assign(members, {"t": TopicInfo(20)})
+    after = PinnedAssignor("a", NAMES).assign(members, {"t": AssignableTopic(20)})
     assert all(set(before[name]) <= set(after[name]) for name in before)
 
 
@@ -59,7 +59,7 @@ def test_a_second_member_of_a_name_waits_until_the_first_has_given_up() -> None:
     assert then == {"m-1": of("a"), "m-2": []}
 
 
-def test_members_that_disagree_are_told() -> None:
+def test_members_that_disagree_are_reported() -> None:
     with pytest.raises(InvalidInputError, match="a says a, b, c, and d says d, e"):
         PinnedAssignor("a", NAMES).assign({"m-a": member("a"), "m-d": member("d", names=("e", "d"))}, TOPICS)
     with pytest.raises(InvalidInputError, match="no query that is pinned"):

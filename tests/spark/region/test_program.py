@@ -63,8 +63,8 @@ def test_a_signal_ends_it_with_a_last_sequence(stage: Stage) -> None:
             stage.until(partial(_has_staged, stage.folder, number), "a batch is staged")
             assert not number or len(published(stage)) < stage.sent
             process.send_signal(which)
-            told, _ = process.communicate()
-            assert process.returncode == 0 and "ended well" in told, (stage.folder / "log").read_text()[-4000:]
+            options, _ = process.communicate()
+            assert process.returncode == 0 and "ended well" in options, (stage.folder / "log").read_text()[-4000:]
         assert published(stage) == list(range(stage.sent))
         assert stage.lag() == 0
     assert "goes back" not in (stage.folder / "log").read_text()
@@ -90,7 +90,7 @@ def test_pyspark_4_2(spark_4_2: Environment, stage: Stage) -> None:
     for _ in range(2):
         stage.produce(40)
         with program(stage, "caught-up", spark_4_2) as process:
-            told, _ = process.communicate()
-            assert process.returncode == 0 and "4.2.0" in told, (stage.folder / "log").read_text()[-4000:]
+            options, _ = process.communicate()
+            assert process.returncode == 0 and "4.2.0" in options, (stage.folder / "log").read_text()[-4000:]
         assert published(stage) == list(range(stage.sent))
         stage.sent -= 10

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.spark.queries import Place, place
 from tests.spark.region.desk import Desk
-from tests.spark.region.faults import always_at_the_start, ignores_handings, no_handings
+from tests.spark.region.faults import always_at_the_start, ignores_assignment_versions, no_assignment_versions
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.client.producer.producer import Producer
@@ -48,16 +48,16 @@ class Runner:
         """A new run, with these partitions."""
         self.finished, self.planned = self.kept, None
         self.new: list[BatchOffset] = []  # finished since the last cut
-        self.held: dict[int, tuple[int, int]] = {}  # by partition, handing and start
+        self.held: dict[int, tuple[int, int]] = {}  # by partition, assignment version and start
         self.desk = Desk(self.days.topic, self.days.topic_id)
         self.desk.epoch = self.days.epoch
         self.hand(starts)
-        seat = uuid.uuid4().hex
-        self.days.seats.add(seat, self.desk)
+        session = uuid.uuid4().hex
+        self.days.sessions.add(session, self.desk)
         self.line = ChannelClient(self.days.board.address, {})
         self.line.drives(self.name)
-        options = parse_options(self.days.place.options(regionSeat=seat, maxOffsetsPerTrigger=7))
-        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, session=seat))
+        options = parse_options(self.days.place.options(regionSeat=session, maxOffsetsPerTrigger=7))
+        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, session=session))
         self.line.start()
 
     planned: BatchOffset | None
@@ -73,26 +73,26 @@ class Runner:
             self.query.finish(self.finished)
             self.planned = self.query.plan(self.finished, limited=True)
 
-    def finish(self, *, told: bool) -> None:
+    def finish(self, *, reported: bool) -> None:
         """The batch is in the checkpoint, of which the application may tell before Spark does."""
         if self.planned is not None:
             self.finished, self.planned = self.planned, None
             self.new.append(self.finished)
-            if told:
+            if reported:
                 assert self.query.sink_done(self.finished)
 
     def settle(self) -> None:
         """No batch runs, and the seat knows it."""
-        self.finish(told=False)
+        self.finish(reported=False)
         self.query.finish(self.finished)
         until(lambda: self.desk._running is None, "the end is told", STILL_S)
 
     def contribution(self) -> dict[int, int]:
         """Where each partition has got to, by the last batch in the checkpoint."""
         last, found = self.finished, {}
-        for number, (handing, start) in self.held.items():
+        for number, (assignment_version, start) in self.held.items():
             tp = TopicPartition(self.days.topic, number)
-            same = last.epoch == self.days.epoch and last.handings.get(tp) == handing
+            same = last.epoch == self.days.epoch and last.assignment_versions.get(tp) == assignment_version
             found[number] = last.spans[tp].end if same else start
         return found
 
@@ -108,8 +108,8 @@ class Days:
         self.place, self.chance = place, random.Random(seed)
         self.topic = place.topic()
         self.topic_id = uuid.UUID(place.make(count=PARTITIONS))
-        self.seats = SourceSessions()
-        self.board = ChannelServer(answers={"ask": self.seats.answer})
+        self.sessions = SourceSessions()
+        self.board = ChannelServer(answers={"ask": self.sessions.answer})
         self.epoch = 0
         self.at = dict.fromkeys(range(PARTITIONS), 0)
         self.sent = dict.fromkeys(range(PARTITIONS), 0)
@@ -166,8 +166,8 @@ class Days:
         calls: list[Callable[[Runner], None]] = [
             Runner.plan,
             Runner.plan,
-            partial(Runner.finish, told=True),
-            partial(Runner.finish, told=False),
+            partial(Runner.finish, reported=True),
+            partial(Runner.finish, reported=False),
         ]
         for _ in range(STEPS):
             what = self.chance.random()
@@ -184,7 +184,7 @@ class Days:
         for _ in range(100):
             for runner in self.runners:
                 runner.plan()
-                runner.finish(told=False)
+                runner.finish(reported=False)
             self.cut()
             if self.at == self.sent:
                 break
@@ -219,7 +219,11 @@ def test_whatever_happens_every_record_is_published_once(days: Callable[[int], D
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [("_keep_positions", ignores_handings), ("_keep_positions", always_at_the_start), ("wait_assigned", no_handings)],
+    [
+        ("_keep_positions", ignores_assignment_versions),
+        ("_keep_positions", always_at_the_start),
+        ("wait_assigned", no_assignment_versions),
+    ],
 )
 def test_faults_are_seen(
     days: Callable[[int], Days], monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., Any]

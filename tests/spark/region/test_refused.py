@@ -82,10 +82,10 @@ DECLARED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", DECLARED)
 def test_as_it_is_declared(region: SparkRegion, tmp_path: Path, what: str) -> None:
-    told, match = DECLARED[what]
+    reported, match = DECLARED[what]
     given: dict[str, Any] = {"name": "q", "build": lines, "source": SOURCE, "into": ParquetFolder(tmp_path / "out")}
     with pytest.raises(InvalidInputError, match=match):
-        region.query(**given | told)
+        region.query(**given | reported)
     region.query(**given)  # the name is free
 
 
@@ -167,9 +167,9 @@ LOOKED_AT: dict[str, tuple[Callable[[DataFrame], Any], dict[str, Any], type[Exce
 
 @pytest.mark.parametrize("what", LOOKED_AT)
 def test_when_it_is_looked_at(spark: SparkSession, region: SparkRegion, tmp_path: Path, what: str) -> None:
-    build, told, error, match = LOOKED_AT[what]
+    build, reported, error, match = LOOKED_AT[what]
     region.query("first", lines, source=SOURCE | {"group.id": "f"}, into=ParquetFolder(tmp_path / "first"))
-    region.query("q", build, source=SOURCE, into=ParquetFolder(tmp_path / "out"), **told)
+    region.query("q", build, source=SOURCE, into=ParquetFolder(tmp_path / "out"), **reported)
     with pytest.raises(error, match=match):
         region.start()
     assert not spark.streams.active

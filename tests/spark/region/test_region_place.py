@@ -38,7 +38,7 @@ def test_partitions_start_where_they_are_handed_out_and_only_the_region_commits(
     batch = region.batch(query, FIRST)
     assert region.spans(batch) == {0: (4, 10), 1: (0, 10)}
     assert (batch.epoch, batch.generation, batch.batch) == (EPOCH, GENERATION, 1)
-    assert set(batch.handings.values()) == {1, 2} and batch.ids == {region.desk.topic: region.desk.topic_id}
+    assert set(batch.assignment_versions.values()) == {1, 2} and batch.ids == {region.desk.topic: region.desk.topic_id}
     assert BatchOffset.from_json(batch.to_json()) == batch
     assert region.desk.begun == [1] and region.desk.ended == []
     assert region.trigger(query, batch) is None
@@ -97,7 +97,7 @@ def a_day(region: Region) -> None:
     assert reached[-1].ends()[TopicPartition(desk.topic, 1)] == 15, "all is read"
 
 
-def test_partitions_go_and_come_back_between_batches(region: Region) -> None:
+def test_partitions_leave_and_return_between_batches(region: Region) -> None:
     a_day(region)
 
 
@@ -180,7 +180,7 @@ def test_a_batch_that_may_not_begin_is_asked_for_again_at_once(region: Region, m
     assert region.desk.idle == [None, None, None], "twice in the first trigger"
 
 
-def test_after_a_reset_the_seats_starts_count_and_not_the_folders(region: Region) -> None:
+def test_after_a_reset_the_sessions_starts_count_and_not_the_folders(region: Region) -> None:
     """A derived folder ends with a batch of the epoch before, which may name what others have now."""
     old = {tp: OffsetRange(0, 9) for tp in region.place.partitions()}
     start = BatchOffset("q1", 7, 2, old, {region.desk.topic: region.desk.topic_id}, region.place.group, EPOCH - 1, {})
@@ -234,7 +234,7 @@ def test_without_its_application_a_query_ends_within_five_seconds(region: Region
         region.desk.silent.clear()
         words = "did not answer within 4 s; a query in a region does nothing"
     else:
-        region.seats.remove(region.seat)
+        region.sessions.remove(region.session)
         words = "the option regionSeat is set by SparkRegion alone"
     with pytest.raises(KafkaError, match=words):
         region.trigger(query, batch)
@@ -254,7 +254,7 @@ def test_the_word_that_a_sink_is_done_ends_nothing_when_nobody_hears_it(region: 
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("where", ["below", "beyond"])
-def test_records_that_are_gone_are_told(region: Region, strict: bool, where: str) -> None:
+def test_records_that_are_gone_are_reported(region: Region, strict: bool, where: str) -> None:
     first = 0
     if where == "below":
         region.place.admin.delete_records(dict.fromkeys(region.place.partitions(), 4)).all()
@@ -272,13 +272,13 @@ def test_records_that_are_gone_are_told(region: Region, strict: bool, where: str
     (part,) = lost.parts
     assert lost.fatal is strict and text in lost.text
     assert (part.topic, part.topic_id, part.partition) == (region.desk.topic, region.desk.topic_id, 0)
-    assert (part.handing, part.at, part.next) == (1, region.desk.starts[1], first)
+    assert (part.assignment_version, part.at, part.next) == (1, region.desk.starts[1], first)
     region.check()
 
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_topic_that_is_gone_is_told_and_another_of_its_name_is_not_read(
+def test_a_topic_that_is_gone_is_reported_and_another_of_its_name_is_not_read(
     region: Region, monkeypatch: pytest.MonkeyPatch, strict: bool, again: bool
 ) -> None:
     monkeypatch.setattr(region_offsets, "LOOK_S", 0.0)
@@ -315,15 +315,15 @@ def test_the_progress_names_generation_and_lag(region: Region) -> None:
 
 
 @pytest.mark.usefixtures("own_signals")
-def test_a_seat_without_an_application_is_refused(region: Region) -> None:
-    options = region.place.options(regionSeat=region.seat)
+def test_a_session_without_an_application_is_refused(region: Region) -> None:
+    options = region.place.options(regionSeat=region.session)
     with Run(options) as run, pytest.raises(InvalidInputError, match="Spark Connect"):
         run.plan()
     with pytest.raises(InvalidInputError, match=r"AvailableNow.*caught-up"):
         Run(options, now=True)
 
 
-def test_a_seat_is_asked_before_anything_else_of_a_query(region: Region) -> None:
+def test_a_session_is_asked_before_anything_else_of_a_query(region: Region) -> None:
     """The application's refusal comes before brokers are asked for offsets."""
     region.desk.refusal = "the region has stopped"
     query: SourceQuery = region.query(subscribe="no-such-topic")

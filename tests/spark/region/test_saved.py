@@ -11,7 +11,7 @@ from kohort.spark.region.query_state import SavedQuery, refuse_other
 SAVED = SavedQuery(4, 17, '{"type":"struct"}', ("aggregation",), ("flights",))
 
 
-def test_it_comes_back_as_it_was() -> None:
+def test_state_is_decoded_as_it_was() -> None:
     assert SavedQuery.from_bytes(SAVED.to_bytes()) == SAVED
     assert SavedQuery.from_bytes(replace(SAVED, batch=None).to_bytes()).batch is None
 

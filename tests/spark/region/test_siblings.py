@@ -16,11 +16,11 @@ from tests.spark.region.both import Both
 from tests.spark.region.driven import TERM
 from tests.support.waiting import until
 
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.events import Why
 from kohort.region.control_plane.state import Plane
-from kohort.region.member import events as happens
+from kohort.region.member import events
 from kohort.spark.region import query_run
 from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
@@ -45,7 +45,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def checkpoint(both: Both, connection: int) -> None:
-    both.plane.say(connection, told.AskCheckpoint())
+    both.plane.say(connection, messages.AskCheckpoint())
     both.pump()
 
 
@@ -71,9 +71,9 @@ def test_who_waits_for_its_sibling_for_too_long_has_all_go_back(both: Both, firs
     both.pump(first)
     checkpoint(both, both.connections[first])
     both.plane.tick(9_999)
-    assert both.plane.machine.plane.figures.resets[Why.DEAD] == 0
+    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 0
     both.plane.tick(1)
-    assert both.plane.machine.plane.figures.resets[Why.DEAD] == 1
+    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 1
     assert both.connections[first] in both.plane.closed
     for member in (0, 1):  # both come back, now that the other is there
         both.connect(member)
@@ -104,7 +104,7 @@ def test_a_lead_that_holds_nothing_stays_until_its_sibling_goes(both: Both, busy
     both.pump()
     assert both.sequences() == [("q0", "q1")]
     assert (both.ends(), both.batches()) == ((100, 110), [0])
-    both.plane.say(both.connections[0], told.Published(8))
+    both.plane.say(both.connections[0], messages.Published(8))
     both.pump()
     assert lead._over
     del busy
@@ -134,7 +134,7 @@ def test_while_a_lead_that_has_left_publishes_no_cut_has_its_sibling_alone(both:
     both.query.turn(1)
     checkpoint(both, both.connections[1])
     assert both.sequences() == [("q0", "q1")]
-    both.plane.say(both.connections[0], told.Published(8))
+    both.plane.say(both.connections[0], messages.Published(8))
     both.pump()
     assert both.plane.machine.plane.members == {}
     assert lead._over
@@ -154,7 +154,7 @@ def test_a_person_stops_one_and_the_query_goes(both: Both, busy: threading.Event
     checkpoint(both, both.connections[0])
     assert both.sequences() == [("q0", "q1")]
     assert (both.ends(), both.batches()) == ((110, 110), [0])
-    both.plane.say(both.connections[0], told.Published(8))
+    both.plane.say(both.connections[0], messages.Published(8))
     both.pump()
     assert all(thread._over and thread._error is not None for thread in both.query.threads)
     del busy
@@ -163,39 +163,39 @@ def test_a_person_stops_one_and_the_query_goes(both: Both, busy: threading.Event
 def test_a_run_that_ends_in_the_middle_of_a_cut_changes_nothing_of_it(both: Both) -> None:
     """The lead has contributed, and ends; the other is to contribute to the same cut."""
     both.reads()
-    both.plane.say(both.connections[0], told.AskCheckpoint())
-    cut = both.plane.orders(both.connections[0], told.Drain)[-1].cut
+    both.plane.say(both.connections[0], messages.AskCheckpoint())
+    cut = both.plane.orders(both.connections[0], messages.Drain)[-1].cut
     for member in (0, 1):
-        both.query.order(told.Drain(TERM, cut), member=member)
-        both.plane.say(both.connections[member], told.Drained(cut))
-    order = both.plane.orders(both.connections[0], told.Checkpoint)[-1]
+        both.query.order(messages.Drain(TERM, cut), member=member)
+        both.plane.say(both.connections[member], messages.Drained(cut))
+    order = both.plane.orders(both.connections[0], messages.Checkpoint)[-1]
     both.query.order(order, member=0)
     both.query.query.ended(0, None)
     until(lambda: both.query.query._run is None, "the run is stopped", 10)
     both.query.order(order, member=1)
     for member in (0, 1):
-        both.plane.say(both.connections[member], both.query.said(told.Contributed, member)[-1])
+        both.plane.say(both.connections[member], both.query.said(messages.Contributed, member)[-1])
     assert (both.ends(), both.batches()) == ((110, 110), [0])
 
 
 def test_who_is_abandoned_says_nothing_more(both: Both) -> None:
     both.reads()
-    both.plane.say(both.connections[0], told.AskCheckpoint())
-    cut = both.plane.orders(both.connections[1], told.Drain)[-1].cut
+    both.plane.say(both.connections[0], messages.AskCheckpoint())
+    cut = both.plane.orders(both.connections[1], messages.Drain)[-1].cut
     second = both.query.threads[1]
     second.abandon()
-    second._step(happens.Ordered(told.Drain(TERM, cut)))
-    second._step(happens.Ordered(told.Checkpoint(TERM, cut, ("q0", "q1"))))
-    assert both.query.said(told.Drained, 1) == []
-    assert both.query.said(told.Contributed, 1) == []
+    second._step(events.Ordered(messages.Drain(TERM, cut)))
+    second._step(events.Ordered(messages.Checkpoint(TERM, cut, ("q0", "q1"))))
+    assert both.query.said(messages.Drained, 1) == []
+    assert both.query.said(messages.Contributed, 1) == []
 
 
 def test_a_cut_that_lacks_a_sibling_gets_nothing_of_the_run(both: Both) -> None:
     """A control plane that knows no siblings cuts with one alone."""
     both.reads()
-    ends, staged, _ = both.query.query.contribute(0, told.Cut(8, 1), ("q0",))
+    ends, staged, _ = both.query.query.contribute(0, messages.Cut(8, 1), ("q0",))
     assert (ends, staged.keys) == ({}, ())
-    ends, staged, _ = both.query.query.contribute(0, told.Cut(8, 2), ("q0", "q1"))
+    ends, staged, _ = both.query.query.contribute(0, messages.Cut(8, 2), ("q0", "q1"))
     assert ([at.offset for at in ends.values()], [key.unit for key in staged.keys]) == ([110], [0])
 
 
@@ -238,14 +238,14 @@ def test_who_is_started_again_ends_the_earlier_one_s_siblings(both: Both) -> Non
     both.pump()
     both.assign(1)
     both.batch(1)
-    again = told.Register("q0", UUID(int=77), "g0", told.Identity(), sink="s", of="again", sources=2)
+    again = messages.Register("q0", UUID(int=77), "g0", messages.Identity(), sink="s", of="again", sources=2)
     both.plane.say(55, again)
     for member in (0, 1):
-        assert both.plane.orders(both.connections[member], told.Refused)
+        assert both.plane.orders(both.connections[member], messages.Refused)
         assert both.connections[member] in both.plane.closed
-    assert both.plane.machine.plane.figures.resets[Why.DEAD] == 1
-    both.plane.say(55, told.WasReset(both.plane.orders(55, told.Welcome)[-1].epoch))
-    both.plane.say(55, told.AskCheckpoint())
+    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 1
+    both.plane.say(55, messages.WasReset(both.plane.orders(55, messages.Welcome)[-1].epoch))
+    both.plane.say(55, messages.AskCheckpoint())
     assert both.sequences() == []
 
 
@@ -257,19 +257,19 @@ def test_one_s_death_is_the_death_of_all(both: Both, *, all_at_once: bool) -> No
     both.plane.tick(10_000)
     assert both.plane.machine.plane.members == {}
     assert both.plane.closed == (set() if all_at_once else {both.connections[1]})
-    assert both.plane.machine.plane.figures.resets[Why.DEAD] == 1
+    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 1
 
 
 def test_nobody_is_given_anything_before_all_of_the_query_are_there(both: Both) -> None:
     both.connect(0)
     both.pump()
     both.assign(0)
-    assert both.query.said(told.AskStarts)
+    assert both.query.said(messages.AskStarts)
     assert both.plane.machine.plane.members["q0"].handed == {}
-    both.plane.say(7, told.Register("other", UUID(int=70), "g9", told.Identity()))
-    both.plane.say(7, told.AskCheckpoint())  # the others do not wait for it
-    assert both.plane.orders(7, told.Drain)
-    both.plane.say(7, told.DrainFailed(both.plane.orders(7, told.Drain)[-1].cut, "it is over"))
+    both.plane.say(7, messages.Register("other", UUID(int=70), "g9", messages.Identity()))
+    both.plane.say(7, messages.AskCheckpoint())  # the others do not wait for it
+    assert both.plane.orders(7, messages.Drain)
+    both.plane.say(7, messages.DrainFailed(both.plane.orders(7, messages.Drain)[-1].cut, "it is over"))
     both.plane.tick(10_000)
     assert "q0" in both.plane.machine.plane.members
 
@@ -287,7 +287,7 @@ def test_who_leaves_and_misses_its_sibling_waits_for_it_so_long(both: Both) -> N
     both.plane.tick(10_000)
     both.pump(1)
     assert both.query.threads[1]._over
-    assert both.plane.machine.plane.figures.resets[Why.DEAD] == 0
+    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 0
     assert both.plane.machine.plane.sequence == 7
 
 

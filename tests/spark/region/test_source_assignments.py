@@ -29,15 +29,15 @@ class Seated:
     """A seat of a run in epoch 3 that holds two partitions."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.gone: list[LostRecords] = []
-        self.seat = SourceAssignments(
-            lambda: self.told.append("begun"), lambda: self.told.append("done"), self.gone.append
+        self.session = SourceAssignments(
+            lambda: self.reported.append("begun"), lambda: self.reported.append("done"), self.gone.append
         )
-        self.run = self.seat.start(3)
-        self.seat.resume_batches("not started")
-        self.seat.assign_partition(position(0, 10))
-        self.seat.assign_partition(position(1, 20))
+        self.run = self.session.start(3)
+        self.session.resume_batches("not started")
+        self.session.assign_partition(position(0, 10))
+        self.session.assign_partition(position(1, 20))
 
 
 def test_what_is_handed_out_has_its_start_and_a_number_of_its_own() -> None:
@@ -45,46 +45,46 @@ def test_what_is_handed_out_has_its_start_and_a_number_of_its_own() -> None:
     held = seated.run.wait_partitions(0)
     assert held is not None and held.epoch == 3
     assert [(part.partition, part.start) for part in held.parts] == [(0, 10), (1, 20)]
-    seated.seat.remove_revoked([T0])
-    seated.seat.assign_partition(position(0, 10))
+    seated.session.remove_revoked([T0])
+    seated.session.assign_partition(position(0, 10))
     again = seated.run.wait_partitions(0)
     assert again is not None
-    first, second = held.parts[0].handing, again.parts[0].handing
+    first, second = held.parts[0].assignment_version, again.parts[0].assignment_version
     assert first != second, "the same partition under the number that it had"
 
 
 def test_a_batch_begins_only_of_what_was_handed_out_last() -> None:
-    seat = Seated().seat
-    held = seat.wait_partitions(0, RUN)
+    session = Seated().session
+    held = session.wait_partitions(0, RUN)
     assert held is not None
-    seat.remove_revoked([T1])
-    assert not seat.begin(held.version, 1)
-    now = seat.wait_partitions(0, RUN)
-    assert now is not None and seat.begin(now.version, 1)
-    assert seat.running() == 1
+    session.remove_revoked([T1])
+    assert not session.begin(held.version, 1)
+    now = session.wait_partitions(0, RUN)
+    assert now is not None and session.begin(now.version, 1)
+    assert session.running() == 1
 
 
 def test_nothing_begins_while_there_is_a_reason_to_hold() -> None:
-    seat = Seated().seat
-    held = seat.wait_partitions(0, RUN)
+    session = Seated().session
+    held = session.wait_partitions(0, RUN)
     assert held is not None
-    assert seat.pause_batches("wanted back") is None
-    assert not seat.begin(held.version, 1)
-    assert seat.wait_partitions(1, RUN) is None
-    seat.pause_batches("too far ahead")
-    seat.resume_batches("wanted back")
-    assert seat.wait_partitions(1, RUN) is None, "one reason is left"
-    seat.resume_batches("too far ahead")
-    assert seat.wait_partitions(0, RUN) is not None
+    assert session.pause_batches("wanted back") is None
+    assert not session.begin(held.version, 1)
+    assert session.wait_partitions(1, RUN) is None
+    session.pause_batches("too far ahead")
+    session.resume_batches("wanted back")
+    assert session.wait_partitions(1, RUN) is None, "one reason is left"
+    session.resume_batches("too far ahead")
+    assert session.wait_partitions(0, RUN) is not None
 
 
-def test_who_waits_is_told_at_once() -> None:
-    seat = Seated().seat
-    seat.pause_batches("wanted back")
+def test_a_source_that_waits_gets_the_answer_at_once() -> None:
+    session = Seated().session
+    session.pause_batches("wanted back")
     found: list[object] = []
-    waiting = threading.Thread(target=lambda: found.append(seat.wait_partitions(60_000, RUN)))
+    waiting = threading.Thread(target=lambda: found.append(session.wait_partitions(60_000, RUN)))
     waiting.start()
-    seat.resume_batches("wanted back")
+    session.resume_batches("wanted back")
     waiting.join(10)
     assert found and found[0] is not None
 
@@ -92,14 +92,14 @@ def test_who_waits_is_told_at_once() -> None:
 def test_a_source_that_waits_is_answered_when_its_run_is_to_be_stopped() -> None:
     """Spark's stop waits for it: a query that was idle took up to a second to go back."""
     seated = Seated()
-    seated.seat.pause_batches("not started")
+    seated.session.pause_batches("not started")
     found: list[object] = []
     waiting = threading.Thread(target=lambda: found.append(seated.run.wait_partitions(60_000)))
     waiting.start()
-    seated.seat.end_run()
+    seated.session.end_run()
     waiting.join(10)
     assert found == [None]
-    seated.seat.resume_batches("not started")
+    seated.session.resume_batches("not started")
     assert seated.run.wait_partitions(0) is None, "it is over, whatever is held"
 
 
@@ -121,7 +121,7 @@ class Asking:
             target=lambda: self.answers.append(seated.run.wait_partitions(wait_ms, idle)), daemon=True
         )
         self._thread.start()
-        until(lambda: seated.seat._changed._waiters, "it waits")  # type: ignore[attr-defined]
+        until(lambda: seated.session._changed._waiters, "it waits")  # type: ignore[attr-defined]
 
     def answer(self) -> Handed | None:
         self._thread.join(PATIENCE_S)
@@ -130,27 +130,27 @@ class Asking:
 
 
 NEWS: list[Callable[[SourceAssignments], object]] = [
-    lambda seat: seat.assign_partition(position(2, 5)),
-    lambda seat: seat.remove_revoked([T1]),
-    lambda seat: seat.keep_from([T1]),
-    lambda seat: seat.remove_partitions(),
+    lambda session: session.assign_partition(position(2, 5)),
+    lambda session: session.remove_revoked([T1]),
+    lambda session: session.keep_from([T1]),
+    lambda session: session.remove_partitions(),
 ]
 
 
-@pytest.mark.parametrize("tell", NEWS, ids=["given", "taken", "kept", "cleared"])
-def test_an_idle_source_is_told_at_once_of_what_is_new(tell: Callable[[SourceAssignments], object]) -> None:
+@pytest.mark.parametrize("report", NEWS, ids=["given", "taken", "kept", "cleared"])
+def test_an_idle_source_hears_at_once_of_what_is_new(report: Callable[[SourceAssignments], object]) -> None:
     seated = Seated()
     asking = Asking(seated)
-    tell(seated.seat)
-    told = asking.answer()
-    assert told is not None and told.version > asking.knows
-    assert told == seated.run.wait_partitions(0)
+    report(seated.session)
+    reported = asking.answer()
+    assert reported is not None and reported.version > asking.knows
+    assert reported == seated.run.wait_partitions(0)
 
 
-def test_an_idle_source_is_told_at_once_that_nothing_may_be_planned() -> None:
+def test_an_idle_source_hears_at_once_that_nothing_may_be_planned() -> None:
     seated = Seated()
     asking = Asking(seated, wait_ms=0)
-    seated.seat.pause_batches("wanted back")
+    seated.session.pause_batches("wanted back")
     assert asking.answer() is None
 
 
@@ -159,9 +159,9 @@ def test_neither_stop_nor_reset_waits_for_an_idle_source(stop: str) -> None:
     seated = Seated()
     asking = Asking(seated)
     if stop == "the run is to end":
-        seated.seat.end_run()
+        seated.session.end_run()
     else:
-        seated.seat.start(4)
+        seated.session.start(4)
     assert asking.answer() is None
 
 
@@ -186,11 +186,11 @@ _HELD = SourceAssignments.wait_partitions
     ("fault", "test"),
     [
         (_has_stop_wait, lambda: test_neither_stop_nor_reset_waits_for_an_idle_source("the run is to end")),
-        (_has_stop_wait, test_an_idle_source_is_told_at_once_that_nothing_may_be_planned),
-        (_hears_of_no_change, lambda: test_an_idle_source_is_told_at_once_of_what_is_new(NEWS[0])),
+        (_has_stop_wait, test_an_idle_source_hears_at_once_that_nothing_may_be_planned),
+        (_hears_of_no_change, lambda: test_an_idle_source_hears_at_once_of_what_is_new(NEWS[0])),
     ],
 )
-def test_a_seat_that_leaves_an_idle_source_waiting_is_seen(
+def test_a_session_that_leaves_an_idle_source_waiting_is_seen(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Handed | None], test: Callable[[], None]
 ) -> None:
     monkeypatch.setattr(SourceAssignments, "wait_partitions", fault)
@@ -211,60 +211,60 @@ def test_an_idle_source_waits_for_as_long_as_it_said_when_nothing_is_new() -> No
 
 
 def test_what_is_wanted_back_is_kept_and_not_planned() -> None:
-    seat = Seated().seat
-    seat.keep_from([T0, TopicPartition("t", 9)])
-    held = seat.wait_partitions(0, RUN)
+    session = Seated().session
+    session.keep_from([T0, TopicPartition("t", 9)])
+    held = session.wait_partitions(0, RUN)
     assert held is not None and [part.partition for part in held.parts] == [1]
-    assert seat.handed().keys() == {T0, T1}, "its end is contributed until it is let go"
-    seat.remove_revoked([T0])
-    assert seat.handed().keys() == {T1}
+    assert session.handed().keys() == {T0, T1}, "its end is contributed until it is let go"
+    session.remove_revoked([T0])
+    assert session.handed().keys() == {T1}
 
 
-def test_a_batch_is_told_when_it_begins_and_when_it_is_done() -> None:
+def test_the_begin_and_the_end_of_a_batch_are_reported() -> None:
     seated = Seated()
     held = seated.run.wait_partitions(0)
     assert held is not None
-    seated.seat.begin(held.version, 4)
+    seated.session.begin(held.version, 4)
     seated.run.end(3)
-    assert seated.seat.running() == 4, "another batch's end"
+    assert seated.session.running() == 4, "another batch's end"
     seated.run.end(4)
-    assert seated.seat.running() is None
-    assert seated.told == ["begun", "done"]
+    assert seated.session.running() is None
+    assert seated.reported == ["begun", "done"]
 
 
 def test_the_next_run_knows_nothing_of_a_batch_that_ran() -> None:
     seated = Seated()
     held = seated.run.wait_partitions(0)
     assert held is not None
-    seated.seat.begin(held.version, 4)
-    run = seated.seat.start(5)
-    assert seated.seat.running() is None
+    seated.session.begin(held.version, 4)
+    run = seated.session.start(5)
+    assert seated.session.running() is None
     now = run.wait_partitions(0)
     assert now is not None and now.epoch == 5
 
 
-def test_who_finds_that_nothing_runs_was_told_of_all_that_ran() -> None:
+def test_whoever_finds_that_nothing_runs_has_heard_of_all_that_ran() -> None:
     """A batch begins while the member's thread wants partitions back: it must not think that nothing was read."""
-    telling, goes_on = threading.Event(), threading.Event()
+    telling, proceed = threading.Event(), threading.Event()
 
     def begun() -> None:
         telling.set()
-        assert goes_on.wait(10)
+        assert proceed.wait(10)
 
-    seat = SourceAssignments(begun, lambda: None, lambda lost: None)
-    seat.start(3)
-    seat.resume_batches("not started")
-    held = seat.wait_partitions(0, RUN)
+    session = SourceAssignments(begun, lambda: None, lambda lost: None)
+    session.start(3)
+    session.resume_batches("not started")
+    held = session.wait_partitions(0, RUN)
     assert held is not None
-    beginning = threading.Thread(target=seat.begin, args=(held.version, 1))
+    beginning = threading.Thread(target=session.begin, args=(held.version, 1))
     beginning.start()
     assert telling.wait(10)
     found: list[int | None] = []
-    holding = threading.Thread(target=lambda: found.append(seat.pause_batches("wanted back")))
+    holding = threading.Thread(target=lambda: found.append(session.pause_batches("wanted back")))
     holding.start()
     holding.join(0.05)
     assert not found, "it was seen whether a batch runs before the batch was told"
-    goes_on.set()
+    proceed.set()
     holding.join(10)
     beginning.join(10)
     assert found == [1]
@@ -272,10 +272,10 @@ def test_who_finds_that_nothing_runs_was_told_of_all_that_ran() -> None:
 
 def test_the_end_of_an_earlier_run_s_batch_is_none_of_this_one_s() -> None:
     seated = Seated()
-    later = seated.seat.start(5)
+    later = seated.session.start(5)
     held = later.wait_partitions(0)
-    assert held is not None and seated.seat.begin(held.version, 1)
+    assert held is not None and seated.session.begin(held.version, 1)
     seated.run.end(1)
-    assert seated.seat.running() == 1
+    assert seated.session.running() == 1
     later.end(1)
-    assert seated.seat.running() is None
+    assert seated.session.running() is None

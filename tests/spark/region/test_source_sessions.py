@@ -42,8 +42,8 @@ def closing() -> Iterator[Callable[[Any], Any]]:
         return one
 
     yield keep
-    for seat in reversed(every):
-        seat.close()
+    for session in reversed(every):
+        session.close()
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_question_gets_its_own_answer(answering: Callable[..., ChannelClient])
     assert line._answers == {}, "nothing is kept"
 
 
-def test_what_is_told_does_not_wait_for_an_answer_that_takes_its_time(answering: Callable[..., ChannelClient]) -> None:
+def test_notices_do_not_wait_for_an_answer_that_takes_its_time(answering: Callable[..., ChannelClient]) -> None:
     go, heard = threading.Event(), queue.Queue[Message]()
     line = answering(lambda query, message: {"late": go.wait(60)}, heard.put)
     answers: list[Message] = []
@@ -114,7 +114,7 @@ print(line.ask({"kind": "ask"}, 1.0)["first"], flush=True)
 """
 
 
-def test_time_in_which_the_source_itself_stood_still_is_not_its_applications_silence(
+def test_time_in_which_the_source_itself_was_paused_does_not_count_for_its_application(
     closing: Callable[[Any], Any],
 ) -> None:
     asked: list[float] = []
@@ -157,7 +157,7 @@ def test_an_application_that_is_gone_is_known_at_once(answering: Callable[..., C
     go.set()
 
 
-def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_told(closing: Callable[[Any], Any]) -> None:
+def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_reported(closing: Callable[[Any], Any]) -> None:
     board = closing(ChannelServer(answers={"ask": lambda query, message: {"query": query}}))
     line = closing(ChannelClient(board.address, {}))
     with pytest.raises(ConnectionError, match="can't be reached on port"):
@@ -179,38 +179,38 @@ def test_what_is_handed_out_and_lost_survives_the_channel() -> None:
         LostRecords.from_message({"kind": "lost"})
 
 
-def ask(seats: SourceSessions, what: str, seat: object = "s", query: str = "q1", **facts: Any) -> Message:
-    return seats.answer(query, {"kind": "ask", "number": 1, "seat": seat, "what": what, **facts})
+def ask(sessions: SourceSessions, what: str, session: object = "s", query: str = "q1", **facts: Any) -> Message:
+    return sessions.answer(query, {"kind": "ask", "number": 1, "seat": session, "what": what, **facts})
 
 
-def test_a_seat_answers_its_query_and_nobody_else() -> None:
-    seats, desk = SourceSessions(), Desk("a", A)
+def test_a_session_answers_its_query_and_nobody_else() -> None:
+    sessions, desk = SourceSessions(), Desk("a", A)
     unknown = {"refused": "the option regionSeat is set by SparkRegion alone, for the run that it starts: leave it out"}
-    assert ask(seats, "held", wait_ms=0) == unknown
-    seats.add("s", desk)
-    assert seats.query_at("s") is None
+    assert ask(sessions, "held", wait_ms=0) == unknown
+    sessions.add("s", desk)
+    assert sessions.query_at("s") is None
     for other in ("t", None, 7, ["s"]):
-        assert ask(seats, "held", other, wait_ms=0) == unknown
+        assert ask(sessions, "held", other, wait_ms=0) == unknown
     desk.hand({0: 10})
-    assert ask(seats, "held", wait_ms=60_000)["parts"] == [["a", str(A), 0, 10, 1]]
-    assert seats.query_at("s") == "q1"
-    assert "another query reads this same load()" in ask(seats, "held", query="q2", wait_ms=0)["refused"]
+    assert ask(sessions, "held", wait_ms=60_000)["parts"] == [["a", str(A), 0, 10, 1]]
+    assert sessions.query_at("s") == "q1"
+    assert "another query reads this same load()" in ask(sessions, "held", query="q2", wait_ms=0)["refused"]
     assert desk.waits == [WAIT_MS_MAX], "no source has its application wait for longer"
-    ask(seats, "held", wait_ms=0, **Idle(1, 60_000).to_message())
+    ask(sessions, "held", wait_ms=0, **Idle(1, 60_000).to_message())
     assert desk.idle == [None, Idle(1, IDLE_MS)], "nor does it keep one that has found nothing"
-    assert ask(seats, "begin", version=0, batch=1) == {"ok": False}
-    assert ask(seats, "begin", version=1, batch=1) == {"ok": True}
-    assert ask(seats, "end", batch=1) == {"ok": True} and desk.ended == [1]
+    assert ask(sessions, "begin", version=0, batch=1) == {"ok": False}
+    assert ask(sessions, "begin", version=1, batch=1) == {"ok": True}
+    assert ask(sessions, "end", batch=1) == {"ok": True} and desk.ended == [1]
     desk.hold(True)
-    assert ask(seats, "held", wait_ms=0) == {"hold": True, "stay": False}
+    assert ask(sessions, "held", wait_ms=0) == {"hold": True, "stay": False}
     desk.keeps = True
-    assert ask(seats, "held", wait_ms=0) == {"hold": True, "stay": True}
+    assert ask(sessions, "held", wait_ms=0) == {"hold": True, "stay": True}
     desk.refusal = "the region has stopped"
-    assert ask(seats, "held", wait_ms=0) == {"refused": "the region has stopped"}
-    seats.add("s", Desk("a", A))
-    assert ask(seats, "held", query="q2", wait_ms=0)["parts"] == [], "another run, another query"
-    seats.remove("s")
-    assert ask(seats, "held", query="q2", wait_ms=0) == unknown and seats.query_at("s") is None
+    assert ask(sessions, "held", wait_ms=0) == {"refused": "the region has stopped"}
+    sessions.add("s", Desk("a", A))
+    assert ask(sessions, "held", query="q2", wait_ms=0)["parts"] == [], "another run, another query"
+    sessions.remove("s")
+    assert ask(sessions, "held", query="q2", wait_ms=0) == unknown and sessions.query_at("s") is None
 
 
 @pytest.mark.parametrize(
@@ -225,22 +225,22 @@ def test_a_seat_answers_its_query_and_nobody_else() -> None:
     ],
 )
 def test_a_question_that_can_not_be_is_refused(what: str, facts: dict[str, Any]) -> None:
-    seats = SourceSessions()
-    seats.add("s", Desk("a", A))
-    assert "use one version of" in ask(seats, what, **facts)["refused"]
+    sessions = SourceSessions()
+    sessions.add("s", Desk("a", A))
+    assert "use one version of" in ask(sessions, what, **facts)["refused"]
 
 
-def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -> None:
-    seats, desk = SourceSessions(), Desk("a", A)
-    seats.add("s", desk)
+def test_lost_records_are_reported_to_their_session(caplog: pytest.LogCaptureFixture) -> None:
+    sessions, desk = SourceSessions(), Desk("a", A)
+    sessions.add("s", desk)
     lost = LostRecords("records are gone", False, (LostPart("a", A, 0, 1, 5, 7),))
-    seats.lost("q1", lost.to_message("s"))
+    sessions.lost("q1", lost.to_message("s"))
     assert desk.lost_parts == [lost]
-    seats.lost("q1", lost.to_message("t"))
-    assert desk.lost_parts == [lost] and caplog.messages == ["records may be lost: records are gone"] * 2
+    sessions.lost("q1", lost.to_message("t"))
+    assert desk.lost_parts == [lost] and caplog.messages == ["records are gone"] * 2
 
 
-def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closing: Callable[[Any], Any]) -> None:
+def test_the_application_of_a_session_answers_for_the_sessions_of_its_process(closing: Callable[[Any], Any]) -> None:
     from kohort.spark.driver_server import Application
     from kohort.spark.source_sessions import SOURCE_SESSIONS
 
@@ -265,10 +265,10 @@ def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(
     def fail() -> None:
         raise RuntimeError("of a test")
 
-    seats, desk = SourceSessions(), Desk("a", A)
-    seats.add("s", desk)
+    sessions, desk = SourceSessions(), Desk("a", A)
+    sessions.add("s", desk)
     desk.before_begin = fail
-    board = closing(ChannelServer(answers={"ask": seats.answer}))
+    board = closing(ChannelServer(answers={"ask": sessions.answer}))
     line = closing(ChannelClient(board.address, {}))
     line.drives("q1")
     line.start()

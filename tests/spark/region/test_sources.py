@@ -17,7 +17,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort import TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.region.consuming.member_thread import RegionStoppedError
-from kohort.region.member import events as happens
+from kohort.region.member import events
 from kohort.region.region import Region
 from kohort.spark import SparkRegion
 from kohort.spark.region import query_run
@@ -73,7 +73,7 @@ def test_a_join_of_two_topics_is_exact_after_resets(application: Application) ->
     app.until(lambda: pairs() == wanted(70), "the halves that waited have met after a reset")
 
     epoch = region.describe().epoch
-    members_of(region)[1].post(happens.ResetWanted("one of its members alone"))
+    members_of(region)[1].post(events.ResetWanted("one of its members alone"))
     app.until(lambda: region.describe().epoch > epoch, "a reset")
     send(range(70, 80))
     app.until(lambda: pairs() == wanted(80), "all of the query went back")

@@ -98,8 +98,10 @@ print("pandas" in sys.modules)
 def test_a_new_worker_stages_without_pandas(tmp_path: Path) -> None:
     """Arrow imports it where it is installed to look at what it is given, which takes a worker a second of CPU time."""
     given = pickle.dumps((task(tmp_path / "out"), rows(1, 2)))
-    told = subprocess.run([sys.executable, "-c", STAGES], input=given, capture_output=True, check=True).stdout.decode()
-    assert told.split() == [key_text(2 << 20), "False"], "where pandas is installed"
+    reported = subprocess.run(
+        [sys.executable, "-c", STAGES], input=given, capture_output=True, check=True
+    ).stdout.decode()
+    assert reported.split() == [key_text(2 << 20), "False"], "where pandas is installed"
 
 
 def key_text(unit: int) -> str:

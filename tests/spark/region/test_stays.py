@@ -53,7 +53,7 @@ def test_latest_offset_waits_in_pieces_for_as_long_as_it_is_to_stay() -> None:
     assert line.asked == 4
 
 
-def test_an_application_that_says_no_more_than_hold_is_told_at_once() -> None:
+def test_an_application_that_says_no_more_than_hold_is_answered_at_once() -> None:
     line = Answers({"hold": True})
     assert query_at(line).plan(START, limited=False) is None
 
@@ -162,7 +162,7 @@ def test_a_query_with_timers_does_not_walk_past_what_it_may_have_to_go_back_to(q
     assert query.query.error is None
 
 
-def test_a_seat_stays_only_for_being_ahead(query: Driven) -> None:
+def test_a_session_stays_only_for_being_ahead(query: Driven) -> None:
     query.begin()
     query.give({0: 100})
     run, thread = query.run, query.threads[0]

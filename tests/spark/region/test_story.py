@@ -77,7 +77,7 @@ class Story(Trial):
         self._fed.set()
         self._feeding.join()
 
-    def tell(self, what: str) -> None:
+    def log(self, what: str) -> None:
         """A line of the story."""
         self.notes.append(f"{time.monotonic() - self._began:6.1f} s  {what}")
         print(self.notes[-1], flush=True)
@@ -96,13 +96,13 @@ class Story(Trial):
     def _steps(self) -> Sequence[SequenceStep]:
         return self.history.sequences
 
-    def goes_on_without(self, *queries: str) -> None:
+    def continues_without(self, *queries: str) -> None:
         """Others publish."""
         others = set(KIND_OF) - set(queries)
         before = self.sequences_of(*others)
         self.until(lambda: self.sequences_of(*others) > before + 1, f"sequences go on without {queries}")
 
-    def goes_on_with(self, *queries: str) -> None:
+    def continues_with(self, *queries: str) -> None:
         """Each of these publishes."""
         before = {query: self.sequences_of(query) for query in queries}
         self.until(
@@ -177,12 +177,12 @@ def story(request: pytest.FixtureRequest, servers: str, tmp_path: Path) -> Itera
 
 
 def is_killed(story: Story, app: Application) -> None:
-    story.tell(f"SIGKILL to {app.name}")
+    story.log(f"SIGKILL to {app.name}")
     app.kill()
     app.start()
     story.all_run()
-    story.goes_on_with(*app.told.queries)
-    story.tell(f"{app.name} is back")
+    story.continues_with(*app.options.queries)
+    story.log(f"{app.name} is back")
 
 
 def stops_outside_the_database(story: Story, app: Application) -> None:
@@ -194,34 +194,36 @@ def stops_outside_the_database(story: Story, app: Application) -> None:
                 database.execute("BEGIN EXCLUSIVE")
                 return
             except sqlite3.OperationalError:
-                story.tell(f"{app.name} has the database locked, and is stopped a moment later")
+                story.log(f"{app.name} has the database locked, and is stopped a moment later")
         app.signal(signal.SIGCONT)
         time.sleep(0.3)
 
 
 def sleeps_for_a_minute(story: Story, app: Application) -> None:
     """The others go on without it; when it wakes, it goes back or ends, and nothing that it was about counts."""
-    story.tell(f"SIGSTOP to {app.name}")
+    story.log(f"SIGSTOP to {app.name}")
     stops_outside_the_database(story, app)
     until_s = time.monotonic() + ASLEEP_S
-    story.goes_on_without(*app.told.queries)
-    story.tell(f"the others go on without {app.name}")
+    story.continues_without(*app.options.queries)
+    story.log(f"the others go on without {app.name}")
     story.until(lambda: time.monotonic() > until_s, "a minute")
     before = app.log.stat().st_size
     woke_s = time.monotonic()
     app.signal(signal.SIGCONT)
 
-    def has_let_go() -> bool:
-        return all(f"[query {query}] resetting" in _said(app, before) for query in app.told.queries) or _has_ended(app)
+    def has_released() -> bool:
+        return all(f"[query {query}] resetting" in _said(app, before) for query in app.options.queries) or _has_ended(
+            app
+        )
 
-    until(has_let_go, f"{app.name} goes back, or ends")
-    story.tell(f"{app.name} {'has ended' if _has_ended(app) else 'goes back'} {time.monotonic() - woke_s:.2f} s after")
+    until(has_released, f"{app.name} goes back, or ends")
+    story.log(f"{app.name} {'has ended' if _has_ended(app) else 'goes back'} {time.monotonic() - woke_s:.2f} s after")
     if _has_ended(app):
         app.kill()
         app.start()
     story.all_run()
-    story.goes_on_with(*app.told.queries)
-    story.tell(f"{app.name} is back")
+    story.continues_with(*app.options.queries)
+    story.log(f"{app.name} is back")
 
 
 def _said(app: Application, since: int) -> str:
@@ -241,22 +243,22 @@ def test_all_that_was_written_is_the_input_once(story: Story) -> None:
     story.until(first.runs, "the first runs, with the control plane")
     second.start()
     story.all_run()
-    story.goes_on_with("a", "b", "c")
-    story.tell("three queries publish")
+    story.continues_with("a", "b", "c")
+    story.log("three queries publish")
     is_killed(story, second)
     third.start()
     story.all_run()
-    story.goes_on_with("d")
-    story.tell("a fourth query publishes")
+    story.continues_with("d")
+    story.log("a fourth query publishes")
     story.add_partitions()
     story.until(lambda: story.has_published(story.partitions - 1), "what was added is published")
-    story.tell("partitions that were added are published")
+    story.log("partitions that were added are published")
     sleeps_for_a_minute(story, second)
     is_killed(story, first)
     story.ends_exactly()
     resets = [f"to {reset.to}: {reset.cause}" for reset in story.history.resets]
-    story.tell(
+    story.log(
         f"{len(story.sent)} records, {len(story.history.sequences)} sequences, {len(story.history.terms)} terms, "
         f"{story.watcher.count} looks, {len(story.watcher.looks)} of them new, {story.watch.looks} looks at offsets"
     )
-    story.tell("resets\n" + "\n".join(resets))
+    story.log("resets\n" + "\n".join(resets))

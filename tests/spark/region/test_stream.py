@@ -32,11 +32,11 @@ def desk(stage: Stage) -> Iterator[Desk]:
 
 
 @pytest.fixture
-def seat(desk: Desk) -> Iterator[str]:
-    seat = uuid.uuid4().hex
-    SOURCE_SESSIONS.add(seat, desk)
-    yield seat
-    SOURCE_SESSIONS.remove(seat)
+def session(desk: Desk) -> Iterator[str]:
+    session = uuid.uuid4().hex
+    SOURCE_SESSIONS.add(session, desk)
+    yield session
+    SOURCE_SESSIONS.remove(session)
 
 
 def planned(checkpoint: Path) -> list[BatchOffset]:
@@ -53,11 +53,13 @@ def rows(sink: Sink) -> list[tuple[int, int]]:
         return sorted((row[1], row[2]) for batch in sink.batches.values() for row in batch)
 
 
-def test_a_query_reads_what_its_seat_hands_out(run: Callable[..., Any], stage: Stage, desk: Desk, seat: str) -> None:
+def test_a_query_reads_what_its_session_assigns(
+    run: Callable[..., Any], stage: Stage, desk: Desk, session: str
+) -> None:
     stage.produce(80)  # twenty in each of four partitions
     desk.hand({0: 0, 1: 5})
     sink = Sink()
-    query = run(sink, trigger=AT_ONCE, regionSeat=seat, maxOffsetsPerTrigger=8)
+    query = run(sink, trigger=AT_ONCE, regionSeat=session, maxOffsetsPerTrigger=8)
     stage.until(lambda: len(sink.every) >= 2, "it reads")
     desk.take(1)
     stage.until(lambda: [row for row in rows(sink) if row[0] == 0] == [(0, n) for n in range(20)], "it reads on")
@@ -91,10 +93,10 @@ def test_a_query_reads_what_its_seat_hands_out(run: Callable[..., Any], stage: S
     assert rows(sink) == sorted([(0, n) for n in range(24)] + again + [(1, n) for n in range(20, 24)])
 
 
-def test_what_can_not_be_ends_the_query_with_its_reason(run: Callable[..., Any], stage: Stage, seat: str) -> None:
+def test_what_can_not_be_ends_the_query_with_its_reason(run: Callable[..., Any], stage: Stage, session: str) -> None:
     for trigger, options, words in (
         (AT_ONCE, {"regionSeat": "of nobody"}, "regionSeat is set by SparkRegion alone"),
-        ({"availableNow": True}, {"regionSeat": seat}, "runs without a trigger"),
+        ({"availableNow": True}, {"regionSeat": session}, "runs without a trigger"),
     ):
         query = run(Sink(), words[:4], trigger, **options)
         with pytest.raises(Exception, match=words):

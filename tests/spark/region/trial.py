@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from tests.region.test_kills import Reader, Where, rows_of
-from tests.spark.region.query_process import Told
+from tests.spark.region.query_process import Options
 from tests.support.waiting import until
 
 from kohort import Admin, Producer
@@ -36,18 +36,18 @@ STILL_S = 180.0
 class Application:
     """An application: its processes, one run after another."""
 
-    def __init__(self, name: str, told: Told) -> None:
-        self.name, self.told = name, told
-        self.log = Path(told.folder) / f"{name}.log"
+    def __init__(self, name: str, options: Options) -> None:
+        self.name, self.options = name, options
+        self.log = Path(options.folder) / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._said = 0
 
     def start(self, **changed: Any) -> None:
-        told = replace(self.told, **changed)
+        options = replace(self.options, **changed)
         self._said = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "tests.spark.region.query_process", told.to_json()],
+                [sys.executable, "-W", "ignore", "-m", "tests.spark.region.query_process", options.to_json()],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -87,7 +87,7 @@ class Application:
     def runs(self) -> bool:
         """Whether all of its queries have begun since it was started last."""
         said = self.log.read_bytes()[self._said :].decode()
-        return all(f"[query {query}] started in epoch" in said for query in self.told.queries)
+        return all(f"[query {query}] started in epoch" in said for query in self.options.queries)
 
     def check(self) -> None:
         code = None if self.process is None else self.process.poll()
@@ -126,8 +126,8 @@ class Watch:
     def _difference(self, admin: Admin, region: Region) -> tuple[int, str]:
         seen = region.describe()
         at = {TopicPartition(position.topic, position.partition): position.offset for position in seen.positions}
-        told = admin.list_consumer_group_offsets(self.name, list(at)).all()
-        found = {tp: told[tp].offset if told.get(tp) is not None else 0 for tp in at}
+        options = admin.list_consumer_group_offsets(self.name, list(at)).all()
+        found = {tp: options[tp].offset if options.get(tp) is not None else 0 for tp in at}
         return seen.sequence, "" if found == at else f"the group has {found}, the sequence {at}"
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Trial:
         self.partitions = PARTITIONS
         self.asked = 0  # records that are sent, or about to be
         self.sent: dict[Where, str] = {}
-        self.told = Told(servers, self.name, self.name, str(folder), [], protocol)
+        self.options = Options(servers, self.name, self.name, str(folder), [], protocol)
         self.apps: dict[str, Application] = {}
         (folder / "parquet").mkdir()
         self._prepare(protocol)
@@ -159,8 +159,8 @@ class Trial:
                     {resource: {"consumer.session.timeout.ms": f"{SESSION_S:.0f}000"}}
                 ).all()
 
-    def app(self, name: str, *queries: str, **told: Any) -> Application:
-        self.apps[name] = Application(name, replace(self.told, queries=list(queries), **told))
+    def app(self, name: str, *queries: str, **options: Any) -> Application:
+        self.apps[name] = Application(name, replace(self.options, queries=list(queries), **options))
         return self.apps[name]
 
     def send(self, count: int) -> None:
@@ -195,7 +195,7 @@ class Trial:
 
         until(holds, what, STILL_S, lambda: {"rows": self.reader.rows, "sequences": len(self.reader.seen)})
 
-    def goes_on(self, what: str) -> None:
+    def proceed(self, what: str) -> None:
         before = self.reader.rows
         self.until(lambda: self.reader.rows > before, what)
 

@@ -15,8 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kohort.spark.values.isolate import ONE_BY_ONE_MAX, VALUE_BYTES
-from kohort.spark.values.json_columns import JsonDecoder
-from kohort.spark.values.json_records import DEPTH, JsonRecords
+from kohort.spark.values.json_columns import DEPTH, JsonDecoder, JsonRecords
 from kohort.spark.values.types import check_required
 
 NUMBERED = pa.struct([("n", pa.int64()), ("s", pa.string())])

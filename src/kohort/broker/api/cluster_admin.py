@@ -286,7 +286,9 @@ def _write_marker(
             part.error_code = value if isinstance(value, ErrorCode) else value.error
             done()
 
-        event = TransactionEnded(marker.producer_id, marker.producer_epoch, marker.transaction_result, node.token())
+        event = TransactionEnded(
+            marker.producer_id, marker.producer_epoch, marker.transaction_result, node.next_request_id()
+        )
         node.groups.ask_at(part.partition_index, event, marked)
         return
     now_ms = time.time_ns() // 1_000_000

@@ -22,8 +22,8 @@ from kohort.broker.security.store_changes import StoreChanges
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.ids import AclOperation
-from kohort.log import LogConfig
-from kohort.settings.config import did_you_mean, parse_value, settings
+from kohort.log import LogConfig, check_known
+from kohort.settings.config import parse_value, settings
 from kohort.wire.cluster_admin import ListConfigResourcesRequest, ListConfigResourcesResponse
 from kohort.wire.discovery import (
     AlterConfigsRequest,
@@ -308,11 +308,9 @@ def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: 
             if is_own:
                 stores.use_stores(after)
         return
+    check_known(configs)
     known = settings(LogConfig)
     for key, value in configs.items():
-        if key not in known:
-            text = f"topics have no setting {key}{did_you_mean(key, known)}"
-            raise InvalidInputError(text, ErrorCode.INVALID_CONFIG)
         try:
             parse_value(known[key], value)
         except InvalidInputError as error:
@@ -342,7 +340,7 @@ def list_config_resources(node: Node, request: Request[ListConfigResourcesReques
         if kind in wanted:
             names.append((kind, str(node.id)))
     if ConfigResourceType.GROUP in wanted:
-        names += [(ConfigResourceType.GROUP, name) for name in node.group_settings.names()]
+        names += [(ConfigResourceType.GROUP, name) for name in node.group_settings.group_names()]
     make = ListConfigResourcesResponse.ConfigResource
     return ListConfigResourcesResponse(
         config_resources=[

@@ -78,7 +78,7 @@ def _event(host: GroupHost, request: Request[ConsumerGroupHeartbeatRequest]) -> 
     names, owned = message.subscribed_topic_names, message.topic_partitions
     patience = request.client.delay_tolerance(host.group_config.notify_at_once)
     return events.ConsumerGroupHeartbeat(
-        request=host.token(),
+        request=host.next_request_id(),
         group_id=message.group_id,
         member_id=message.member_id,
         new_member_id="" if message.member_id else fresh_id(),

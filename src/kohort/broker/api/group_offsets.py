@@ -209,7 +209,7 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
         answer(None)
         return
     event = events.OffsetCommit(
-        request=host.token(),
+        request=host.next_request_id(),
         group_id=message.group_id,
         member_id=message.member_id,
         generation=message.generation_id_or_member_epoch,
@@ -247,13 +247,13 @@ def fetch_known(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
         request.reply(OffsetFetchResponse())
         return
 
-    def collect(position: int, response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
+    def collect_reply(position: int, response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
         found[position] = response
         if len(found) == len(groups):
             request.reply(OffsetFetchResponse(groups=[found[number] for number in range(len(groups))]))
 
     for position, group in enumerate(groups):
-        _fetch_group(host, request, group, partial(collect, position))
+        _fetch_group(host, request, group, partial(collect_reply, position))
 
 
 def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
@@ -270,7 +270,7 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
         )
     )
     event = events.OffsetFetch(
-        host.token(), message.group_id, partitions, require_stable=version >= 7 and message.require_stable
+        host.next_request_id(), message.group_id, partitions, require_stable=version >= 7 and message.require_stable
     )
 
     def answer(value: OffsetFetchReply | ErrorCode) -> None:
@@ -374,7 +374,7 @@ def _fetch_group(
         )
 
     event = events.OffsetFetch(
-        host.token(),
+        host.next_request_id(),
         group.group_id,
         tuple(wanted) if wanted is not None else None,
         require_stable=request.message.require_stable,
@@ -442,7 +442,7 @@ def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> Non
             topics.append(OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
         request.reply(OffsetDeleteResponse(topics=topics))
 
-    host.groups.ask(request.client, events.OffsetDelete(host.token(), message.group_id, tuple(known)), answer)
+    host.groups.ask(request.client, events.OffsetDelete(host.next_request_id(), message.group_id, tuple(known)), answer)
 
 
 HANDLERS: list[Handled[GroupHost]] = [

@@ -66,7 +66,7 @@ def join_group(host: GroupHost, request: Request[JoinGroupRequest]) -> JoinGroup
     if not message.group_id:
         return _join_refused(ErrorCode.INVALID_GROUP_ID, message, version)
     event = events.JoinGroup(
-        request=host.token(),
+        request=host.next_request_id(),
         group_id=message.group_id,
         member_id=message.member_id,
         new_member_id="" if message.member_id else fresh_member_id(request),
@@ -124,7 +124,7 @@ def sync_group(host: GroupHost, request: Request[SyncGroupRequest]) -> SyncGroup
     if version >= 5 and (message.protocol_type is None or message.protocol_name is None):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     event = events.SyncGroup(
-        request=host.token(),
+        request=host.next_request_id(),
         group_id=message.group_id,
         generation=message.generation_id,
         member_id=message.member_id,
@@ -159,7 +159,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
     message, client = request.message, request.client
     held = client.held
     event = events.Heartbeat(
-        request=host.token(),
+        request=host.next_request_id(),
         group_id=message.group_id,
         generation=message.generation_id,
         member_id=message.member_id,
@@ -196,7 +196,7 @@ def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGr
         )
     else:
         members = (events.LeavingMember(message.member_id),)
-    event = events.LeaveGroup(host.token(), message.group_id, members)
+    event = events.LeaveGroup(host.next_request_id(), message.group_id, members)
 
     def answer(value: LeaveGroupReply | ErrorCode) -> None:
         if isinstance(value, ErrorCode):

@@ -27,7 +27,7 @@ from kohort.wire.discovery import (
 NO_ID = uuid.UUID(int=0)
 
 Asked: TypeAlias = MetadataRequest.MetadataRequestTopic
-Told: TypeAlias = MetadataResponse.MetadataResponseTopic
+TopicMetadata: TypeAlias = MetadataResponse.MetadataResponseTopic
 _Described: TypeAlias = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
 
 
@@ -65,7 +65,7 @@ def once(asked: list[Asked]) -> list[Asked]:
     return [*{(topic.name, topic.topic_id): topic for topic in asked}.values()]
 
 
-def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list[Told]) -> MetadataResponse:
+def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list[TopicMetadata]) -> MetadataResponse:
     """Return the response with these topics."""
     message, places = request.message, host.places
     make = MetadataResponse.MetadataResponseBroker
@@ -95,7 +95,7 @@ def is_by_id(asked: Asked, version: int) -> bool:
 
 def asked_topic(
     host: GroupHost, request: Request[MetadataRequest], asked: Asked, refused: Mapping[str, KafkaError]
-) -> Told:
+) -> TopicMetadata:
     """Return the entry of a requested topic, without its name if the client gave the id of a hidden topic.
 
     Args:
@@ -111,18 +111,18 @@ def asked_topic(
             if allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, topic.name):
                 return _topic(host, topic)
             error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return Told(error_code=error, topic_id=asked.topic_id, name=None if request.version >= 12 else "")
+        return TopicMetadata(error_code=error, topic_id=asked.topic_id, name=None if request.version >= 12 else "")
     name = asked.name or ""
     if not allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
-        return Told(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
+        return TopicMetadata(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
     topic = host.topics.by_name.get(name)
     if topic is not None:
         return _topic(host, topic)
     why = refused.get(name) or host.topics.refusal(name)
-    return Told(error_code=why.code if why else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+    return TopicMetadata(error_code=why.code if why else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
-def _topic(host: GroupHost, topic: KnownTopic) -> Told:
+def _topic(host: GroupHost, topic: KnownTopic) -> TopicMetadata:
     name = topic.name
     make = MetadataResponse.MetadataResponsePartition
     partitions = [
@@ -135,7 +135,7 @@ def _topic(host: GroupHost, topic: KnownTopic) -> Told:
         )
         for index, (leader, epoch, replicas, in_sync) in enumerate(host.places.leaders(name, range(topic.partitions)))
     ]
-    return Told(name=name, topic_id=topic.id, is_internal=name in INTERNAL, partitions=partitions)
+    return TopicMetadata(name=name, topic_id=topic.id, is_internal=name in INTERNAL, partitions=partitions)
 
 
 def describe_topic_partitions(

@@ -96,7 +96,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
         reply_commit(ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error)
         return
     event = events.TxnOffsetCommit(
-        request=host.token(),
+        request=host.next_request_id(),
         group_id=message.group_id,
         producer_id=message.producer_id,
         producer_epoch=message.producer_epoch,

@@ -137,7 +137,7 @@ def event_of(
     """Return the coordinator's event for a registration."""
     client = connection.client
     return events.RegisterConsumer(
-        request=host.token(),
+        request=host.next_request_id(),
         group_id=asked.group_id,
         member_id=asked.consumer_id,
         client=events.Client(client.client_id, "/" + client.host, client.process),

@@ -41,7 +41,7 @@ def describe_users(
 ) -> DescribeUserScramCredentialsResponse:
     """Describe the SCRAM mechanisms of users' credentials."""
     asked = request.message.users
-    times = Counter(user.name for user in asked) if asked else dict.fromkeys(node.users.names(), 1)
+    times = Counter(user.name for user in asked) if asked else dict.fromkeys(node.users.user_names(), 1)
     results = []
     for name, count in times.items():
         found = node.users.iterations(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metadata, metadata_of, once
+from kohort.broker.api.metadata import Asked, TopicMetadata, asked_topic, is_by_id, metadata, metadata_of, once
 from kohort.broker.audit import AuditedChange
 from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
 from kohort.broker.dispatch import Handled, handled
@@ -86,7 +86,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
     topics = []
     for topic in asked:
         if topic.name in unknown and not is_by_id(topic, request.version):
-            topics.append(Told(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=topic.name))
+            topics.append(TopicMetadata(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=topic.name))
         else:
             topics.append(asked_topic(node, request, topic, refused))
         yield

@@ -33,7 +33,7 @@ class GroupSettingsFile:
         found = settings(GroupConfig)
         return {name: found["group." + name] for name in (_HEARTBEAT, _SESSION)}
 
-    def names(self) -> list[str]:
+    def group_names(self) -> list[str]:
         """Return the groups with settings of their own."""
         return sorted(self._by_group)
 
@@ -52,7 +52,7 @@ class GroupSettingsFile:
         values: dict[str, int] = {}
         for name, text in configs.items():
             if name not in known:
-                text = f"groups have no setting {name}{did_you_mean(name, known)}"
+                text = f"Unknown group config name: {name}{did_you_mean(name, known)}"  # Kafka's text, then a hint
                 raise InvalidInputError(text, ErrorCode.INVALID_CONFIG)
             try:
                 values[name] = parse_value(known[name], text, name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from kohort.broker.config.single_broker import known_facts, own_properties
+from kohort.broker.config.single_broker import idle_text, known_facts, own_properties
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.journal.checked import ON_CORRUPTION
@@ -21,6 +21,8 @@ from kohort.settings.config import declare_setting, from_properties_many, settin
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
+WITHOUT_EFFECT = "taken as it is: "
+"""How the description of a setting begins that only Kafka's parts use."""
 _ONE_LOOP = "taken as it is: one thread serves all"
 _CLEANER = "taken as it is: compaction reads a segment at a time"
 
@@ -295,7 +297,7 @@ class BrokerConfig:
         why="partitions that one answer describes; clients ask for the rest",
     )
     metrics_listen: str | None = declare_setting(
-        "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's figures; nowhere when not given"
+        "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's metrics; nowhere when not given"
     )
     shutdown_ms: int = declare_setting(
         "shutdown.grace.ms", 5_000, low=0, unit="ms", why="answers under way get this long when the broker ends"
@@ -419,6 +421,13 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
     broker, groups, log = from_properties_many((BrokerConfig, GroupConfig, LogConfig), plain)
     check_together(log)
     return broker, groups, log
+
+
+def ignored_text(properties: Mapping[str, Any]) -> str:
+    """Return the warning for settings of Kafka's that have no effect here; empty if there are none."""
+    declared = {**settings(BrokerConfig), **settings(GroupConfig), **settings(LogConfig)}
+    unused = {name for name, setting in declared.items() if setting.declaration.why.startswith(WITHOUT_EFFECT)}
+    return idle_text(properties, unused | {BROKER_NAMES[name] for name in unused if name in BROKER_NAMES})
 
 
 @cache

@@ -6,7 +6,7 @@ Settings that tune parts which only Kafka has are accepted and listed in the log
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from kohort.broker.security.addresses import ADVERTISED, ANY_HOST, advertised_of, bracketed, client_listeners, listed
@@ -359,9 +359,14 @@ def is_idle(key: str) -> bool:
     return key in IDLE or (key.startswith(IDLE_PREFIXES) and not is_security(key))
 
 
-def idle_text(properties: Mapping[str, Any]) -> str:
-    """Return the warning for properties without effect; empty if there are none."""
-    idle = sorted(key for key, value in properties.items() if value is not None and is_idle(key))
+def idle_text(properties: Mapping[str, Any], declared: Collection[str] = ()) -> str:
+    """Return the warning for properties without effect; empty if there are none.
+
+    Args:
+        properties: what the user gave.
+        declared: names of settings that the broker describes, and that have no effect either.
+    """
+    idle = sorted(key for key, value in properties.items() if value is not None and (is_idle(key) or key in declared))
     return f"settings of Kafka's that kohort's broker ignores: {', '.join(idle)}" if idle else ""
 
 

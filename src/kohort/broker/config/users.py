@@ -70,7 +70,7 @@ class Users:
             log.warning("%s could not be written: a restart may show which users exist: %s", self._secret_path, error)
         return secret
 
-    def names(self) -> list[str]:
+    def user_names(self) -> list[str]:
         """Return all users with a credential."""
         return sorted(self._by_name)
 

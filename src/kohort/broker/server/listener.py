@@ -37,6 +37,9 @@ FILES_MAX = 512
 LENT_MAX = 256
 """The most log files that the store has closed but responses in progress still read."""
 DESCRIPTORS_MIN = 128
+MACOS_FILES_MAX = 10_240
+"""The most open files that macOS gives to a process whose hard limit is "unlimited". Source: OPEN_MAX of its
+sys/syslimits.h."""
 
 
 class Descriptors(NamedTuple):
@@ -50,9 +53,11 @@ class Descriptors(NamedTuple):
 def open_file_limit() -> int:
     """Raise the process's limit of open files to the allowed maximum, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
+    for wanted in (hard, MACOS_FILES_MAX):
+        if soft < wanted <= hard:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                return int(wanted)
     return int(soft)
 
 

@@ -43,6 +43,8 @@ MUTATIONS: Final = "controller_mutation_rate"
 PRODUCE = 0
 RATES_MAX: Final = 10_000
 """The most rates remembered, which are the most recent."""
+CLIENT_ID_MAX: Final = 255
+"""The characters of a client id by which its rate is remembered. Clients may send ids of 32 KiB."""
 THROTTLE_MS_MAX: Final = 2**31 - 1
 """The largest throttle time that a response can name."""
 
@@ -298,6 +300,9 @@ class Throttling:
 
     def _limit(self, quota: str, user: str, client_id: str) -> tuple[Scope, float] | None:
         """Return the scope and limit of the first entity that has the quota; see the module's table."""
+        if len(client_id) > CLIENT_ID_MAX:
+            found = self._find_limit(quota, user, client_id)
+            return None if found is None else (_shortened(found[0]), found[1])
         key = (quota, user, client_id)
         if key not in self._limits:
             if len(self._limits) >= RATES_MAX:
@@ -317,3 +322,9 @@ class Throttling:
             if limit is not None:
                 return (quota, None, client_id), limit
         return None
+
+
+def _shortened(scope: Scope) -> Scope:
+    """Return the scope of a long client id, which it shares with those that begin alike."""
+    quota, user, client_id = scope
+    return quota, user, None if client_id is None else client_id[:CLIENT_ID_MAX]

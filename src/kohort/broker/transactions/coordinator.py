@@ -165,7 +165,7 @@ class TransactionHost:
     groups: GroupShards
     waits: Purgatory
     fresh_producer_id: Callable[[], int]
-    token: Callable[[], int]
+    next_request_id: Callable[[], int]
 
 
 class Transactions:
@@ -403,14 +403,14 @@ class Transactions:
     def _answer_when_ended(self, transactional_id: str, done: Done) -> None:
         """Answer EndTxn when the markers are written or the wait is over: the outcome is durable in both cases."""
 
-        def tell(_: ErrorCode = ErrorCode.NONE) -> None:
+        def answer(_: ErrorCode = ErrorCode.NONE) -> None:
             known = self._known[transactional_id]
             if known.next_producer_id == -1:
                 done(ErrorCode.NONE, known.producer_id, known.epoch)
             else:
                 done(ErrorCode.NONE, known.next_producer_id, 0)
 
-        self._when_ended(transactional_id, tell, tell)
+        self._when_ended(transactional_id, answer, answer)
 
     def _end(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
         """Make the outcome durable, then write the markers."""
@@ -545,7 +545,7 @@ class Transactions:
             if not unmarked and current.status.preparing and not self._complete(current):
                 self._retry_markers(transactional_id)
 
-        event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.token())
+        event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.next_request_id())
         self._host.groups.ask_at(tp.partition, event, marked)
 
     def _complete(self, transaction: Transaction) -> bool:
@@ -577,7 +577,7 @@ class Transactions:
         now_ms = _wall_ms()
         for transaction in list(self._known.values()):
             if transaction.status is Status.ONGOING and now_ms - transaction.start_ms > transaction.timeout_ms:
-                log.warning(
+                log.info(  # comes with every killed application of Kafka Streams
                     "transaction %s is aborted: open for longer than its timeout of %d ms",
                     transaction.id,
                     transaction.timeout_ms,

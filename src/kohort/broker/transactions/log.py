@@ -99,7 +99,7 @@ class TransactionLog:
         """The number of the topic's partitions."""
         return self._store.topics[TRANSACTIONS_TOPIC].partitions
 
-    def _log(self, index: int) -> PartitionLog:
+    def _partition_log(self, index: int) -> PartitionLog:
         return self._store.partition(TopicPartition(TRANSACTIONS_TOPIC, index))
 
     def write(self, transaction: Transaction, now_ms: int) -> None:
@@ -117,7 +117,9 @@ class TransactionLog:
     def _append(self, transactional_id: str, value: bytes | None, now_ms: int) -> None:
         key = _KEY_VERSION + TransactionLogKey(transactional_id=transactional_id).encode(0)
         batch = build_batch([BatchRecord(0, now_ms, key, value)])
-        self._log(java_hash(transactional_id) % self.partitions).append(bytearray(batch), now_ms, from_client=False)
+        self._partition_log(java_hash(transactional_id) % self.partitions).append(
+            bytearray(batch), now_ms, from_client=False
+        )
 
     def read(self) -> Iterator[tuple[str, Transaction | None]]:
         """Yield every written state, oldest first.
@@ -128,7 +130,7 @@ class TransactionLog:
             OSError: a state from before a restart could not be flushed.
         """
         for index in range(self.partitions):
-            source = self._log(index)
+            source = self._partition_log(index)
             source.flush_due()
             log_truncation(source, _id_of, "transactional id")
             found: list[tuple[str, Transaction | None]] = []

@@ -87,10 +87,10 @@ async def describe_coordinators(
         )
         for coordinator in newest.coordinators
     ]
-    figures = {(node, shard.index): shard for node, answer in said.items() for shard in answer.shards}
+    metrics = {(node, shard.index): shard for node, answer in said.items() for shard in answer.shards}
     shards = []
     for index, owner in enumerate(newest.owners):
-        found = figures.get((owner, index))
+        found = metrics.get((owner, index))
         shards.append(ShardStatus(index, owner) if found is None else ShardStatus(index, owner, found.phase, found))
     return coordinators, shards
 

@@ -51,7 +51,7 @@ class Consumer(Lookups, SyncMethods):
     between polls; rebalance listeners are called inside `poll`, by the thread that polls.
 
     A kohort broker may soon reassign this consumer's partitions when its coordinator has not answered for
-    `group.disconnect.lease.ms`. Polls then return nothing (a warning is logged, `figures.lapses` counts it) and
+    `group.disconnect.lease.ms`. Polls then return nothing (a warning is logged, `metrics.lapses` counts it) and
     positions stay. The next answer resumes the consumer.
 
     While no broker can be reached, polls return nothing and the connections are retried. A broker that restarts can't

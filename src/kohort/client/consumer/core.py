@@ -26,8 +26,8 @@ from kohort.client.consumer.fetching import CompletedFetch, Fetcher
 from kohort.client.consumer.positions import PositionFinder
 from kohort.client.consumer.records import apply_deserializers
 from kohort.client.consumer.subscription import FetchPosition, Partitions
+from kohort.client.group import join_group
 from kohort.client.group.membership import LEAVE_MS, Membership, Subscription
-from kohort.client.group.protocols import join_group
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import NO_TOPIC_ID, Metadata
 from kohort.client.net.topic_existence import MissingTopics, check_topic_names
@@ -414,7 +414,9 @@ class ConsumerCore:
         if error is not None:
             raise error
         for partition, failure in self.partitions.unreadable():
-            if self.buffer.count(partition) == 0 and not self.partitions.of(partition).paused:
+            if self.buffer.count(partition) or self.fetcher.is_ready(partition):
+                continue  # what was fetched before comes first
+            if not self.partitions.of(partition).paused:
                 raise failure
 
     # The group.

@@ -351,6 +351,14 @@ class Fetcher:
         paused = sum(self._undecoded[partition] for partition in self.partitions.paused)
         return self.buffer.available() + self._undecoded_records - paused
 
+    def is_ready(self, partition: TopicPartition) -> bool:
+        """Return whether a response that waits to be decoded has records at a partition's position."""
+        return any(
+            (given.topic, given.partition) == partition and self._current(given, version)
+            for fetched in self.ready
+            for given, version in zip(fetched.sets, fetched.versions, strict=True)
+        )
+
     def next_ready(self) -> CompletedFetch | None:
         """Take the oldest response for decoding, without partitions revoked or sought since; None without one."""
         while self.ready:
@@ -515,7 +523,7 @@ class Fetcher:
             for part in topic.partitions:
                 partition = TopicPartition(name, part.partition_index)
                 entry, state = asked.get(partition), self.partitions.get(partition)
-                if entry is not None and state is not None and _goes_on(state, entry):
+                if entry is not None and state is not None and _continues(state, entry):
                     self._take_partition(fetched, partition, entry, state, part)
         if fetched.sets:
             self.fetched_bytes += fetched.bytes
@@ -618,7 +626,7 @@ class Fetcher:
             self.cluster.runtime.at(when).on_done(lambda _: self.pump())
 
 
-def _goes_on(state: PartitionState, asked: _PartitionFetch) -> bool:
+def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:
     """Return whether a response continues at the current fetch position; a stalled broker's may be outdated."""
     position = state.fetch_position
     return (

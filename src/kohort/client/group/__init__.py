@@ -1,1 +1,29 @@
-"""Membership in a group: joining, holding an assignment, leaving, in each of the protocols."""
+"""Membership in a group: joining, holding an assignment, leaving; `join_group` chooses the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kohort.client.group.classic import ClassicMembership
+from kohort.client.group.kip848 import ConsumerMembership
+from kohort.client.group.membership import Membership
+from kohort.client.group.push import PushMembership
+from kohort.client.net.cluster import Cluster
+from kohort.client.settings import ConsumerConfig
+
+_KINDS: dict[str, type[Membership]] = {
+    "classic": ClassicMembership,
+    "consumer": ConsumerMembership,
+    "push": PushMembership,
+}
+
+
+def join_group(
+    cluster: Cluster,
+    config: ConsumerConfig,
+    *,
+    changed: Callable[[], None] = lambda: None,
+    poll_bound: bool = True,
+) -> Membership:
+    """Make a member of the protocol that `group_protocol` names, idle until it subscribes."""
+    return _KINDS[config.group_protocol](cluster, config, changed=changed, poll_bound=poll_bound)

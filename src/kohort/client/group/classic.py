@@ -24,8 +24,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kohort import consumer_protocol
-from kohort.assignors import Assignor, MemberSubscription, client_assignor
-from kohort.assignors import TopicInfo as AssignableTopic
+from kohort.assignors import AssignableTopic, Assignor, MemberSubscription, client_assignor
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState, Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.failure_log import fault

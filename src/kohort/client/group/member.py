@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
+from kohort.client.group import join_group
 from kohort.client.group.membership import LEAVE_MS, Membership, Subscription
-from kohort.client.group.protocols import join_group
 from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offsets import (
@@ -98,12 +98,12 @@ class GroupMember(Lookups, ClosedOnExit):
             return member.error is not None or settled
 
         if not self._client.wait_until(settled, timeout_ms / 1000):
-            why = self.waits_for()
+            why = self.why_unassigned()
             raise TimedOutError(f"group {self.group_id!r}: no assignment within {timeout_ms:.0f} ms: {why}")
         self._raise_error()
         return self.assignment()
 
-    def waits_for(self) -> str:
+    def why_unassigned(self) -> str:
         """Return why no assignment is held, for error texts and logs."""
         with self._client.lock:
             member = self._membership

@@ -341,7 +341,7 @@ class Membership(ABC):
 
     async def _lose_held(self, why: str) -> None:
         """Report that other members may own the held partitions, and wait until the application has acknowledged it."""
-        log.warning("[group %s] this member lost its partitions: %s (%s)", self.group, why, self._silence_text())
+        log.warning("[group %s] this member lost its partitions: %s (%s)", self.group, why, self._answer_age_text())
         self._unsettle()
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
@@ -403,11 +403,11 @@ class Membership(ABC):
                 "polls return nothing until it answers (%s)",
                 self.group,
                 self._lease.length_ms,
-                self._silence_text(),
+                self._answer_age_text(),
             )
             self._announce()
 
-    def _silence_text(self) -> str:
+    def _answer_age_text(self) -> str:
         """Return, for the log, the age of the last answered request, and whether this client stood still."""
         runtime = self.cluster.runtime
         text = f"the last request that was answered was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"

@@ -90,7 +90,7 @@ class PushCoordinator:
             KafkaError: The registration was refused; says why.
         """
         node, address = await self._find_coordinator()
-        link = await self._claim(node, address)
+        link = await self._claim_connection(node, address)
         sent_ms = now()
         link.send(registration.encode_frame())
         frame = await link.next(self._cluster.runtime, self._answer_limit_ms(1))
@@ -147,7 +147,7 @@ class PushCoordinator:
             KafkaError: UNSUPPORTED_VERSION: the broker does not speak the protocol.
         """
         self._reached = False
-        link = await self._claim(node, address)
+        link = await self._claim_connection(node, address)
         self._reached = True
         try:
             link.send(ClusterMetadataRequest(self._group).encode_frame())
@@ -185,7 +185,7 @@ class PushCoordinator:
         """Return the time limit for an answer: a stalled broker accepts connections, and others can be asked."""
         return min(self._cluster.config.request_timeout_ms, self._session_ms * share)
 
-    async def _claim(self, node: int, address: Address) -> RawConnection:
+    async def _claim_connection(self, node: int, address: Address) -> RawConnection:
         links = self._cluster.connections
         timeout_ms = min(self._cluster.config.socket_connection_setup_timeout_ms, self._answer_limit_ms(CONSULT_SHARE))
         return links.claim(await links.acquire(node, address, self._channel, timeout_ms), self._changed)

@@ -588,6 +588,10 @@ class BrokerConnections:
 
 _LARGE_WAIT_US = 20_000
 _FRAMES_A_TURN = 64
+_PER_CALL_FLAGS = hasattr(socket, "MSG_DONTWAIT")
+"""Whether one call on a blocking socket can be told not to wait. Windows can't; its sockets do not block at all."""
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+"""Absent in some builds of Python on macOS; Python ignores SIGPIPE in any case."""
 
 
 class Channel:
@@ -597,10 +601,10 @@ class Channel:
         self.link = link
         self.sock = sock
         self.selector: selectors.BaseSelector | None = None
-        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._waits = not isinstance(sock, ssl.SSLSocket) and _PER_CALL_FLAGS
         self._reader = reader
         self._out: deque[memoryview] = deque()
-        if self._tls:
+        if not self._waits:
             sock.setblocking(False)
         else:
             # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole
@@ -617,11 +621,11 @@ class Channel:
         """Write as much as the socket accepts now; the rest follows when the socket is writable."""
         try:
             while self._out:
-                if self._tls:
+                if not self._waits:
                     sent = self.sock.send(self._out[0])
                 else:
                     batch = [self._out[i] for i in range(min(len(self._out), 64))]
-                    sent = self.sock.sendmsg(batch, [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    sent = self.sock.sendmsg(batch, [], socket.MSG_DONTWAIT | _NO_SIGNAL)
                 self._sent(sent)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
@@ -650,7 +654,7 @@ class Channel:
         for _ in range(_FRAMES_A_TURN):
             target = self._reader.target()
             try:
-                if self._tls:
+                if not self._waits:
                     count = self.sock.recv_into(target)
                 else:
                     flags = socket.MSG_WAITALL if self._reader.large else socket.MSG_DONTWAIT
@@ -663,7 +667,7 @@ class Channel:
             for frame in self._reader.filled(count):
                 complete = True
                 yield frame
-            if not self._tls and count < len(target) and not self._reader.large:
+            if self._waits and count < len(target) and not self._reader.large:
                 return
             if complete and not self._decrypted():
                 return

@@ -32,6 +32,7 @@ from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
 from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
+from kohort.io.platforms import after_fork_in_child
 from kohort.io.processes import name_for_peer
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def _after_fork() -> None:
         client._orphan()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork_in_child(_after_fork)
 
 
 def transfer_outcome(promise: Promise[T], future: Future[T] | asyncio.Future[T]) -> None:
@@ -445,15 +446,15 @@ class _IoThread:
 
     def _take_arrived(self) -> None:
         while self._arrived:
-            link, sock, told = self._arrived.popleft()
+            link, sock, arrived = self._arrived.popleft()
             if sock is None:
-                self._cluster.connections.closed(link, told if isinstance(told, TlsError) else str(told))
+                self._cluster.connections.closed(link, arrived if isinstance(arrived, TlsError) else str(arrived))
                 continue
             channel = Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
             self._channels[link] = channel
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
-            mechanism = told if isinstance(told, SaslMechanism) else None
+            mechanism = arrived if isinstance(arrived, SaslMechanism) else None
             if not self._cluster.connections.opened(link, mechanism, name_for_peer(sock)):
                 self._drop(channel)
 
@@ -493,5 +494,5 @@ def elapsed_ms() -> float:
 
     `time.monotonic` stops meanwhile on Linux.
     """
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
     return (time.monotonic() if clock is None else time.clock_gettime(clock)) * 1000

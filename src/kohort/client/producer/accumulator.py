@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import threading
 import time
@@ -21,6 +20,7 @@ from kohort.columns.encode import Chunk, murmur2
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
+from kohort.io.platforms import after_fork_in_child
 
 T = TypeVar("T")
 OVERHEAD = 96
@@ -246,10 +246,10 @@ class Accumulator:
 
     def explain(self, batch: Batch) -> str:
         """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
-        told: list[str] = []
+        reasons: list[str] = []
         with contextlib.suppress(ClientClosed):
-            self._wake(lambda: told.append(self.why_late(batch)))
-        return told[0] if told else "the producer is closed"
+            self._wake(lambda: reasons.append(self.why_late(batch)))
+        return reasons[0] if reasons else "the producer is closed"
 
     def why_late(self, batch: Batch) -> str:
         """Return why a batch is not done yet, on the client's thread or loop or under its lock."""
@@ -419,7 +419,7 @@ def _after_fork() -> None:
         accumulator.orphan()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork_in_child(_after_fork)
 
 
 def sized(content: Any, what: str) -> int:

@@ -318,11 +318,11 @@ def _awaited(batches: list[Batch]) -> Generator[asyncio.Future[None], None, None
     loop = asyncio.get_running_loop()
     for batch in batches:
         waiter: asyncio.Future[None] = loop.create_future()
-        tell = partial(loop.call_soon_threadsafe, _wake, waiter)
+        wake = partial(loop.call_soon_threadsafe, _wake, waiter)
         with batch.owner.lock:
             if batch.done:
                 continue
-            batch.callbacks.append((0, -1, lambda *_, tell=tell: tell()))
+            batch.callbacks.append((0, -1, lambda *_, wake=wake: wake()))
         yield from waiter
 
 

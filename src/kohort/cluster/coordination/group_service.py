@@ -118,7 +118,7 @@ class GroupCoordination:
         self._metadata, self._refused = JoinMetadata(me, shards), ""
         self.placement = self._joined_as = self._failure = None
         self._client = client = await AsyncClient.open(self._config)
-        self._sparingly = FailureThrottle(lambda: client.cluster.runtime.now_ms)
+        self._log_throttle = FailureThrottle(lambda: client.cluster.runtime.now_ms)
         try:
             await client.call(self._make_room(client.cluster, me))
             self._life = client.cluster.runtime.spawn(self._run_member(client.cluster), f"place in {self._group}")
@@ -147,11 +147,11 @@ class GroupCoordination:
 
     async def retire(self) -> None:
         """Rejoin as a member that gets no shards, and leave once the placement says so."""
-        client, told = self._client, self._metadata
-        if client is None or told is None:
+        client, metadata = self._client, self._metadata
+        if client is None or metadata is None:
             return
         if self._opened and not client.closed:
-            self._metadata = replace(told, retiring=True)
+            self._metadata = replace(metadata, retiring=True)
             self._wake()
             bound_s = 2 * self._session_ms / 1000  # a peer that hangs holds the round up for a session
             await client.wait_until(lambda: self._joined_as is not None and self._joined_as.retiring, bound_s)
@@ -245,13 +245,13 @@ class GroupCoordination:
         error = self._last_trouble = self._advised(error)
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
-        elif self._opened and self._sparingly.due("trouble"):
-            log.warning("placement: using the last known placement: Kafka can't be reached: %s", error)
+        elif self._opened and self._log_throttle.due("trouble"):
+            log.warning("placement: Kafka can't be reached; the last known placement is used: %s", error)
 
     async def _round(self, cluster: Cluster) -> None:
         """Join the group and sync: take the assignment, which this member computes if it leads."""
-        told = replace(self._require_metadata(), placement=self.placement)
-        joined = await self._join(cluster, told)
+        metadata = replace(self._require_metadata(), placement=self.placement)
+        joined = await self._join(cluster, metadata)
         self._member_id, self._generation = joined.member_id, joined.generation_id
         leads = joined.leader == joined.member_id
         gifts = _assignments(joined) if leads else {}
@@ -269,7 +269,7 @@ class GroupCoordination:
         self._raise_for(cluster, answer.error_code)
         gift = LeaderAssignment.from_bytes(bytes(answer.assignment))
         self._heard(sent_ms)
-        self._take(gift, told, leads)
+        self._take(gift, metadata, leads)
 
     async def _join(self, cluster: Cluster, metadata: JoinMetadata) -> JoinGroupResponse:
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=metadata.to_bytes())
@@ -322,7 +322,7 @@ class GroupCoordination:
     def _heard(self, sent_ms: float) -> None:
         self._heard_ms = sent_ms
         self._last_trouble = None
-        if self._sparingly.over("trouble"):
+        if self._log_throttle.over("trouble"):
             log.info("placement: Kafka answers again")
 
     async def _remove(self, cluster: Cluster, members: list[str], reason: str) -> None:
@@ -399,13 +399,13 @@ class GroupCoordination:
 
 
 def _assignments(joined: JoinGroupResponse) -> dict[str, LeaderAssignment]:
-    told: dict[str, JoinMetadata] = {}
+    metadata: dict[str, JoinMetadata] = {}
     for member in joined.members:
         try:
-            told[member.member_id] = JoinMetadata.from_bytes(bytes(member.metadata))
+            metadata[member.member_id] = JoinMetadata.from_bytes(bytes(member.metadata))
         except CorruptDataError as error:
             log.warning("placement: member %s gets no shards, its bytes can't be read: %s", member.member_id, error)
-    return compute_assignments(joined.generation_id, joined.member_id, told)
+    return given(joined.generation_id, joined.member_id, metadata)
 
 
 def _taken(refused: str) -> KafkaError:

@@ -368,17 +368,17 @@ class JournalTerm:
         self.error = error
         if self.loaded:
             self._owner.lost(error)
-        self._owner.more()
+        self._owner.continue_reading()
 
     async def _fence(self) -> JournalWriter:
         """Depose the journal's earlier owner."""
-        place, figures = self._place, self._metrics
+        place, metrics = self._place, self._metrics
         await place.check_topic()
         writer = JournalWriter(place, await new_epoch(place))
         identity = writer.identity
-        figures.producer_id, figures.epoch = identity.producer_id, identity.epoch
-        figures.fence_offset = await self._write_fence(writer, identity.producer_id)
-        figures.fences += 1
+        metrics.producer_id, metrics.epoch = identity.producer_id, identity.epoch
+        metrics.fence_offset = await self._write_fence(writer, identity.producer_id)
+        metrics.fences += 1
         return writer
 
     async def _write_fence(self, writer: JournalWriter, producer_id: int) -> int:
@@ -391,9 +391,9 @@ class JournalTerm:
 
     async def _load(self, writer: JournalWriter) -> None:
         """Hand out all records before the fence, and make sure that nobody else can write behind it."""
-        place, figures, authors = self._place, self._metrics, self._decoding.authors
+        place, metrics, authors = self._place, self._metrics, self._decoding.authors
         began_ms = place.cluster.runtime.now_ms
-        own, end = writer.identity.producer_id, figures.fence_offset
+        own, end = writer.identity.producer_id, metrics.fence_offset
         if place.settings.unfenced_records == SKIP:
             self._decoding.left_out = await self._survey(end)
         reading = JournalReading(place)
@@ -405,16 +405,16 @@ class JournalTerm:
         self._check_authors(writer.identity)
         writer.expected = reading.offset
         await self._keep_first(writer)
-        figures.end_offset = writer.expected
-        figures.load_ms, figures.load_bytes = place.cluster.runtime.now_ms - began_ms, reading.read_bytes
+        metrics.end_offset = writer.expected
+        metrics.load_ms, metrics.load_bytes = place.cluster.runtime.now_ms - began_ms, reading.read_bytes
         self.loaded = True
-        self._owner.more()
+        self._owner.continue_reading()
 
     async def _read(self, reading: JournalReading, end: int) -> None:
         """Hand out the records up to an offset, and wait until they are decoded."""
         while reading.offset <= end:
             await self._handover.put(await reading.up_to(end))
-            self._owner.more()
+            self._owner.continue_reading()
         await self._handover.drained()
 
     async def _survey(self, end: int) -> frozenset[Author]:
@@ -483,7 +483,7 @@ class JournalTerm:
 
     async def _serve(self, writer: JournalWriter) -> None:
         """Write the owner's appends one after the other, and a fence when there was none for a while."""
-        place, figures = self._place, self._metrics
+        place, metrics = self._place, self._metrics
         runtime = place.cluster.runtime
         append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
         while True:
@@ -498,9 +498,9 @@ class JournalTerm:
             for body in others:
                 await writer.write(*body, now_ms)
             append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
-            figures.appends += 1
-            figures.acknowledged_ms, figures.append_ms = written.sent_ms, runtime.now_ms - began_ms
-            figures.end_offset = writer.expected or 0
+            metrics.appends += 1
+            metrics.acknowledged_ms, metrics.append_ms = written.sent_ms, runtime.now_ms - began_ms
+            metrics.end_offset = writer.expected or 0
             if wanted is not None:
                 self._wanted, self._now_ms = None, wanted.now_ms
                 self._owner.durable(wanted.token, written.sent_ms)

@@ -33,7 +33,7 @@ from typing import Any
 
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.metrics import MirrorMeter
-from kohort.cluster.zookeeper.group_nodes import (
+from kohort.cluster.zookeeper.nodes import (
     OFFSETS,
     OWNERS,
     checksum,
@@ -43,8 +43,8 @@ from kohort.cluster.zookeeper.group_nodes import (
     parents,
     partition_of,
     partition_path,
+    split_changes,
 )
-from kohort.cluster.zookeeper.nodes import split_changes
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change
 from kohort.coordinator.shard import Shard
@@ -347,7 +347,7 @@ class GroupMirror:
             if not answer.done():
                 answer.set_result(value)
 
-        self._host.groups.ask_at(index, ShowPushGroups(self._host.token(), whole), take)
+        self._host.groups.ask_at(index, ShowPushGroups(self._host.next_request_id(), whole), take)
         value = await answer
         return None if isinstance(value, ErrorCode) else value
 

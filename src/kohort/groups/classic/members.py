@@ -289,7 +289,7 @@ class ClassicMembers(GroupMembership):
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self.subscribed
 
-    def cancel(self) -> None:
+    def cancel_timers(self) -> None:
         """Stop all timers of the group."""
         timers = [self.join_phase, self.sync_phase]
         timers += [member.session for member in self.members.values()]
@@ -343,7 +343,7 @@ class ClassicMembers(GroupMembership):
             yield (Kind.GENERATION, self.group_id)
         yield (Kind.GROUP, self.group_id)
 
-    def drop(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
         """Apply a tombstone; return False: without records the group stays classic, for its offsets. For the ledger."""
         if kind is Kind.GROUP:
             self.saved = None

@@ -139,7 +139,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         """Stop a member's timers and refuse its waiting requests."""
         presence = self.presences.pop(member_id, None)
         if presence is not None:
-            presence.cancel()
+            presence.cancel_timers()
             presence.unbind(step)
             self.refuse_waiting(step, presence, Refusal(error, f"Member {member_id} was removed."))
 
@@ -404,12 +404,22 @@ class ConsumerAssignment(ConsumerSuspicion):
         regexes = tuple(regex for regex in wanted if again or regex not in self.regexes)
         if not regexes or self.resolving >= 0:
             return bool(regexes)
+        if again or not self.regexes:
+            self.resolved_ms = step.now.mono_ms
         self.resolving = step.ticket()
         version = step.image.version
         step.begin_task(
             ResolveRegexes(self.group_id, self.resolving, version, regexes, tuple(sorted(step.image.topics)))
         )
         return True
+
+    def refresh_patterns(self, step: Step) -> None:
+        """Resolve the regular expressions again once the refresh interval is over.
+
+        The rights of the group's clients may have changed, which decide what a pattern selects.
+        """
+        if self._matched and step.now.mono_ms - self.resolved_ms >= step.config.consumer_regex_refresh_ms:
+            self.request_resolution(step, again=True)
 
     def on_regexes_resolved(self, step: Step, event: RegexesResolved) -> None:
         """Take over resolved regular expressions; begin a new epoch if the group's topics changed."""

@@ -185,7 +185,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         presence = self.presence(member_id)
         again = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
         self.refuse_waiting(step, presence, again)
-        presence.joining, presence.waits_for = event, self.epoch
+        presence.joining, presence.awaited_epoch = event, self.epoch
         presence.overdue = False
         presence.join_phase.cancel()
         if self.epoch <= self.target_epoch:
@@ -202,7 +202,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
                 reply = JoinGroupReply(ErrorCode.UNKNOWN_SERVER_ERROR, member_id=member_id)
                 step.reply(presence.joining.request, reply)
                 presence.joining = None
-            elif presence.waits_for <= self.target_epoch:
+            elif presence.awaited_epoch <= self.target_epoch:
                 self.complete_join(step, member_id)
 
     def complete_join(self, step: Step, member_id: str) -> None:

@@ -137,10 +137,11 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         if before is not None and before.classic_protocols is not None:
             self.member_changed_protocol(step, presence, member_id)
         self.answer_waiting(step, member_id)
+        self.refresh_patterns(step)
         if self.epoch > self.target_epoch:
             self.request_target(step)
             if joins:
-                presence.waiting, presence.waits_for = event, self.epoch
+                presence.waiting, presence.awaited_epoch = event, self.epoch
                 return None
         self.answer_heartbeat(step, event, member_id)
         return None
@@ -303,7 +304,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             if event.failure is not None and self.computing < 0:
                 Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure).answer(step, presence.waiting)
                 presence.waiting = None
-            elif presence.waits_for <= self.target_epoch:
+            elif presence.awaited_epoch <= self.target_epoch:
                 self.answer_waiting(step, member_id)
         self.answer_joins(step, event.failure)
         if taken:
@@ -382,7 +383,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             step.log(self.group_id, f"member {member_id} refused until it rejoins: did not {what} in time")
             presence.overdue = True
 
-    def on_silence_check(self, step: Step, subject: str) -> None:
+    def on_suspicion_check(self, step: Step, subject: str) -> None:
         """Begin a new epoch without members that fell silent before they moved."""
         silent = self.suspected_among(step, self.unmoved_members())
         if silent and self.excludes_suspected(step):
@@ -528,10 +529,10 @@ TABLE: Table = {
     Deadline.SILENCE: {
         EMPTY: ignored("the group has no members"),
         ASSIGNING: reaction("the suspected members are excluded from a newer target",
-                            ConsumerHeartbeat.on_silence_check),
+                            ConsumerHeartbeat.on_suspicion_check),
         RECONCILING: reaction("members that have to move are suspected: an epoch without them begins",
-                              ConsumerHeartbeat.on_silence_check, ASSIGNING),
-        STABLE: reaction("checked again while members have to move", ConsumerHeartbeat.on_silence_check, ASSIGNING),
+                              ConsumerHeartbeat.on_suspicion_check, ASSIGNING),
+        STABLE: reaction("checked again while members have to move", ConsumerHeartbeat.on_suspicion_check, ASSIGNING),
     },
     AssignmentComputed: {
         EMPTY: reaction("dropped: it was computed for former members", ConsumerHeartbeat.on_assignment_computed),

@@ -130,7 +130,7 @@ class Presence(MonitoredMember):
     Attributes:
         revocation: the timer that bounds a revocation.
         join_phase, sync_phase: the timers that bound a classic member's steps of a rebalance.
-        waiting: the member's first heartbeat, which is answered as soon as there is a target for `waits_for`.
+        waiting: the member's first heartbeat, which is answered as soon as there is a target for `awaited_epoch`.
         joining: a classic member's JoinGroup that waits likewise.
         process: the process that it joined from, "" if unknown.
         fenced: the member sent a wrong epoch, and the log says so.
@@ -138,6 +138,7 @@ class Presence(MonitoredMember):
     """
 
     __slots__ = (
+        "awaited_epoch",
         "fenced",
         "join_phase",
         "joining",
@@ -146,7 +147,6 @@ class Presence(MonitoredMember):
         "revocation",
         "sync_phase",
         "waiting",
-        "waits_for",
     )
 
     def __init__(self, group_id: str, member_id: str) -> None:
@@ -156,7 +156,7 @@ class Presence(MonitoredMember):
         self.sync_phase = Timer(Deadline.SYNC_PHASE, group_id, member_id)
         self.waiting: ConsumerGroupHeartbeat | None = None
         self.joining: JoinGroup | None = None
-        self.waits_for = 0
+        self.awaited_epoch = 0
         self.process = ""
         self.overdue = False
         self.fenced = False
@@ -166,7 +166,7 @@ class Presence(MonitoredMember):
         """Whether a heartbeat or a JoinGroup of the member is unanswered."""
         return self.long_poll is not None or self.waiting is not None or self.joining is not None
 
-    def cancel(self) -> None:
+    def cancel_timers(self) -> None:
         """Stop all timers of the member."""
         self.session.cancel()
         self.expect_nothing()
@@ -202,6 +202,7 @@ class ConsumerMembers(GroupMembership):
         watch: the timer that checks members which have to move, None before the first time.
         computing: the ticket of the target computation, -1: none.
         resolving: the ticket of the regular expression task, -1: none.
+        resolved_ms: when all regular expressions were last resolved, or the first one was.
         given_ids: ids given to classic members that have not yet joined with them, until the timer ends.
         settings: the group's own timeouts.
     """
@@ -227,6 +228,7 @@ class ConsumerMembers(GroupMembership):
     watch: Timer | None = None
     computing: int = -1
     resolving: int = -1
+    resolved_ms: int = 0
     given_ids: dict[str, Timer] = field(default_factory=dict)
     settings: GroupSettings = field(default_factory=GroupSettings)
     _moving: set[str] | None = None
@@ -266,10 +268,10 @@ class ConsumerMembers(GroupMembership):
             presence = self.presences[member_id] = Presence(self.group_id, member_id)
         return presence
 
-    def cancel(self) -> None:
+    def cancel_timers(self) -> None:
         """Stop all timers of the group."""
         for presence in self.presences.values():
-            presence.cancel()
+            presence.cancel_timers()
         for timer in (*self.given_ids.values(), *(() if self.watch is None else (self.watch,))):
             timer.cancel()
 
@@ -339,7 +341,7 @@ class ConsumerMembers(GroupMembership):
             yield (Kind.TARGET_EPOCH, self.group_id)
         yield (Kind.EPOCH, self.group_id)
 
-    def drop(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
         """Apply a tombstone; return True for the epoch's, which is the group's last. For the ledger."""
         if kind is Kind.MEMBER:
             self.drop_member(names[0])

@@ -69,7 +69,7 @@ class GroupConversion:
 
     def release_protocol(self, group: Group) -> None:
         """Release an empty group from its protocol, so that it takes the protocol of the next member."""
-        group.membership.cancel()
+        group.membership.cancel_timers()
         if group.membership.has_records():
             self.context.remove(group)
 
@@ -135,7 +135,7 @@ class GroupConversion:
         context = self.context
         group_id, generation, before = group.group_id, classic.generation, classic.members
         ends_ms = {member_id: member.session.due_ms for member_id, member in before.items()}
-        classic.cancel()
+        classic.cancel_timers()
         context.remove(group)
         for saved, _ in settled:
             fields = {name: getattr(saved, name) for name in saved.__slots__} | {"group_id": group_id}
@@ -216,7 +216,7 @@ class GroupConversion:
             name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None
         }
         ends_ms = {name: presence.session.due_ms for name, presence in consumer.presences.items()}
-        consumer.cancel()
+        consumer.cancel_timers()
         context.remove(context.ledger.group(group_id))
         classic = context.ledger.membership(group_id, ClassicGroup)
         classic.protocol_type = CONSUMER_PROTOCOL_TYPE

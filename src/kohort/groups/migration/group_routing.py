@@ -49,7 +49,7 @@ class GroupRouting:
         """Join a group that does not exist: create it if an empty group would accept the member."""
         context = self.context
         error = self.check_first(event) or context.admit_group(event.group_id).error
-        if error is ErrorCode.NONE and context.create(event.group_id) is None:
+        if error is ErrorCode.NONE and context.create_group(event.group_id) is None:
             error = ErrorCode.POLICY_VIOLATION
         if error is ErrorCode.NONE:
             context.react(context.ledger.groups[event.group_id], JoinGroup, event)

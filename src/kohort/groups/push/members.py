@@ -175,7 +175,7 @@ class PushMembers(GroupMembership):
         if self.saved is not None:
             yield self.saved.key
 
-    def cancel(self) -> None:
+    def cancel_timers(self) -> None:
         """Stop all timers: of sessions and pings, of the rebalance attempt, and of its backoff."""
         for member in self.present.values():
             member.session.cancel()
@@ -211,7 +211,7 @@ class PushMembers(GroupMembership):
             if self.holders.get(pair) == member_id:
                 del self.holders[pair]
 
-    def drop(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
         """Apply a tombstone; return True for the group's own record, the last one. For the ledger."""
         if kind is Kind.PUSH_OWNED:
             self._release(names[0])

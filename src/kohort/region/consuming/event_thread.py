@@ -269,7 +269,7 @@ class EventThread(MemberThread):
                 self._waiting.drain, self._waiting.drain_since_s = cut, time.monotonic()
             case events.SaveState(cut, _):
                 self._save_state(cut)
-            case events.GoOn():
+            case events.ResumeSubmitting():
                 self._waiting.drain = None
                 self._saves_no_more()
                 self._flow.open()

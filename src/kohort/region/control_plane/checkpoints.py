@@ -117,7 +117,7 @@ class Checkpoints:
     def _begin(self, names: tuple[str, ...]) -> None:
         plane = self.plane
         plane.attempts += 1
-        plane.figures.cut_began(plane.now_ms)
+        plane.metrics.cut_began(plane.now_ms)
         # An attempt that is repeated keeps its deadline.
         plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)
         plane.state = RegionState.DRAINING
@@ -132,14 +132,14 @@ class Checkpoints:
         cutting = plane.cutting
         if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
             return
-        plane.tell(LogLevel.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
+        plane.log(LogLevel.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
         cutters = plane.cutters()
         names = tuple(name for name in cutting.names if name in cutters)
         if names:
             self._begin(names)
         else:
             plane.cutting, plane.state = None, RegionState.RUNNING
-            plane.figures.cut_ended(plane.now_ms, complete=False)
+            plane.metrics.cut_ended(plane.now_ms, complete=False)
             plane.due.pop("cut", None)
             self.schedule()
 
@@ -241,7 +241,7 @@ class Checkpoints:
             return "less than all that it was given to read"
         return ""
 
-    def let_go(self, name: str, parts: Iterable[Part]) -> None:
+    def invalidate_contribution(self, name: str, parts: Iterable[Part]) -> None:
         """Invalidate a member's contribution if the member has released partitions of it."""
         cutting = self.plane.cutting
         given = None if cutting is None else cutting.contributions.get(name)
@@ -261,7 +261,7 @@ class Checkpoints:
         if plane.owed:
             plane.due.pop("cut", None)  # the publication is late, not a member
             for place in [unserved for unserved in sorted(plane.owed) if plane.publisher(unserved) is None]:
-                plane.tell(
+                plane.log(
                     LogLevel.WARNING,
                     f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} "
                     f"to {place}, and no member that writes there is registered: start one",
@@ -321,7 +321,7 @@ class Checkpoints:
         if plane.pending is not None or event.gone or not set(event.refused) <= set(plane.members):
             plane.request(CheckpointFailed(Why.COMMIT, f"the offsets of {cutting.cut} were refused: {reasons}"))
             return
-        plane.tell(LogLevel.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
+        plane.log(LogLevel.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
         cutting.unidentified = frozenset(event.refused)
         plane.due["cut"] = plane.now_ms + plane.config.drain_ms
         for name in event.refused:
@@ -384,8 +384,8 @@ class Checkpoints:
         assert cutting.manifest is not None
         self._stands(cutting)
         plane.due.pop("cut", None)
-        plane.figures.cut_ended(plane.now_ms, complete=True)
-        self._tell(cutting)
+        plane.metrics.cut_ended(plane.now_ms, complete=True)
+        self._log_completed(cutting)
         plane.state = RegionState.RUNNING
         for member in list(plane.members.values()):
             member.phase = MemberPhase.READING if member.phase is not MemberPhase.GOING_BACK else member.phase
@@ -404,14 +404,14 @@ class Checkpoints:
         self.starts.serve()
         self.begin_if_due()
 
-    def _tell(self, cutting: Cutting) -> None:
+    def _log_completed(self, cutting: Cutting) -> None:
         """Log each sequence; one without records only at debug level."""
         plane = self.plane
         records = sum(
             span.end - span.begin for contribution in cutting.contributions.values() for span in contribution.spans
         )
-        names, took_ms = len(cutting.names), plane.figures.sequence_ms
-        plane.tell(
+        names, took_ms = len(cutting.names), plane.metrics.sequence_ms
+        plane.log(
             LogLevel.INFO if records else LogLevel.DEBUG,
             f"region {plane.region}: sequence {plane.sequence} is complete: {records} records, members: {names}, "
             f"{took_ms} ms",
@@ -474,7 +474,7 @@ class Checkpoints:
         member = plane.member_on(event.connection)
         if member is not None:
             plane.unshown[report.place or member.sink] = report.cause
-        plane.tell(
+        plane.log(
             LogLevel.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}"
         )
 
@@ -490,9 +490,9 @@ class Checkpoints:
         if report.cause and not before:
             places = " or ".join(member.places)
             text = f"region {plane.region}: waiting for sink {places}: {member.name} cannot stage: {report.cause}"
-            plane.tell(LogLevel.WARNING, text)
+            plane.log(LogLevel.WARNING, text)
         elif before and not report.cause:
-            plane.tell(LogLevel.INFO, f"region {plane.region}: the sink of {member.name} accepts rows again")
+            plane.log(LogLevel.INFO, f"region {plane.region}: the sink of {member.name} accepts rows again")
             if "cut" in plane.due:
                 plane.due["cut"] = plane.now_ms + plane.config.drain_ms
 
@@ -501,7 +501,7 @@ class Checkpoints:
         plane = self.plane
         if report.member and connection not in plane.waiting_to_register:
             text = f"waiting for sink {report.sink} before {report.member} can register: {report.cause}"
-            plane.tell(LogLevel.WARNING, f"region {plane.region}: {text}")
+            plane.log(LogLevel.WARNING, f"region {plane.region}: {text}")
         if report.member:
             plane.waiting_to_register[connection] = report
 

@@ -281,11 +281,11 @@ class LookAtProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RegionLogLine:
     """A log record."""
 
     level: LogLevel
     text: str
 
 
-Effect = SendMessage | Close | Save | Commit | LookAt | LookAtProcess | Told
+Effect = SendMessage | Close | Save | Commit | LookAt | LookAtProcess | RegionLogLine

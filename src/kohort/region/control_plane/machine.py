@@ -112,7 +112,7 @@ class RegionMachine:
             case StopRequest():
                 self.recovery.stop(request)
             case CommitSettled():
-                self.recovery.go_on_if_settled()
+                self.recovery.resume_if_settled()
             case RegionRuns():
                 self.checkpoints.schedule()
                 self.starts.serve()
@@ -129,7 +129,7 @@ class RegionMachine:
             case ParticipantLost():
                 self.checkpoints.begin_again(request.cause)
             case PartitionsReleased():
-                self.checkpoints.let_go(request.member, request.parts)
+                self.checkpoints.invalidate_contribution(request.member, request.parts)
             case GenerationReported():
                 self.checkpoints.identified(self.plane.members[request.member])
             case _:

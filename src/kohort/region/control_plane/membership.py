@@ -41,12 +41,12 @@ from kohort.region.control_plane.table import (
     row,
 )
 from kohort.region.messages import (
+    AssignmentChanged,
     Checkpoint,
     Drain,
     Identify,
     Leave,
     Members,
-    Moved,
     Refused,
     Register,
     Stop,
@@ -157,10 +157,10 @@ class RegionMembers:
             )
         else:
             return False
-        plane.tell(LogLevel.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
+        plane.log(LogLevel.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
         plane.say(member, Refused(plane.term, why, remedy))
         plane.close(member.connection)
-        plane.drop(member)
+        plane.unregister(member)
         return True
 
     def _owners_of_reserved_state(self, member: RegisteredMember) -> str:
@@ -312,10 +312,10 @@ class RegionMembers:
             plane.expected.clear()
             plane.request(ResetRequest(Why.DEAD, f"{', '.join(dead)}: the process has ended"))
 
-    def moved(self, event: Heard) -> None:
-        """Record a member's new generation in its consumer group, and the partitions that it has released (`Moved`)."""
+    def assignment_changed(self, event: Heard) -> None:
+        """Record a member's new generation in its consumer group, and the partitions that it has released."""
         report, member = event.report, self.plane.member_on(event.connection)
-        assert isinstance(report, Moved)
+        assert isinstance(report, AssignmentChanged)
         if member is None:
             return
         member.identity = report.identity
@@ -326,7 +326,7 @@ class RegionMembers:
         self.plane.request(PartitionsReleased(member.name, report.gone))
         self.starts.serve()
 
-    def leave(self, event: Heard) -> None:
+    def leave_requested(self, event: Heard) -> None:
         """Handle a member's request to leave."""
         assert isinstance(event.report, Leave)
         member = self.plane.member_on(event.connection)
@@ -338,7 +338,7 @@ class RegionMembers:
         plane = self.plane
         member = plane.members.get(event.name)
         if member is None:
-            plane.tell(LogLevel.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
+            plane.log(LogLevel.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
             return
         for sibling in plane.siblings(member):
             sibling.stop = True
@@ -445,7 +445,7 @@ class RegionMembers:
         those, cutting = plane.siblings(member), plane.cutting
         held = any(sibling.handed for sibling in those)
         for sibling in those:
-            plane.drop(sibling)
+            plane.unregister(sibling)
             if sibling.connection != NOWHERE:
                 plane.close(sibling.connection)  # a live member reconnects, and resets with the others
         plane.offer_publish()
@@ -474,30 +474,30 @@ TABLE: Final[Table] = {
         STOPPED: row("the member gets the cause, and its connection ends", RegionMembers.refuse_while_stopped),
     },
     Leave: {
-        FORMING: row("the member leaves when all members have registered", RegionMembers.leave),
+        FORMING: row("the member leaves when all members have registered", RegionMembers.leave_requested),
         RUNNING: row("a checkpoint begins, then the member leaves; at once if it holds nothing",
-                      RegionMembers.leave, DRAINING),
+                      RegionMembers.leave_requested, DRAINING),
         DRAINING: row("the member leaves after this checkpoint; at once if it holds nothing",
-                       RegionMembers.leave, RUNNING),
+                       RegionMembers.leave_requested, RUNNING),
         CHECKPOINTING: row(
             "the member leaves after this checkpoint; at once if it holds nothing",
-            RegionMembers.leave, RUNNING, DRAINING,
+            RegionMembers.leave_requested, RUNNING, DRAINING,
         ),
         COMMITTING: row("the member leaves after the next checkpoint; at once if it holds and gave nothing",
-                         RegionMembers.leave),
-        RESETTING: row("the member leaves at once, or when it has published", RegionMembers.leave,
+                         RegionMembers.leave_requested),
+        RESETTING: row("the member leaves at once, or when it has published", RegionMembers.leave_requested,
                         RUNNING, DRAINING),
         STOPPED: ignored(NO_MEMBERS),
     },
-    Moved: {
-        FORMING: row("recorded", RegionMembers.moved),
-        RUNNING: row("recorded; released partitions can be given to others", RegionMembers.moved),
-        DRAINING: row("recorded", RegionMembers.moved),
+    AssignmentChanged: {
+        FORMING: row("recorded", RegionMembers.assignment_changed),
+        RUNNING: row("recorded; released partitions can be given to others", RegionMembers.assignment_changed),
+        DRAINING: row("recorded", RegionMembers.assignment_changed),
         CHECKPOINTING: row("recorded; a contribution of released partitions is invalid: the checkpoint restarts",
-                            RegionMembers.moved, DRAINING),
+                            RegionMembers.assignment_changed, DRAINING),
         COMMITTING: row("a refused member is committed under its new generation, or the checkpoint restarts",
-                         RegionMembers.moved, DRAINING),
-        RESETTING: row("recorded", RegionMembers.moved),
+                         RegionMembers.assignment_changed, DRAINING),
+        RESETTING: row("recorded", RegionMembers.assignment_changed),
         STOPPED: ignored(NO_MEMBERS),
     },
     Disconnected: {

@@ -32,7 +32,7 @@ from kohort.region.control_plane.table import (
     ignored,
     row,
 )
-from kohort.region.messages import AskReset, CantGoOn, Declined, Emptying, Stop, WasReset
+from kohort.region.messages import AskReset, Declined, Emptying, Stop, UnrecoverableFailure, WasReset
 from kohort.region.records import Epoch, Fact, Manifest, Stopped
 from kohort.region.states import RegionState
 
@@ -55,7 +55,7 @@ class Recovery:
         report = event.report
         assert isinstance(report, AskReset)
         if report.initial and (why_not := self._unconfirmed(report.confirms)):
-            plane.tell(LogLevel.WARNING, f"region {plane.region}: a reset to the initial state was declined: {why_not}")
+            plane.log(LogLevel.WARNING, f"region {plane.region}: a reset to the initial state was declined: {why_not}")
             plane.say_to(event.connection, Declined(why_not))
             return
         member = plane.member_on(event.connection)
@@ -110,9 +110,9 @@ class Recovery:
             cause = f"{plane.consecutive} resets in a row; the last: {wanted.cause}"
             self.stop(StopRequest(cause, wanted.member, remedy))
             return
-        plane.figures.resets[wanted.why] += 1
-        plane.figures.cut_ended(plane.now_ms, complete=False)
-        plane.tell(LogLevel.WARNING, f"region {plane.region} resets to sequence {plane.sequence}: {wanted.cause}")
+        plane.metrics.resets[wanted.why] += 1
+        plane.metrics.cut_ended(plane.now_ms, complete=False)
+        plane.log(LogLevel.WARNING, f"region {plane.region} resets to sequence {plane.sequence}: {wanted.cause}")
         plane.epoch += 1
         plane.floor = epoch = plane.epoch
         plane.cutting, plane.state, plane.wanted = None, RegionState.RESETTING, False
@@ -215,7 +215,7 @@ class Recovery:
     def stop(self, wanted: StopRequest) -> None:
         """Stop the region, which then waits for an operator."""
         plane, cause, remedy = self.plane, wanted.cause, wanted.remedy
-        plane.tell(LogLevel.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
+        plane.log(LogLevel.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
         plane.cutting = plane.cutting if plane.is_commit_pending() else None
         plane.stopped, plane.state, plane.stopping = cause, RegionState.STOPPED, True
         plane.pending, plane.wanted = None, False
@@ -226,15 +226,15 @@ class Recovery:
             plane.stopping = False
             for member in list(plane.members.values()):
                 plane.say(member, Stop(plane.term, cause, remedy))
-                plane.drop(member)
-            self.go_on_if_settled()
+                plane.unregister(member)
+            self.resume_if_settled()
 
         plane.save([Stopped(plane.region, cause, wanted.member, remedy, plane.now_ms)], saved)
 
-    def cant_go_on(self, event: Heard) -> None:
+    def member_failed(self, event: Heard) -> None:
         """Stop the region after an error of a member that no reset repairs."""
         report, member = event.report, self.plane.member_on(event.connection)
-        assert isinstance(report, CantGoOn)
+        assert isinstance(report, UnrecoverableFailure)
         if member is not None:
             self.stop(StopRequest(f"{member.name}: {report.cause}", member.name, report.remedy))
 
@@ -242,9 +242,9 @@ class Recovery:
         """Resume on an operator's request: as after a takeover, but no member is expected."""
         del event
         self.plane.resumes = True
-        self.go_on_if_settled()
+        self.resume_if_settled()
 
-    def go_on_if_settled(self) -> None:
+    def resume_if_settled(self) -> None:
         """Resume when it is known from which sequence, and the earlier members have been stopped."""
         plane = self.plane
         if not plane.resumes or plane.stopping or plane.cutting is not None:
@@ -278,8 +278,8 @@ TABLE: Final[Table] = {
         RESETTING: row("after the last one the region runs", Recovery.was_reset, RUNNING, DRAINING),
         STOPPED: ignored(NO_MEMBERS),
     },
-    CantGoOn: {
-        state: row("the region stops", Recovery.cant_go_on, STOPPED) for state in RegionState if state is not STOPPED
+    UnrecoverableFailure: {
+        state: row("the region stops", Recovery.member_failed, STOPPED) for state in RegionState if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
     Resumed: {
         state: ignored("the region has not stopped") for state in RegionState if state is not STOPPED

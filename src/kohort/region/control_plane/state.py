@@ -13,11 +13,11 @@ from kohort.region.control_plane.events import (
     Close,
     Effect,
     LogLevel,
+    RegionLogLine,
     Request,
     ResetRequest,
     Save,
     SendMessage,
-    Told,
     Why,
 )
 from kohort.region.messages import (
@@ -334,7 +334,7 @@ class Plane:
         self.owe(known.owed())
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
-        self.figures = ControlPlaneMetrics()
+        self.metrics = ControlPlaneMetrics()
         self.effects: list[Effect] = []
         self.waiting_to_register: dict[int, Waiting] = {}
         self._tokens = 0
@@ -359,8 +359,8 @@ class Plane:
     def close(self, connection: int) -> None:
         self.effects.append(Close(connection))
 
-    def tell(self, level: LogLevel, text: str) -> None:
-        self.effects.append(Told(level, text))
+    def log(self, level: LogLevel, text: str) -> None:
+        self.effects.append(RegionLogLine(level, text))
 
     def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
         """Write facts; call `then` when they are committed."""
@@ -502,11 +502,11 @@ class Plane:
         """Unregister a member that leaves in order."""
         stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
         self.say(member, Stop(self.term, *stopped))
-        self.tell(LogLevel.INFO, f"region {self.region}: {member.name} has left")
-        self.drop(member)
+        self.log(LogLevel.INFO, f"region {self.region}: {member.name} has left")
+        self.unregister(member)
         self.offer_publish()
 
-    def drop(self, member: RegisteredMember) -> None:
+    def unregister(self, member: RegisteredMember) -> None:
         """Unregister a member."""
         del self.members[member.name]
         self.by_connection.pop(member.connection, None)
@@ -549,9 +549,9 @@ class Plane:
             self.published,
             tuple(members),
             tuple(position for _, position in sorted(self.all_positions().items())),
-            {why.name.lower(): count for why, count in self.figures.resets.items()},
-            self.figures.sequence_ms,
-            self.figures.longest_ms,
+            {why.name.lower(): count for why, count in self.metrics.resets.items()},
+            self.metrics.sequence_ms,
+            self.metrics.longest_ms,
             self.stopped,
             self._sinks(),
             self.region_id,

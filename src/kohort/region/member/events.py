@@ -229,7 +229,7 @@ class SaveState:
 
 
 @dataclass(frozen=True, slots=True)
-class GoOn:
+class ResumeSubmitting:
     """An order to submit again, first from the drain buffer."""
 
 
@@ -339,7 +339,7 @@ Effect = (
     | StopPolling
     | Quiesce
     | SaveState
-    | GoOn
+    | ResumeSubmitting
     | GoBack
     | Begin
     | Seek

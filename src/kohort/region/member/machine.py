@@ -97,7 +97,7 @@ class MemberMachine(Member):
             self.say(messages.Leave())
         if self.held:
             self.say(messages.Holding())
-        self.say(messages.Moved(self.identity))
+        self.say(messages.AssignmentChanged(self.identity))
         self.ask_starts()
 
     def on_members(self, order: messages.Members) -> None:
@@ -114,9 +114,9 @@ class MemberMachine(Member):
     def on_assigned(self, event: events.Assigned) -> None:
         self.identity = event.identity
         gone = tuple(part for part in self.assigned if part not in event.parts)
-        self.drop(gone)
+        self.forget_parts(gone)
         self.assigned = dict.fromkeys(event.parts)
-        self.say(messages.Moved(self.identity, gone))
+        self.say(messages.AssignmentChanged(self.identity, gone))
         self.ask_starts()
 
     def on_revoked_unread(self, event: events.Revoked) -> None:
@@ -240,7 +240,7 @@ class MemberMachine(Member):
 
     def on_identify(self, order: messages.Identify) -> None:
         del order
-        self.say(messages.Moved(self.identity))
+        self.say(messages.AssignmentChanged(self.identity))
 
     def on_completed(self, order: messages.Completed) -> None:
         if self.complete(order.sequence, order.retired, counts=order.counts) and self.cut is not None:
@@ -288,10 +288,10 @@ class MemberMachine(Member):
         self.say(messages.WasReset(event.epoch))
         if self.closing:
             self.say(messages.Leave())
-            if not self._is_told_to_end():
+            if not self._awaits_stop():
                 self.do(events.End())
             return
-        self.do(events.GoOn(), events.Poll(slowly=True))
+        self.do(events.ResumeSubmitting(), events.Poll(slowly=True))
         self.ask_starts()
 
     # -- the application
@@ -316,7 +316,7 @@ class MemberMachine(Member):
         self.say(self.wants_back)
 
     def on_failed(self, event: events.Failed) -> None:
-        self.failure = messages.CantGoOn(event.cause, event.remedy)
+        self.failure = messages.UnrecoverableFailure(event.cause, event.remedy)
         self.say(self.failure)
 
     def on_closing(self, event: events.Closing) -> None:
@@ -329,13 +329,13 @@ class MemberMachine(Member):
             self.say(messages.Leave())
             return
         if gone := tuple(self.assigned):  # start offsets may be on their way
-            self.drop(gone)
-            self.say(messages.Moved(self.identity, gone))
+            self.forget_parts(gone)
+            self.say(messages.AssignmentChanged(self.identity, gone))
         self.say(messages.Leave())
-        if not self._is_told_to_end():
+        if not self._awaits_stop():
             self.do(events.StopPolling(clear=True), events.End())
 
-    def _is_told_to_end(self) -> bool:
+    def _awaits_stop(self) -> bool:
         """Return whether the member waits for `Stop`.
 
         It may be the only one that can publish to its sinks, or empty them.

@@ -103,7 +103,7 @@ class Member:
         self.contributed = 0
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None
-        self.failure: messages.CantGoOn | None = None
+        self.failure: messages.UnrecoverableFailure | None = None
         self.wants_back: messages.AskReset | None = None
         self.closing = self.went_back = self.going_back = False
         self.effects: list[Effect] = []
@@ -135,7 +135,7 @@ class Member:
             self._asks += 1
             self.say(messages.AskStarts(self._asks, wanted))
 
-    def drop(self, parts: Iterable[Part]) -> None:
+    def forget_parts(self, parts: Iterable[Part]) -> None:
         for part in parts:
             self.assigned.pop(part, None)
             self.begins.pop(part, None)
@@ -145,12 +145,12 @@ class Member:
     def release_partitions(self, parts: Iterable[Part]) -> None:
         """Release partitions, and report it."""
         gone = tuple(parts)
-        self.drop(gone)
+        self.forget_parts(gone)
         self.do(events.ReleasePartitions(gone))
-        self.say(messages.Moved(self.identity, gone))
+        self.say(messages.AssignmentChanged(self.identity, gone))
 
     def resume_reading(self) -> None:
         """Continue after a checkpoint."""
         self.cut = None
         self.state = self.resting
-        self.do(events.GoOn(), events.Poll(slowly=self.resting is RESET_COMPLETE))
+        self.do(events.ResumeSubmitting(), events.Poll(slowly=self.resting is RESET_COMPLETE))

@@ -96,10 +96,14 @@ class InFolder(Bound):
         if claim.place != self.place:
             raise owner_marker.other_name(self._region, claim.place, self.place)
 
+    def _read_claim(self, folder: str) -> OwnerMarker:
+        """Return the owner marker of a folder; raise FileNotFoundError if there is none."""
+        return owner_marker.read_claim(self._files, folder)
+
     def _own_claim(self, folder: str) -> OwnerMarker | None:
         """Return the owner marker of a folder, checked to be this region's; None: there is none."""
         try:
-            claim = owner_marker.read_claim(self._files, folder)
+            claim = self._read_claim(folder)
         except FileNotFoundError:
             return None
         if claim.id != self._bound():

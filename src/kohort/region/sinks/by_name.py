@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from kohort.errors import InvalidInputError
+from kohort.region.files import is_store_url
 from kohort.region.sinks import Sink
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
@@ -18,7 +19,7 @@ def sink_of(place: str) -> Sink:
     """
     kind, _, rest = place.partition(":")
     if kind == "parquet" and rest:
-        return ParquetFolder(rest)
+        return folder_of(rest)
     if kind == "delta" and rest:
         from kohort.region.sinks.delta_table import DeltaTable  # an extra of the package
 
@@ -31,10 +32,21 @@ def sink_of(place: str) -> Sink:
     if kind == "sql" and "://" in url and table:
         return SqlTable(_with_options(url), table)
     raise InvalidInputError(
-        f"{place!r} names no sink that can be reached by its name: give parquet:/folder, delta:/folder, "
-        "iceberg:/warehouse#namespace.table, sql:sqlite:////file.db#table or "
-        "sql:postgresql://host:port/database#table (the user by PGUSER); for any other call Region.adopt with the sink"
+        f"{place!r} names no sink that can be reached by its name: give parquet:/folder, "
+        "parquet:s3://bucket/folder, delta:/folder, iceberg:/warehouse#namespace.table, sql:sqlite:////file.db#table "
+        "or sql:postgresql://host:port/database#table (the user by PGUSER); for any other call Region.adopt with the "
+        "sink"
     )
+
+
+def folder_of(name: str) -> ParquetFolder:
+    """Return the folder at a path or at a store's URL, behind which `[…]` may name the server or the account."""
+    if not is_store_url(name):
+        return ParquetFolder(name)
+    from kohort.region.sinks.object_store import store_named  # an extra of the package
+
+    url, options = store_named(name)
+    return ParquetFolder(url, storage_options=options)
 
 
 def _with_options(url: str) -> str:

@@ -72,7 +72,21 @@ def read_claim(files: FileCalls, folder: str) -> OwnerMarker:
         InvalidInputError: a newer kohort has written it.
         CorruptDataError: the marker can't be read.
     """
-    data = read_file(files, f"{folder}/{CLAIM}")
+    return decoded(read_file(files, f"{folder}/{CLAIM}"), folder)
+
+
+def encoded(claim: OwnerMarker) -> bytes:
+    """Return a marker as the content of its file."""
+    return msgspec.json.format(msgspec.json.encode(claim), indent=1)
+
+
+def decoded(data: bytes, folder: str) -> OwnerMarker:
+    """Return the marker in the content of a folder's file.
+
+    Raises:
+        InvalidInputError: a newer kohort has written it.
+        CorruptDataError: the marker can't be read.
+    """
     try:
         claim = msgspec.json.decode(data, type=OwnerMarker)
         if claim.format != 1:
@@ -87,7 +101,7 @@ def write_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Write the marker, unless another process was faster; its name does not survive a power loss yet."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
-        write_file(files, temporary, msgspec.json.format(msgspec.json.encode(claim), indent=1))
+        write_file(files, temporary, encoded(claim))
         with contextlib.suppress(FileExistsError):
             files.link(temporary, f"{folder}/{CLAIM}")
     finally:
@@ -99,7 +113,7 @@ def replace_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Replace the marker durably."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
-        write_file(files, temporary, msgspec.json.format(msgspec.json.encode(claim), indent=1))
+        write_file(files, temporary, encoded(claim))
         files.rename(temporary, f"{folder}/{CLAIM}")
         sync_folder(files, folder)
     except BaseException:

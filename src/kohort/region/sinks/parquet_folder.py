@@ -29,14 +29,15 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
 from kohort.region.files import (
     Output,
+    is_store_url,
     local_path,
     make_folder,
     names_in,
@@ -66,14 +67,27 @@ _PROBES: Final = 5
 """Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
 
 
+class SequenceFile(NamedTuple):
+    """A file of a published sequence.
+
+    Attributes:
+        sequence: the sequence.
+        path: the path or URL.
+    """
+
+    sequence: int
+    path: str
+
+
 class ParquetFolder(InFolder):
     """A folder of Parquet files as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
-    The folder is on a file system with hard links and atomic renames, and all members see it. The file system is a
-    local one, or a shared one that is POSIX enough (`check` tries it). It is not an object store.
+    A path is on a file system with hard links and atomic renames, and all members see it. The file system is a
+    local one, or a shared one that is POSIX enough (`check` tries it). For the URL of an object store (`s3://`,
+    `gs://`, `az://`) the instance is a `ParquetObjects`, which lays its files out in another way.
 
     Attributes:
-        path: the absolute path, from the working directory when it was made.
+        path: the absolute path, from the working directory when it was made; or the URL.
         compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
         row_group_size: the maximum number of rows in a row group; None: Arrow's default.
     """
@@ -81,9 +95,33 @@ class ParquetFolder(InFolder):
     KIND = "parquet"
     _kept: pa.Schema | None
 
+    def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> ParquetFolder:
+        """Return a folder, or for a store's URL a `ParquetObjects`."""
+        if cls is ParquetFolder and is_store_url(path):
+            from kohort.region.sinks.parquet_objects import ParquetObjects  # an extra of the package
+
+            return object.__new__(ParquetObjects)
+        return object.__new__(cls)
+
     def __init__(
-        self, path: str | os.PathLike[str], *, compression: Codec = "zstd", row_group_size: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compression: Codec = "zstd",
+        row_group_size: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
+        """Initialise a sink for a path or a URL.
+
+        Args:
+            path: the path, or the URL of an object store.
+            compression: the compression of Parquet's pages.
+            row_group_size: the maximum number of rows in a row group; None: Arrow's default.
+            storage_options: credentials and settings of an object store, named as obstore names them. What is not
+                given is taken from the environment, as `AWS_ACCESS_KEY_ID`.
+        """
+        if storage_options:
+            raise InvalidInputError(f"storage_options are for object stores: {os.fspath(path)} is a folder")
         staged_files.check_pages(compression, row_group_size)
         self.path = local_path(path, "A ParquetFolder")
         self.compression = compression
@@ -188,7 +226,7 @@ class ParquetFolder(InFolder):
         """Return the schema of the folder, checked to be this region's."""
         mine = self._bound()
         if self._kept is None:
-            claim = owner_marker.read_claim(self._files, f"{self.path}/_region")
+            claim = self._read_claim(f"{self.path}/_region")
             if claim.id != mine:
                 remedy = "give each region an empty folder of its own"
                 raise owner_marker.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
@@ -220,8 +258,9 @@ class ParquetFolder(InFolder):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
-        table = self.check_rows(table)
-        name = key.text()
+        self._write_rows(key.text(), self.check_rows(table))
+
+    def _write_rows(self, name: str, table: pa.Table) -> None:
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
 
         def write(output: Output) -> None:
@@ -236,11 +275,14 @@ class ParquetFolder(InFolder):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
+        """Show the rows of these keys as this sequence, all at once."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         self._owned()
-        names = sorted({key.text() for key in keys})
+        self._show_sequence(sequence, sorted({key.text() for key in keys}))
+
+    def _show_sequence(self, sequence: int, names: list[str]) -> None:
+        """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
         files = self._files
         if not self._is_marked(sequence):
             if not self._stands(sequence):
@@ -253,9 +295,12 @@ class ParquetFolder(InFolder):
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
+        """Remove all published rows, as this sequence."""
+        if self._is_owned():
+            self._remove_shown(sequence, floor)
+
+    def _remove_shown(self, sequence: int, floor: int) -> None:
         """Remove all published rows: first the staged files that others could still publish, then the sequences."""
-        if not self._is_owned():
-            return
         files, staging = self._files, f"{self.path}/_staging"
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
             for name in self._names():
@@ -350,6 +395,27 @@ class ParquetFolder(InFolder):
             self._mark(last)
         return last
 
+    def published_files(self, after: int = 0) -> list[SequenceFile]:
+        """Return the files of all published sequences after a number, in order, as paths. Anybody may read them.
+
+        Args:
+            after: a sequence; its files and earlier ones are left out.
+
+        Raises:
+            OSError: the folder can't be read.
+            RetriableError: the store does not answer.
+        """
+        names = names_in(self._files, self.path)
+        shown = sorted(
+            number for name in names if (found := _SHOWN.fullmatch(name)) and (number := int(found[1])) > after
+        )
+        return [
+            SequenceFile(number, f"{self._folder(number)}/{name}")
+            for number in shown
+            for name in sorted(names_in(self._files, self._folder(number)))
+            if name.endswith(".parquet")
+        ]
+
     def _last_marked(self) -> int:
         return staged_files.last_marked(self._files, f"{self.path}/_region")
 
@@ -374,6 +440,9 @@ class ParquetFolder(InFolder):
             self._owned()
         except FileNotFoundError:
             return
+        self._remove_unshown(keep)
+
+    def _remove_unshown(self, keep: Keep) -> None:
         names = self._names()
         self._tidy(names, self._last_marked())
         kept = {key.text() for key in keep.keys}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Callable
@@ -69,7 +70,9 @@ def check_pages(compression: str, row_group_size: int | None) -> None:
         raise InvalidInputError(f"row_group_size is {row_group_size}: at least 1 row, or None")
 
 
-def write_parquet(table: pa.Table, output: Output, place: str, compression: Codec, row_group_size: int | None) -> None:
+def write_parquet(
+    table: pa.Table, output: Output | pa.BufferOutputStream, place: str, compression: Codec, row_group_size: int | None
+) -> None:
     """Write a table as a Parquet file.
 
     Raises:
@@ -80,6 +83,13 @@ def write_parquet(table: pa.Table, output: Output, place: str, compression: Code
         pq.write_table(table, cast("IO[Any]", output), compression=compression, row_group_size=row_group_size)
     except pa.ArrowException as error:
         raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
+
+
+def parquet_bytes(table: pa.Table, place: str, compression: Codec, row_group_size: int | None) -> bytes:
+    """Return a table as the content of a Parquet file; raise as `write_parquet`."""
+    output = pa.BufferOutputStream()
+    write_parquet(table, output, place, compression, row_group_size)
+    return output.getvalue().to_pybytes()
 
 
 def write_staged(
@@ -105,7 +115,11 @@ def show(files: FileCalls, staged: str, shown: str) -> None:
     """Link a staged file to a second name, or copy it if the system does not permit the link."""
     try:
         files.link(staged, shown)
-    except PermissionError:  # Linux lets nobody link what another user may write alone (protected_hardlinks)
+    except OSError as error:
+        # Linux lets nobody link what another user may write alone (protected_hardlinks). FAT and some network file
+        # systems have no hard links.
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
         copy_file(files, staged, shown)
 
 

@@ -38,22 +38,20 @@ from kohort.region.files import (
     sync_folder,
     write_file,
 )
-from kohort.spark.region.checkpoint_logs import (
+from kohort.spark.region.checkpoint_files import (
     COMMITS,
+    METADATA,
     OFFSETS,
+    SCHEMAS,
+    SHARED,
+    STATE,
     commit_of,
     find_source,
     is_whole,
     last_batch,
+    missing_state,
     numbers,
     offsets_of,
-)
-from kohort.spark.region.checkpoint_state import (
-    METADATA,
-    SCHEMAS,
-    SHARED,
-    STATE,
-    missing_state,
     operators,
     schema_batch,
     state_kinds,

@@ -28,7 +28,7 @@ from kohort.region.messages import Cut
 from kohort.region.records import Position
 from kohort.region.sinks.dead_letters import LetterLog
 from kohort.region.staged import Staged
-from kohort.spark.region.checkpoint_logs import find_source, last_batch, last_planned, offsets_of
+from kohort.spark.region.checkpoint_files import find_source, last_batch, last_planned, offsets_of
 from kohort.spark.region.folders import derive, epoch_folder, forget
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_state import SavedQuery, refuse_other
@@ -297,7 +297,7 @@ class RegionQuery:
             ends |= {
                 at: Position(group, at.topic, part.topic_id, at.partition, batch.spans[at].end)
                 for at, part in handed.items()
-                if at not in ends and at in batch.spans and batch.handings.get(at) == part.handing
+                if at not in ends and at in batch.spans and batch.assignment_versions.get(at) == part.assignment_version
             }
         return ends
 

@@ -247,7 +247,7 @@ class QueryThread(MemberThread):
                 if counts:
                     self.metrics.dead_letters += self._query.counted(self.number)
             case _:
-                pass  # `GoOn`: the query never stopped
+                pass  # `ResumeSubmitting`: the query never stopped
 
     def _continue_saving(self) -> None:
         """Contribute when no commit is pending: otherwise older offsets could be committed after newer ones.

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from kohort.assignors.claims import believed
-from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo
+from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import Servers
 from kohort.errors import InvalidInputError, TimedOutError
@@ -81,7 +81,9 @@ class PinnedAssignor(Stateless):
         """Return the member's query and the list of all queries, as JSON."""
         return msgspec.json.encode(_PinnedQuery(self._query, self._queries))
 
-    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+    def assign(
+        self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
+    ) -> Assignment:
         """Assign each partition to the member that runs its query.
 
         Of two members with the same query, as after a crash, the one with the greater id gets nothing.

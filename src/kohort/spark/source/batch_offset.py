@@ -48,7 +48,7 @@ class BatchOffset:
         ids: the ids of the topics, where they are known; some brokers have none.
         group: the group whose member planned the batch; empty without a group, None if unknown, as in old checkpoints.
         epoch: the region's epoch in which the batch was planned; -1 without a region.
-        handings: in a region, the number of each partition's assignment.
+        assignment_versions: in a region, the number of each partition's assignment.
         from_kafka_source: whether Spark's own Kafka source planned the batch (`kafka_offsets`).
     """
 
@@ -59,7 +59,7 @@ class BatchOffset:
     ids: Mapping[str, TopicId] = field(default_factory=dict)
     group: str | None = None
     epoch: int = -1
-    handings: Mapping[TopicPartition, int] = field(default_factory=dict)
+    assignment_versions: Mapping[TopicPartition, int] = field(default_factory=dict)
     from_kafka_source: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -71,8 +71,8 @@ class BatchOffset:
                 "start": span.start,
                 "end": span.end,
             }
-            if tp in self.handings:
-                topics[tp.topic][str(tp.partition)]["handing"] = self.handings[tp]
+            if tp in self.assignment_versions:
+                topics[tp.topic][str(tp.partition)]["handing"] = self.assignment_versions[tp]
         inside = {} if self.epoch < 0 else {"epoch": self.epoch}
         return {
             "kohort": FORM if inside else OUTSIDE_FORM,
@@ -110,7 +110,7 @@ class BatchOffset:
             for number, span in numbers.items()
         }
         spans = {tp: OffsetRange(int(span["start"]), int(span["end"])) for tp, span in partitions.items()}
-        handings = {tp: int(span["handing"]) for tp, span in partitions.items() if "handing" in span}
+        assignment_versions = {tp: int(span["handing"]) for tp, span in partitions.items() if "handing" in span}
         ids = {topic: UUID(text) for topic, text in found.get("ids", {}).items()}
         return cls(
             found["query"],
@@ -120,7 +120,7 @@ class BatchOffset:
             ids,
             found.get("group"),
             int(found.get("epoch", -1)),
-            handings,
+            assignment_versions,
             found.get("from") == "kafka",
         )
 

@@ -526,8 +526,8 @@ def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: Limit) 
     `batch_limit` says how long a rebalance waits for a running batch.
     """
     return (
-        f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.waits_for()}. A rebalance waits "
-        f"for the running batches of all members, for {batch_limit.option} of each: raise joinTimeoutMs above that, or "
+        f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.why_unassigned()}. A rebalance "
+        f"waits for the running batches of all members, for {bound.option} of each: raise joinTimeoutMs above that, or "
         f"look at who is in the group: kohort groups describe {member.group_id}"
     )
 
@@ -535,7 +535,7 @@ def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: Limit) 
 def waits_for_assignment(member: GroupMember, limit_ms: int) -> str:
     """Return the warning of a query that has waited for its partitions for `WAIT_WARNING_MS`."""
     return (
-        f"[group {member.group_id}] the query waits for its partitions: {member.waits_for()}; it fails after "
+        f"[group {member.group_id}] the query waits for its partitions: {member.why_unassigned()}; it fails after "
         f"{limit_ms} ms (joinTimeoutMs). A rebalance waits for the running batches of all members"
     )
 

@@ -56,7 +56,7 @@ class AssignedPartitions:
         starts: where each of them continues, once that is known.
         ids: the ids of their topics, as far as they are known.
         epoch: the region's epoch; -1 without a region.
-        handings: in a region, the number of each partition's assignment.
+        assignment_versions: in a region, the number of each partition's assignment.
         version: in a region, the version of the application's assignment.
     """
 
@@ -65,7 +65,7 @@ class AssignedPartitions:
     starts: Mapping[TopicPartition, int] = field(default_factory=dict)
     ids: Mapping[str, TopicId] = field(default_factory=dict)
     epoch: int = -1
-    handings: Mapping[TopicPartition, int] = field(default_factory=dict)
+    assignment_versions: Mapping[TopicPartition, int] = field(default_factory=dict)
     version: int = -1
 
 

@@ -295,7 +295,7 @@ class SourceQuery:
             held.ids,
             self._options.group_id or "",
             held.epoch,
-            held.handings,
+            held.assignment_versions,
         )
         self._begin_running(planned, planned)
         return planned

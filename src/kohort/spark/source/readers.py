@@ -1,4 +1,4 @@
-"""The readers that Spark calls, for a streaming query and for a batch read.
+"""The readers that Spark calls, for a streaming query and for a batch read, and the tasks that they plan.
 
 Both are pickled to the workers, which only read. Modules for driving a query are imported where that begins.
 """
@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from itertools import pairwise
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from kohort.errors import InvalidInputError, NotFoundError, OffsetError
-from kohort.ids import TopicPartition
+from kohort.ids import TopicId, TopicPartition
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
@@ -39,7 +40,6 @@ from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read,
 from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
-from kohort.spark.source.read_tasks import ReadTask, TaskRange, plan_tasks
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
@@ -50,6 +50,82 @@ if TYPE_CHECKING:
     from kohort.spark.source.single_reader_lock import Load, SingleReader
     from kohort.spark.values.decoding import Values
     from kohort.spark.values.types import Column
+
+
+# -- The division of a batch into Spark tasks
+
+SMALL_TASK = 5_000
+"""Partitions with fewer records share a task: starting a task costs about 20 ms, and reading these costs less."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRange:
+    """A part of a partition's range, which one task reads.
+
+    Attributes:
+        partition: the partition.
+        span: the offsets to read.
+        whole: the offsets that the batch covers of the partition.
+        generation: the group's generation when the batch was planned.
+        topic_id: the id of the topic that the offsets belong to; None if unknown.
+    """
+
+    partition: TopicPartition
+    span: OffsetRange
+    whole: OffsetRange
+    generation: int
+    topic_id: TopicId | None = None
+
+
+@dataclass(eq=True, repr=True)
+class ReadTask(InputPartition):
+    """The ranges that one Spark task reads, in order."""
+
+    slices: tuple[TaskRange, ...]
+
+
+def plan_tasks(
+    spans: Iterable[tuple[TopicPartition, OffsetRange]],
+    generation: int,
+    *,
+    ids: Mapping[str, TopicId] = MappingProxyType({}),
+    min_partitions: int | None = None,
+    max_records: int | None = None,
+) -> list[ReadTask]:
+    """Return the tasks for a batch's ranges; empty ranges have none.
+
+    Large ranges are split so that there are at least `min_partitions` tasks (if records allow) and none has more than
+    `max_records`. Without those options, small ranges share a task.
+    """
+    full = [(tp, span) for tp, span in spans if span.offsets > 0]
+    total = sum(span.offsets for _, span in full)
+    piece = max_records or total
+    if min_partitions is not None and total:
+        piece = min(piece, max(1, total // min_partitions))
+    slices = [
+        TaskRange(tp, part, span, generation, ids.get(tp.topic)) for tp, span in full for part in _pieces(span, piece)
+    ]
+    if min_partitions is not None or max_records is not None:
+        return [ReadTask((part,)) for part in slices]
+    return _shared(slices)
+
+
+def _pieces(span: OffsetRange, piece: int) -> list[OffsetRange]:
+    count = -(-span.offsets // piece)
+    edges = [span.start + span.offsets * index // count for index in range(count + 1)]
+    return [OffsetRange(low, high) for low, high in pairwise(edges)]
+
+
+def _shared(slices: list[TaskRange]) -> list[ReadTask]:
+    tasks: list[list[TaskRange]] = []
+    size = SMALL_TASK
+    for part in slices:
+        if size + part.span.offsets > SMALL_TASK or not tasks:
+            tasks.append([])
+            size = 0
+        tasks[-1].append(part)
+        size += part.span.offsets
+    return [ReadTask(tuple(task)) for task in tasks]
 
 
 # -- The work of a Spark task: reading its ranges as Arrow batches. Runs in Spark's Python workers, so imports stay few
@@ -378,7 +454,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ending.install()
             self._watch = ParentWatch()
             self._watch.start()
-            self._claim()
+            self._claim_query()
             if self._address is not None:
                 self._receiver = SinkDoneReceiver(self._address, self.sink_done)
             self._query = SourceQuery(self._options, identity or self._identity, self._make_coordinator)
@@ -408,7 +484,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return RegionOffsets(options, catalog, receiver.line, options.region_session)
 
-    def _claim(self) -> None:
+    def _claim_query(self) -> None:
         """Lock this `load()` for this query, and check that the query reads no topic twice in its group.
 
         Raises:

@@ -55,7 +55,7 @@ class RegionOffsets:
     """An offset coordinator that asks the application, commits nothing, and repeats no batch of an earlier run.
 
     A partition starts where its assignment says. It continues where the last planned batch ended, as long as it has the
-    same assignment number (*handing* in code).
+    same assignment number (`assignment_version`).
     """
 
     def __init__(self, options: SourceOptions, catalog: TopicCatalog, line: ApplicationChannel, session: str) -> None:
@@ -101,10 +101,10 @@ class RegionOffsets:
         return AssignedPartitions(
             tuple(parts),
             handed.generation,
-            {tp: self._reached[part.handing] for tp, part in parts.items()},
+            {tp: self._reached[part.assignment_version] for tp, part in parts.items()},
             topic_ids(parts.values()),
             handed.epoch,
-            {tp: part.handing for tp, part in parts.items()},
+            {tp: part.assignment_version for tp, part in parts.items()},
             handed.version,
         )
 
@@ -122,8 +122,10 @@ class RegionOffsets:
 
     def _keep_positions(self, handed: Handed, at: Mapping[TopicPartition, int]) -> None:
         """Keep where each partition continues, even if one lookup misses it and it returns in the same assignment."""
-        reached = self._reached | {part.handing: at[tp] for tp, part in self._parts.items() if tp in at}
-        self._reached = {part.handing: reached.get(part.handing, part.start) for part in handed.parts}
+        reached = self._reached | {part.assignment_version: at[tp] for tp, part in self._parts.items() if tp in at}
+        self._reached = {
+            part.assignment_version: reached.get(part.assignment_version, part.start) for part in handed.parts
+        }
         self._checked &= self._reached.keys()
         self._gone &= self._reached.keys()
 
@@ -157,7 +159,7 @@ class RegionOffsets:
                 gone.append(part)
             elif TopicPartition(part.topic, part.partition) in present.partitions:  # else not in metadata yet
                 there[TopicPartition(part.topic, part.partition)] = part
-        self._report_gone([part for part in gone if part.handing not in self._gone], present)
+        self._report_gone([part for part in gone if part.assignment_version not in self._gone], present)
         return there
 
     def _look(self, topics: frozenset[str]) -> Present:
@@ -174,12 +176,19 @@ class RegionOffsets:
             again = f" and made again, as id {present.ids.get(topic)}" if topic in present.present_topics else ""
             was.append(f"topic {topic} (id {of}) was deleted{again}")
         lost = [
-            LostPart(part.topic, part.topic_id, part.partition, part.handing, self._reached[part.handing], -1)
+            LostPart(
+                part.topic,
+                part.topic_id,
+                part.partition,
+                part.assignment_version,
+                self._reached[part.assignment_version],
+                -1,
+            )
             for part in gone
         ]
         text = f"{'; '.join(was)}: what the region had not read of it is lost"
         self._report_lost(text, lost, "goes on without it")
-        self._gone.update(part.handing for part in gone)
+        self._gone.update(part.assignment_version for part in gone)
 
     def _report_lost(self, text: str, parts: list[LostPart], remedy: str) -> None:
         strict = self._options.fail_on_data_loss
@@ -194,7 +203,7 @@ class RegionOffsets:
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
         """
-        fresh = [tp for tp in held.partitions if held.handings[tp] not in self._checked]
+        fresh = [tp for tp in held.partitions if held.assignment_versions[tp] not in self._checked]
         beginnings = self._catalog.beginnings(fresh) if fresh else {}
         outside = [tp for tp in held.partitions if not beginnings.get(tp, 0) <= at[tp] <= ends[tp]]
         beginnings |= self._catalog.beginnings(tp for tp in outside if tp not in beginnings)
@@ -204,13 +213,13 @@ class RegionOffsets:
         for tp in outside:
             part = self._parts[tp]
             settled[tp] = beginnings[tp]
-            lost.append(LostPart(tp.topic, part.topic_id, tp.partition, part.handing, at[tp], settled[tp]))
+            lost.append(LostPart(tp.topic, part.topic_id, tp.partition, part.assignment_version, at[tp], settled[tp]))
         if lost:
             tp = outside[0]
             more = f" (and so in {len(lost) - 1} more partitions)" if len(lost) > 1 else ""
             text = f"{tp} holds offsets {settled[tp]} to {ends[tp]}, the region was at {at[tp]}: records are gone{more}"
             self._report_lost(text, lost, f"goes on at {settled[tp]}")
-        self._checked.update(held.handings[tp] for tp in fresh if tp in beginnings)
+        self._checked.update(held.assignment_versions[tp] for tp in fresh if tp in beginnings)
         return settled
 
     def keeps_start(self) -> bool:

@@ -5,6 +5,6 @@
 makes an array of the declared type and the same length, and a reason for each bad value.
 
 `decoding.py` also checks UTF-8 text. `json_columns.py` passes whole chunks to Arrow's JSON reader and proves that its
-rows are the records. Records that Arrow refuses go to `json_records.py`, one by one. `avro_records.py` reads with
+rows are the records. A parser beside it takes the records that Arrow refuses, one by one. `avro_records.py` reads with
 fastavro.
 """

@@ -1,0 +1,182 @@
+"""Requests to the cluster when a page is opened: topics, records and regions. Blocking calls.
+
+Answers count for some seconds, for all pages: an open page asks again after every read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kohort.client.admin.admin import Admin
+from kohort.client.net.metadata import TopicInfo
+from kohort.dashboard.record_peek import PeekRequest, peek
+from kohort.errors import KafkaError, RetriableError
+from kohort.ids import TopicPartition
+
+ANSWER_KEPT_S = 4.0
+"""How long an answer of the cluster counts. Failures count as long, so that a cluster that is away is left in peace."""
+ANSWERS_KEPT = 200
+"""The most answers that are kept; then the oldest goes."""
+LOOKUP_MS = 5_000
+"""The limit of a call, unless another one is given."""
+PARTITIONS_SHOWN = 1_000
+"""The most partitions on a topic's page."""
+PEEKS_MAX = 2
+"""The most looks at records at once: each takes up to 32 MiB."""
+
+View = dict[str, Any]
+
+
+class BusyError(RetriableError):
+    """`PEEKS_MAX` looks at records are under way."""
+
+
+class KeptAnswers:
+    """Answers by name, each made by one thread at a time and kept for `ANSWER_KEPT_S`."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}
+        self._kept: OrderedDict[str, tuple[float, View | KafkaError]] = OrderedDict()
+
+    def answer(self, name: str, make: Callable[[], View]) -> View:
+        """Return the answer that is kept, else make it.
+
+        Raises:
+            KafkaError: making it failed, now or as long ago as answers are kept.
+        """
+        with self._lock:
+            making = self._making.setdefault(name, threading.Lock())
+        with making:
+            with self._lock:
+                at_s, found = self._kept.get(name, (float("-inf"), None))
+            if found is None or self._now_s() - at_s >= ANSWER_KEPT_S:
+                try:
+                    found = make()
+                except KafkaError as error:
+                    found = error
+                with self._lock:
+                    self._kept[name] = (self._now_s(), found)
+                    self._kept.move_to_end(name)
+                    while len(self._kept) > ANSWERS_KEPT:
+                        self._making.pop(self._kept.popitem(last=False)[0], None)
+        if isinstance(found, KafkaError):
+            raise found
+        return found
+
+
+class ClusterLookups:
+    """The look-ups of a cluster.
+
+    Args:
+        servers: HOST:PORT, several with commas between.
+        connection: Properties of connections.
+        consumer: Properties of consumers, which look at records.
+        limit_ms: The limit of a call.
+    """
+
+    def __init__(
+        self, servers: str, connection: Mapping[str, Any], consumer: Mapping[str, Any], limit_ms: int = LOOKUP_MS
+    ) -> None:
+        limit = {"default.api.timeout.ms": limit_ms}
+        self._servers = servers
+        self._connection, self._consumer = {**connection, **limit}, {**consumer, **limit}
+        self._kept = KeptAnswers()
+        self._peeks = threading.Semaphore(PEEKS_MAX)
+
+    def topics(self) -> View:
+        """Return all topics, Kafka's own too."""
+        return self._kept.answer("topics", self._topics)
+
+    def _topics(self) -> View:
+        with Admin(self._servers, **self._connection) as admin:
+            found = admin.list_topics(internal=True)
+        return {"topics": [_topic_row(info) for info in found]}
+
+    def topic(self, name: str) -> View:
+        """Return a topic's partitions with their offsets.
+
+        Raises:
+            NotFoundError: There is no such topic.
+        """
+        return self._kept.answer(f"topic {name}", lambda: self._topic(name))
+
+    def _topic(self, name: str) -> View:
+        with Admin(self._servers, **self._connection) as admin:
+            info = admin.describe_topics([name]).result(name)
+            numbers = sorted(info.partitions)[:PARTITIONS_SHOWN]
+            asked = [TopicPartition(name, number) for number in numbers]
+            starts = admin.list_offsets(dict.fromkeys(asked, "earliest"))
+            ends = admin.list_offsets(dict.fromkeys(asked, "latest"))
+        rows = []
+        for tp in asked:
+            part, error = info.partitions[tp.partition], starts.errors.get(tp) or ends.errors.get(tp)
+            rows.append(
+                {
+                    "partition": tp.partition,
+                    "leader": part.leader,
+                    "replicas": list(part.replicas),
+                    "isr": list(part.isr),
+                    "log_start": None if error else starts.values[tp].offset,
+                    "log_end": None if error else ends.values[tp].offset,
+                    "error": None if error is None else str(error),
+                }
+            )
+        left = len(info.partitions) - len(numbers)
+        return {**_topic_row(info), "partition_rows": rows, "partitions_left_out": left}
+
+    def records(self, request: PeekRequest) -> View:
+        """Return some records of a topic.
+
+        Raises:
+            BusyError: `PEEKS_MAX` looks are under way.
+            NotFoundError: There is no such topic or partition.
+        """
+        if not self._peeks.acquire(blocking=False):
+            raise BusyError(f"{PEEKS_MAX} looks at records are under way: try again")
+        try:
+            return peek(self._servers, self._consumer, request)
+        finally:
+            self._peeks.release()
+
+    def regions(self) -> View:
+        """Return all consistent regions."""
+        return self._kept.answer("regions", self._regions)
+
+    def _regions(self) -> View:
+        from kohort.region.description import listed_rows
+        from kohort.region.region_log import regions
+
+        return {"regions": listed_rows(regions(self._servers, self._connection))}
+
+    def region(self, name: str) -> View:
+        """Return a region with its members and sinks.
+
+        Raises:
+            TimedOutError: Its control plane does not answer.
+        """
+        return self._kept.answer(f"region {name}", lambda: self._region(name))
+
+    def _region(self, name: str) -> View:
+        from kohort.region.description import region_view
+        from kohort.region.region import Region
+
+        named = {key.replace(".", "_"): value for key, value in self._connection.items()}
+        with Region(name, self._servers, serves=False, **named) as region:
+            return region_view(region.describe())
+
+
+def _topic_row(info: TopicInfo) -> View:
+    return {
+        "topic": info.name,
+        "topic_id": str(info.topic_id),
+        "internal": info.internal,
+        "partitions": len(info.partitions),
+        "replication_factor": max((len(part.replicas) for part in info.partitions.values()), default=0),
+        "error": info.error.name if info.error else None,
+    }

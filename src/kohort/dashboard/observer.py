@@ -1,0 +1,382 @@
+"""The knowledge of a cluster without a request to it: the last read, the history, and the answers made of them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from kohort.client.admin.values import MemberDescription
+from kohort.errors import KafkaError, NotFoundError, RetriableError
+from kohort.ids import TopicPartition, by_topic
+from kohort.io.closing import ClosedOnExit
+from kohort.lag import CAUSES, GroupChange, GroupLag, LagReader, LagReport, PartitionLag
+from kohort.lag.cluster_watch import ClusterWatch, WatchState
+from kohort.lag.evaluation import ABANDONED
+from kohort.lag.snapshot import reason_of
+from kohort.settings.config import did_you_mean
+
+READS_KEPT = 120
+"""The reads that a history shows: 20 minutes at an interval of 10 s."""
+PARTITIONS_MAX = 50_000
+"""The most partitions of groups with a history of their own: 24 MB."""
+CHANGES_KEPT = 100
+"""The last changes of a group that its timeline shows."""
+CHANGES_MAX = 20_000
+"""The most changes of all groups; beyond them the oldest go first."""
+SPARKLINE_READS = 60
+"""The reads in a sparkline of the overview: 10 minutes at an interval of 10 s."""
+PARTITIONS_SHOWN = 1_000
+"""The most partitions on a group's page: those with the worst status and the largest lag."""
+MEMBERS_SHOWN = 1_000
+"""The most members on a group's page."""
+UNREAD = "UNREAD"
+"""The status of a group that the last read could not read."""
+
+K = TypeVar("K")
+View = dict[str, Any]
+
+
+# -- The last reads
+
+
+@dataclass(frozen=True, slots=True)
+class TimedChange:
+    """A change of a group, and when it was seen, in milliseconds since 1970."""
+
+    at_ms: int
+    group: str
+    change: GroupChange
+
+
+class _Rings(Generic[K]):
+    """One ring of values for each key, all with the same positions. Single precision is enough for a picture."""
+
+    def __init__(self, keys_max: int) -> None:
+        self._keys_max = keys_max
+        self._rings: dict[K, array[float]] = {}
+
+    def put(self, slot: int, values: Mapping[K, float], gone: Iterable[K]) -> None:
+        """Set the value of each key at a position; not a number where a key has none."""
+        for key in gone:
+            self._rings.pop(key, None)
+        for key, ring in self._rings.items():
+            ring[slot] = values.get(key, math.nan)
+        for key, value in values.items():
+            if key not in self._rings and len(self._rings) < self._keys_max:
+                ring = self._rings[key] = array("f", (math.nan,)) * READS_KEPT
+                ring[slot] = value
+
+    def names(self) -> list[K]:
+        """Return the keys that have a ring."""
+        return list(self._rings)
+
+    def values(self, key: K, slots: Iterable[int]) -> list[int | None]:
+        """Return a key's values at some positions; none for a key without a history."""
+        ring = self._rings.get(key)
+        return [] if ring is None else [None if math.isnan(value := ring[slot]) else int(value) for slot in slots]
+
+
+class LagHistory:
+    """The lag of groups and partitions over the last reads, and the last changes of groups."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+        self._times = array("d", (0.0,)) * READS_KEPT
+        self._lag: _Rings[str] = _Rings(PARTITIONS_MAX)
+        self._time_lag: _Rings[str] = _Rings(PARTITIONS_MAX)
+        self._partitions: _Rings[tuple[str, TopicPartition]] = _Rings(PARTITIONS_MAX)
+        self._changes: deque[TimedChange] = deque(maxlen=CHANGES_MAX)
+
+    def add_report(self, report: LagReport, latest: Iterable[tuple[str, GroupChange]] = ()) -> None:
+        """Add a read. A group that could not be read has a gap; one that is not there any more loses its history."""
+        slot, groups = self._reads % READS_KEPT, report.groups
+        self._reads += 1
+        self._times[slot] = report.taken_ms
+        gone = [] if report.failures else [name for name in self._lag.names() if _is_gone(name, report)]
+        self._lag.put(slot, {name: group.sum_lag for name, group in groups.items() if group.read}, gone)
+        times = {name: group.max_time_lag_ms for name, group in groups.items()}
+        self._time_lag.put(slot, {name: lag for name, lag in times.items() if lag is not None}, gone)
+        lags = {
+            (name, part.partition): float(part.lag)
+            for name, group in groups.items()
+            for part in group.partitions
+            if part.lag is not None
+        }
+        here = {(name, part.partition) for name, group in groups.items() for part in group.partitions}
+        left = [key for key in self._partitions.names() if key not in here and key[0] not in report.errors]
+        self._partitions.put(slot, lags, [] if report.failures else left)
+        self._changes.extend(TimedChange(report.taken_ms, name, change) for name, change in latest)
+
+    def times_ms(self, last: int = READS_KEPT) -> list[int]:
+        """Return the times of the last reads, the oldest first."""
+        return [int(self._times[slot]) for slot in self._slots(last)]
+
+    def lag_of_group(self, name: str, last: int = READS_KEPT) -> list[int | None]:
+        """Return a group's lag at `times_ms`; None where it is not known."""
+        return self._lag.values(name, self._slots(last))
+
+    def time_lag_of_group(self, name: str, last: int = READS_KEPT) -> list[int | None]:
+        """Return a group's time lag at `times_ms`, in milliseconds; None where it is not known."""
+        return self._time_lag.values(name, self._slots(last))
+
+    def lag_of_partition(self, group: str, partition: TopicPartition, last: int = READS_KEPT) -> list[int | None]:
+        """Return a group's lag in a partition at `times_ms`; empty beyond `PARTITIONS_MAX` partitions."""
+        return self._partitions.values((group, partition), self._slots(last))
+
+    def changes_of_group(self, name: str) -> list[TimedChange]:
+        """Return the last changes of a group, the newest first."""
+        found = [change for change in reversed(self._changes) if change.group == name]
+        return found[:CHANGES_KEPT]
+
+    def _slots(self, last: int) -> list[int]:
+        count = min(self._reads, last, READS_KEPT)
+        return [number % READS_KEPT for number in range(self._reads - count, self._reads)]
+
+
+def _is_gone(name: str, report: LagReport) -> bool:
+    return name not in report.groups and name not in report.errors
+
+
+# -- The observer
+
+
+class ClusterObserver(ClosedOnExit):
+    """A watch of a cluster, with the answers that need no request to it.
+
+    The overview is encoded once for each read, on the watch's thread: a page of any number of groups is sent as it is.
+
+    Args:
+        name: The cluster's name on the page.
+        reader: Reads the cluster; closed with the observer.
+        interval_ms: The time between two reads.
+    """
+
+    def __init__(self, name: str, reader: LagReader, interval_ms: float) -> None:
+        self._name, self._interval_ms = name, interval_ms
+        self._lock = threading.Lock()
+        self._history = LagHistory()
+        self._added: LagReport | None = None
+        self._overview = msgspec.Raw(msgspec.json.encode(overview(None, self._history)))
+        self._listeners: set[Callable[[], None]] = set()
+        self.version = 0
+        self._watch = ClusterWatch(name, reader, interval_ms / 1000, self._on_read)
+
+    def close(self) -> None:
+        """End the watch, and wake the listeners; may be called again."""
+        self._watch.close()
+        self.wake_pages()
+
+    def _on_read(self, state: WatchState) -> None:
+        with self._lock:
+            if state.report is not None and state.report is not self._added:
+                self._added = state.report
+                self._history.add_report(state.report, state.latest_changes)
+                self._overview = msgspec.Raw(msgspec.json.encode(overview(state.report, self._history)))
+            self.version += 1
+        self.wake_pages()
+
+    def wake_pages(self) -> None:
+        """Call the listeners."""
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call a function after each read, on the watch's thread."""
+        with self._lock:
+            self._listeners.add(listener)
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Call a function no more."""
+        with self._lock:
+            self._listeners.discard(listener)
+
+    def cluster(self) -> View:
+        """Return how the cluster and the last read are; the read's age is by this machine's clock alone."""
+        state = self._watch.state
+        age_ms = None if state.report is None else round((time.monotonic() - state.read_s) * 1000)
+        return {**cluster_view(self._name, state, self._interval_ms), "age_ms": age_ms, "version": self.version}
+
+    def overview(self) -> View:
+        """Return all groups."""
+        return {"cluster": self.cluster(), "overview": self._overview}
+
+    def group(self, name: str) -> View:
+        """Return a group.
+
+        Raises:
+            NotFoundError: The last read has no such group.
+            RetriableError: The cluster has not been read yet.
+        """
+        report = self._report()
+        with self._lock:
+            found = group_view(report, self._history, name)
+        if found is None:
+            raise NotFoundError(f"there is no group {name!r}{did_you_mean(name, report.groups)}")
+        return {"cluster": self.cluster(), "group": found}
+
+    def readers(self) -> View:
+        """Return for each topic the groups that read it, as far as the cluster has been read."""
+        return dict(readers_of_topics(self._watch.state.report))
+
+    def _report(self) -> LagReport:
+        state = self._watch.state
+        if state.report is None:
+            why = f": {'; '.join(state.messages)}" if state.messages else ""
+            raise RetriableError(f"the cluster has not been read yet{why}")
+        return state.report
+
+
+# -- Answers, as values for JSON
+
+
+def cluster_view(name: str, state: WatchState, interval_ms: float) -> View:
+    """Return how the cluster and the last read are."""
+    report = state.report
+    return {
+        "cluster": name,
+        "up": state.is_up,
+        "reads": sum(state.reads.values()),
+        "read_at_ms": None if report is None else report.taken_ms,
+        "read_took_ms": round(state.read_ms),
+        "interval_ms": round(interval_ms),
+        "failures": dict(state.failures),
+        "messages": list(state.messages),
+    }
+
+
+def overview(report: LagReport | None, history: LagHistory) -> View:
+    """Return all groups, each with its status, lag, time lag and sparkline."""
+    if report is None:
+        return {"groups": [], "times_ms": []}
+    groups = [_group_row(group, history) for group in report.groups.values()]
+    groups += [_unread_row(name, error, history) for name, error in report.errors.items()]
+    return {"groups": groups, "times_ms": history.times_ms(SPARKLINE_READS)}
+
+
+def _group_row(group: GroupLag, history: LagHistory) -> View:
+    name, read = group.description.group_id, group.read
+    return {
+        "group": name,
+        "state": group.description.state,
+        "type": group.description.type,
+        "members": len(group.description.members) if group.members_known else None,
+        "status": group.status.name,
+        "activity": group.activity,
+        "causes": sorted({part.cause for part in group.partitions if part.cause and part.status is group.status}),
+        "topics": sorted({part.partition.topic for part in group.partitions}),
+        "partitions": len(group.partitions),
+        "lag": group.sum_lag if read else None,
+        "time_lag_ms": group.max_time_lag_ms,
+        "exact": all(part.is_time_lag_exact for part in read),
+        "consumed_per_s": _sum(part.consumed_per_s for part in read),
+        "written_per_s": _sum(part.produced_per_s for part in read),
+        "lags": history.lag_of_group(name, SPARKLINE_READS),
+    }
+
+
+def _unread_row(name: str, error: KafkaError, history: LagHistory) -> View:
+    lags = history.lag_of_group(name, SPARKLINE_READS)
+    return {"group": name, "status": UNREAD, "reason": reason_of(error), "error": str(error), "lags": lags}
+
+
+def group_view(report: LagReport, history: LagHistory, name: str) -> View | None:
+    """Return a group with its partitions, members and timeline; None if the last read has no such group."""
+    timeline = [
+        {"at_ms": timed.at_ms, "kind": timed.change.kind, "text": timed.change.text}
+        for timed in history.changes_of_group(name)
+    ]
+    over_time = {
+        "times_ms": history.times_ms(),
+        "lags": history.lag_of_group(name),
+        "time_lags_ms": history.time_lag_of_group(name),
+        "timeline": timeline,
+    }
+    group = report.groups.get(name)
+    if group is None:
+        error = report.errors.get(name)
+        return None if error is None else {**_unread_row(name, error, history), **over_time}
+    of = group.description
+    shown = sorted(group.partitions, key=_from_worst)[:PARTITIONS_SHOWN]
+    return {
+        **_group_row(group, history),
+        **over_time,
+        "explained": {cause: CAUSES[cause] for cause in sorted({part.cause for part in shown if part.cause})},
+        "protocol": of.protocol_type,
+        "assignor": of.assignor,
+        "coordinator": of.coordinator,
+        "epoch": of.epoch,
+        "partition_rows": [_partition_row(part, name, history) for part in shown],
+        "partitions_left_out": len(group.partitions) - len(shown),
+        "member_rows": [_member_row(member, group) for member in of.members[:MEMBERS_SHOWN]],
+        "members_left_out": max(0, len(of.members) - MEMBERS_SHOWN),
+    }
+
+
+def _from_worst(part: PartitionLag) -> tuple[int, int, TopicPartition]:
+    return -part.status, -(part.lag or 0), part.partition
+
+
+def _partition_row(part: PartitionLag, group: str, history: LagHistory) -> View:
+    owner = part.owner
+    return {
+        "topic": part.partition.topic,
+        "partition": part.partition.partition,
+        "committed": part.committed,
+        "log_start": part.log_start,
+        "log_end": part.log_end,
+        "lag": part.lag,
+        "time_lag_ms": part.time_lag_ms,
+        "exact": part.is_time_lag_exact,
+        "lost": part.lost,
+        "status": part.status.name,
+        "cause": part.cause,
+        "error": part.error,
+        "consumed_per_s": part.consumed_per_s,
+        "written_per_s": part.produced_per_s,
+        "catch_up_s": part.catch_up_s,
+        "member": None if owner is None else owner.client_id or owner.member_id,
+        "lags": history.lag_of_partition(group, part.partition),
+    }
+
+
+def _member_row(member: MemberDescription, group: GroupLag) -> View:
+    owned = set(member.assignment or ())
+    return {
+        "member_id": member.member_id,
+        "client_id": member.client_id,
+        "host": member.host,
+        "instance": member.group_instance_id,
+        "epoch": member.epoch,
+        "partitions": len(owned),
+        "owns": {topic: sorted(numbers) for topic, numbers in sorted(by_topic(owned).items())},
+        "subscription": sorted(member.subscription or ()),
+        "lag": sum(part.lag or 0 for part in group.read if part.partition in owned),
+    }
+
+
+def readers_of_topics(report: LagReport | None) -> Mapping[str, list[View]]:
+    """Return for each topic the groups that read it, with their lag there; the largest first."""
+    readers: dict[str, list[View]] = {}
+    for name, group in ({} if report is None else report.groups).items():
+        lags: dict[str, int] = {}
+        for part in group.partitions:
+            if part.cause != ABANDONED:
+                lags[part.partition.topic] = lags.get(part.partition.topic, 0) + (part.lag or 0)
+        for topic, lag in lags.items():
+            readers.setdefault(topic, []).append({"group": name, "lag": lag, "status": group.status.name})
+    return {topic: sorted(rows, key=lambda row: -row["lag"]) for topic, rows in readers.items()}
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

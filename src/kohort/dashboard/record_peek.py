@@ -1,0 +1,222 @@
+"""A look at a topic's records: some of the newest, or from an offset on. Bounded in number, bytes and time."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from kohort.client.consumer.consumer import Consumer
+from kohort.columns.record import Record
+from kohort.errors import InvalidInputError, NotFoundError
+from kohort.ids import TopicPartition
+
+RECORDS_SHOWN_MAX = 200
+"""The most records of a look."""
+RECORDS_SCANNED_MAX = 20_000
+"""The most records that a look reads, also to filter them."""
+BYTES_SCANNED_MAX = 32 << 20
+"""The most bytes of keys, values and headers that a look reads."""
+SCAN_S = 5.0
+"""The longest time for reading, after the partitions' offsets are known."""
+FIELD_BYTES_MAX = 4_096
+"""The most bytes of a key, a value or a header that a page gets."""
+HEADERS_SHOWN_MAX = 50
+"""The most headers of a record that a page gets."""
+_POLL_MS = 200
+_SETTINGS = {
+    "group.id": None,
+    "enable.auto.commit": False,
+    "allow.auto.create.topics": False,
+    "auto.offset.reset": "earliest",
+    "fetch.max.bytes": 4 << 20,
+    "max.poll.records": 1_000,
+}
+"""The settings of the consumer of a look, whatever the file of client properties says."""
+
+View = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PeekRequest:
+    """The records that are asked for.
+
+    Args:
+        topic: The topic.
+        partition: The partition; None: all.
+        offset: Where to begin; None: with the newest records.
+        limit: The most records, from 1 to `RECORDS_SHOWN_MAX`.
+        contains: A text that the key, the value or a header contains; empty: any.
+
+    Raises:
+        InvalidInputError: A number is out of range, or there is an offset without a partition.
+    """
+
+    topic: str
+    partition: int | None = None
+    offset: int | None = None
+    limit: int = 50
+    contains: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= RECORDS_SHOWN_MAX:
+            raise InvalidInputError(f"limit {self.limit}: give a number from 1 to {RECORDS_SHOWN_MAX}")
+        if self.partition is not None and not 0 <= self.partition < 2**31:
+            raise InvalidInputError(f"partition {self.partition}: there is no such number")
+        if self.offset is not None and (self.partition is None or not 0 <= self.offset < 2**63):
+            raise InvalidInputError(f"offset {self.offset}: give a number from 0 on, and a partition")
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The progress of a look."""
+
+    request: PeekRequest
+    ends: Mapping[TopicPartition, int]
+    found: dict[TopicPartition, deque[View]] = field(default_factory=dict)
+    records: int = 0
+    bytes: int = 0
+
+    def take_record(self, record: Record) -> None:
+        """Count a record, and keep it if it is one of those that are asked for."""
+        fields = [record.key or b"", record.value or b"", *(value or b"" for _, value in record.headers)]
+        fields += [name.encode() for name, _ in record.headers]
+        self.records += 1
+        self.bytes += sum(map(len, fields))
+        tp = TopicPartition(record.topic, record.partition)
+        if record.offset >= self.ends.get(tp, 0):
+            return
+        wanted = self.request.contains.encode()
+        if wanted and not any(wanted in data for data in fields):
+            return
+        newest = self.request.offset is None
+        kept = self.found.setdefault(tp, deque(maxlen=self.request.limit if newest else None))
+        if newest or len(kept) < self.request.limit:
+            kept.append(record_view(record))
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the scan ends before the end of the partitions; None: it need not."""
+        if self.request.offset is not None and sum(map(len, self.found.values())) >= self.request.limit:
+            return "limit"
+        if self.records >= RECORDS_SCANNED_MAX:
+            return f"{RECORDS_SCANNED_MAX} records were read"
+        if self.bytes >= BYTES_SCANNED_MAX:
+            return f"{BYTES_SCANNED_MAX >> 20} MiB were read"
+        return None
+
+
+def peek(
+    servers: str, settings: Mapping[str, Any], request: PeekRequest, now_s: Callable[[], float] = time.monotonic
+) -> View:
+    """Read some records without a group, so that nobody's offsets move.
+
+    Returns:
+        `records`: the newest first, or by offset; `scanned`: the number of records that were read; `stopped`: why the
+        look ended before the partitions' end, or None.
+
+    Raises:
+        NotFoundError: There is no such topic or partition.
+        KafkaError: The cluster can't be reached, or refuses.
+    """
+    with Consumer(servers, **{**settings, **_SETTINGS}) as consumer:
+        partitions = _partitions(consumer, request)
+        starts = consumer.beginning_offsets(partitions)
+        ends = consumer.end_offsets(partitions)
+        scan = _Scan(request, ends)
+        begins = {tp: _begin(request, starts[tp], ends[tp], len(partitions)) for tp in partitions}
+        waiting = [tp for tp in partitions if begins[tp] < ends[tp]]
+        stopped = None
+        if waiting:
+            consumer.assign(waiting)
+            for tp in waiting:
+                consumer.seek(tp, begins[tp])
+            stopped = _scan(consumer, scan, waiting, now_s() + SCAN_S, now_s)
+    return {"records": _in_order(scan), "scanned": scan.records, "stopped": None if stopped == "limit" else stopped}
+
+
+def _scan(
+    consumer: Consumer,
+    scan: _Scan,
+    waiting: Sequence[TopicPartition],
+    deadline_s: float,
+    now_s: Callable[[], float],
+) -> str | None:
+    while any(consumer.position(tp) < scan.ends[tp] for tp in waiting):
+        for record in consumer.poll(timeout_ms=_POLL_MS):
+            scan.take_record(record)
+            if stopped := scan.stopped:
+                return stopped
+        if now_s() >= deadline_s:
+            return f"{SCAN_S:.0f} s have passed"
+    return None
+
+
+def _partitions(consumer: Consumer, request: PeekRequest) -> list[TopicPartition]:
+    numbers = sorted(consumer.partitions_for_topic(request.topic) or ())
+    if not numbers:
+        raise NotFoundError(f"there is no topic {request.topic!r}")
+    if request.partition is None:
+        return [TopicPartition(request.topic, number) for number in numbers]
+    if request.partition not in numbers:
+        raise NotFoundError(f"topic {request.topic!r} has no partition {request.partition}")
+    return [TopicPartition(request.topic, request.partition)]
+
+
+def _begin(request: PeekRequest, start: int, end: int, partitions: int) -> int:
+    """Return where to begin in a partition."""
+    if request.offset is not None:
+        return max(start, request.offset)
+    share = max(1, RECORDS_SCANNED_MAX // partitions)
+    return max(start, end - (share if request.contains else min(share, request.limit)))
+
+
+def _in_order(scan: _Scan) -> list[View]:
+    records = [view for kept in scan.found.values() for view in kept]
+    if scan.request.offset is not None:
+        return records
+    records.sort(key=lambda view: (view["timestamp"], view["partition"], view["offset"]), reverse=True)
+    return records[: scan.request.limit]
+
+
+def record_view(record: Record) -> View:
+    """Return a record as a page gets it: text where it is UTF-8, cut to `FIELD_BYTES_MAX`."""
+    return {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "timestamp_by": ("producer", "broker")[record.timestamp_type],
+        "key": field_view(record.key),
+        "value": field_view(record.value),
+        "headers": [{"name": name, **(field_view(data) or {})} for name, data in _shown_headers(record)],
+        "headers_left_out": max(0, len(record.headers) - HEADERS_SHOWN_MAX),
+    }
+
+
+def _shown_headers(record: Record) -> Iterator[tuple[str, bytes | None]]:
+    for name, data in record.headers[:HEADERS_SHOWN_MAX]:
+        yield name[:FIELD_BYTES_MAX], data
+
+
+def field_view(data: bytes | None) -> View | None:
+    """Return `text` or `base64` of a field, with its size and whether it is cut; JSON is indented. None for null."""
+    if data is None:
+        return None
+    shown = data[:FIELD_BYTES_MAX]
+    view: View = {"size": len(data), "cut": len(data) > len(shown)}
+    try:
+        text = data.decode()[:FIELD_BYTES_MAX] if len(data) <= BYTES_SCANNED_MAX else shown.decode()
+    except UnicodeDecodeError:
+        return {**view, "base64": base64.b64encode(shown).decode()}
+    view["text"], view["json"] = text, False
+    if not view["cut"] and text[:1] in ("{", "["):
+        try:
+            view["text"], view["json"] = msgspec.json.format(text, indent=2), True
+        except (msgspec.DecodeError, RecursionError):
+            return view  # a text that begins as JSON does
+    return view

@@ -1,0 +1,327 @@
+"""The dashboard's HTTP side: pages, answers as JSON, and events. It only reads, and only this machine reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kohort.dashboard.cluster_lookups import BusyError, ClusterLookups
+from kohort.dashboard.observer import ClusterObserver
+from kohort.dashboard.record_peek import PeekRequest
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
+from kohort.io.closing import ClosedOnExit
+from kohort.lag.snapshot import reason_of
+
+log = logging.getLogger("kohort.dashboard")
+
+LOOKUP_THREADS = 6
+"""The most calls to the cluster at once, for all pages."""
+STREAMS_MAX = 64
+"""The most pages that get events. Others are refused them, and try again."""
+CONNECTIONS_MAX = 256
+REQUEST_BYTES_MAX = 16 << 10
+"""The most bytes of a request's line and headers."""
+HEARTBEAT_S = 15.0
+"""How often a stream without news sends a comment, so that a connection that is dead is noticed."""
+STOP_S = 2
+"""How long the end waits for answers that are under way."""
+QUERY_MAX = 1_000
+"""The longest value of a query."""
+
+FILES: Mapping[str, tuple[str, str]] = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/elements.js": ("elements.js", "text/javascript; charset=utf-8"),
+    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/pages.js": ("pages.js", "text/javascript; charset=utf-8"),
+    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""The headers of every answer: the page loads nothing from elsewhere, and no other page loads from here."""
+
+
+class DashboardGuard:
+    """The checks before every request, and the headers of every answer.
+
+    Listening on loopback does not keep other web pages out. A browser sends requests of any page, and a page's own name
+    may lead to this machine (DNS rebinding). So the host must be a name of this machine.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = _refusal(scope["method"], scope["path"], headers)
+        app = self._app if refusal is None else refusal
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+
+def _refusal(method: str, path: str, headers: Mapping[str, str]) -> Response | None:
+    if method not in ("GET", "HEAD"):
+        return _error(405, "the dashboard only reads: GET", "refused")
+    if not _is_this_machine(headers.get("host", "")):
+        return _error(421, "the host in the address must be localhost or a loopback address", "refused")
+    if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return _error(403, "asked by another page", "refused")
+    return None
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _error(status: int, text: str, reason: str) -> Response:
+    return _json({"error": text, "reason": reason}, status)
+
+
+def _failure(error: KafkaError) -> Response:
+    """Return the answer that says why there is none."""
+    kinds = ((InvalidInputError, 400), (NotAuthorizedError, 403), (NotFoundError, 404), (BusyError, 429))
+    status = next((status for kind, status in kinds if isinstance(error, kind)), 503)
+    return _error(status, str(error), reason_of(error))
+
+
+class DashboardRoutes:
+    """The answers to requests.
+
+    Args:
+        observer: Knows the last read.
+        lookups: Asks the cluster.
+    """
+
+    def __init__(self, observer: ClusterObserver, lookups: ClusterLookups) -> None:
+        self._observer, self._lookups = observer, lookups
+        self._threads = ThreadPoolExecutor(LOOKUP_THREADS, "kohort-dashboard-lookup")
+        self._files = {path: _file(name, kind) for path, (name, kind) in FILES.items()}
+        self._streams = 0
+        self.is_closing = False
+
+    def close(self) -> None:
+        """End the streams, and start no more calls."""
+        self.is_closing = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def app(self) -> ASGIApp:
+        """Return the application."""
+        observer, lookups = self._observer, self._lookups
+        answers: dict[str, Callable[[Request], Any]] = {
+            "/api/group": lambda request: observer.group(_text(request, "name")),
+            "/api/topics": lambda request: self._with_readers(lookups.topics()),
+            "/api/topic": lambda request: self._with_readers(lookups.topic(_text(request, "name"))),
+            "/api/records": lambda request: lookups.records(_peek_request(request)),
+            "/api/regions": lambda request: {"cluster": observer.cluster(), **lookups.regions()},
+            "/api/region": lambda request: {
+                "cluster": observer.cluster(),
+                "region": lookups.region(_text(request, "name")),
+            },
+        }
+        routes = [Route(path, self._in_thread(answer), methods=["GET"]) for path, answer in answers.items()]
+        routes += [Route(path, self._file, methods=["GET"]) for path in FILES]
+        routes.append(Route("/api/overview", self._overview, methods=["GET"]))
+        routes.append(Route("/api/events", self._events, methods=["GET"]))
+        return DashboardGuard(Starlette(routes=routes))
+
+    async def _file(self, request: Request) -> Response:
+        body, kind = self._files[request.url.path]
+        return Response(body, media_type=kind)
+
+    async def _overview(self, request: Request) -> Response:
+        return _json(self._observer.overview())
+
+    def _in_thread(self, answer: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            try:
+                body = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, lambda: msgspec.json.encode(answer(request))
+                )
+            except KafkaError as error:
+                return _failure(error)
+            return Response(body, media_type="application/json")
+
+        return respond
+
+    def _with_readers(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        readers = self._observer.readers()
+        view = {"cluster": self._observer.cluster(), **found}
+        if "topics" in found:
+            view["topics"] = [{**row, "readers": readers.get(row["topic"], [])} for row in found["topics"]]
+        else:
+            view["readers"] = readers.get(found["topic"], [])
+        return view
+
+    async def _events(self, request: Request) -> Response:
+        if self._streams >= STREAMS_MAX:
+            return _error(503, f"{STREAMS_MAX} pages are open", "refused")
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[str]:
+        """Yield an event at once and after each read, until the page is closed or the dashboard ends."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def on_read() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(news.set)
+
+        self._streams += 1
+        self._observer.add_listener(on_read)
+        try:
+            yield "retry: 2000\n\n"
+            while not self.is_closing:
+                yield f"event: read\ndata: {json.dumps({'version': self._observer.version})}\n\n"
+                try:
+                    await asyncio.wait_for(news.wait(), HEARTBEAT_S)
+                except TimeoutError:
+                    yield ": no news\n\n"
+                news.clear()
+        finally:
+            self._observer.remove_listener(on_read)
+            self._streams -= 1
+
+
+def _file(name: str, kind: str) -> tuple[bytes, str]:
+    return files("kohort.dashboard").joinpath("static", name).read_bytes(), kind
+
+
+def _text(request: Request, name: str) -> str:
+    value = request.query_params.get(name, "")
+    if not value or len(value) > QUERY_MAX:
+        raise InvalidInputError(f"{name}: give 1 to {QUERY_MAX} characters")
+    return value
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        raise InvalidInputError(f"{name}: give a number, not {text[:40]!r}")
+    return int(text)
+
+
+def _peek_request(request: Request) -> PeekRequest:
+    contains = request.query_params.get("contains", "")
+    if len(contains) > QUERY_MAX:
+        raise InvalidInputError(f"contains: give at most {QUERY_MAX} characters")
+    limit = _number(request, "limit")
+    return PeekRequest(
+        _text(request, "topic"),
+        _number(request, "partition"),
+        _number(request, "offset"),
+        50 if limit is None else limit,
+        contains,
+    )
+
+
+class DashboardServer(ClosedOnExit):
+    """The HTTP server, on a thread of its own until it is closed.
+
+    Attributes:
+        address: HOST:PORT.
+
+    Raises:
+        InvalidInputError: Other machines reach the address.
+        KafkaError: The address can't be listened on.
+    """
+
+    def __init__(self, host: str, port: int, observer: ClusterObserver, lookups: ClusterLookups) -> None:
+        sock = _loopback_socket(host, port)
+        self.address = f"{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+        self._observer = observer
+        self._routes = DashboardRoutes(observer, lookups)
+        config = uvicorn.Config(
+            self._routes.app(),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=STOP_S,
+            h11_max_incomplete_event_size=REQUEST_BYTES_MAX,
+        )
+        self._server = uvicorn.Server(config)
+        self._sock = sock
+        self._thread = threading.Thread(target=self._run, name="kohort-dashboard", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._sock]))
+
+    def close(self) -> None:
+        """End the streams and the server; may be called again."""
+        self._routes.close()
+        self._observer.wake_pages()
+        self._server.should_exit = True
+        self._thread.join()
+        self._sock.close()
+
+
+def _loopback_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        if not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
+            raise InvalidInputError(
+                f"other machines reach {host}, and the dashboard has no login: listen on 127.0.0.1, and reach it by "
+                "ssh -L or through a proxy that logs users in"
+            )
+        sock.listen(CONNECTIONS_MAX)
+    except OSError as error:
+        sock.close()
+        raise KafkaError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
+    except InvalidInputError:
+        sock.close()
+        raise
+    return sock

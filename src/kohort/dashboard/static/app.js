@@ -1,0 +1,149 @@
+// The shell of the page: which page is shown, the state of the cluster, events, keys.
+// Texts of the cluster get into the page by textContent alone, so that nothing in them is markup.
+
+import { pages } from "./pages.js";
+import { duration, note, visible } from "./elements.js";
+
+const main = document.getElementById("content"), banner = document.getElementById("banner");
+const RETRY_MS = 3000;
+let shown = null, asked = 0, cluster = null, isLost = false, events = null, retry = null;
+
+async function get(path) {
+  const answer = await fetch(path, { headers: { accept: "application/json" } });
+  const body = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(body.error), { reason: body.reason, status: answer.status });
+  return body;
+}
+
+function route() {
+  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+  const page = pages[name] ? name : "groups";
+  let about = "";
+  try {
+    about = decodeURIComponent(rest.join("/"));
+  } catch {
+    about = rest.join("/");
+  }
+  return { page, about };
+}
+
+function open() {
+  const { page, about } = route();
+  const list = pages[page].list ?? page;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.page === list) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${about ? `${visible(about)} · ` : ""}${list} · kohort`;
+  main.replaceChildren();
+  shown = { ...pages[page].make(main, about, get), list, page };
+  window.scrollTo(0, 0);
+  refresh();
+}
+
+async function refresh() {
+  const number = ++asked, page = shown;
+  clearTimeout(retry);
+  try {
+    const body = await get(page.path);
+    if (number !== asked) return;
+    isLost = false;
+    cluster = body.cluster ?? cluster;
+    const focused = document.activeElement?.dataset?.key;
+    page.show(body);
+    if (focused && document.activeElement?.dataset?.key !== focused) {
+      main.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    }
+    page.failed?.(null);
+  } catch (error) {
+    if (number !== asked) return;
+    isLost = error.status === undefined;
+    if (!isLost) page.failed?.(error);
+    retry = setTimeout(refresh, RETRY_MS);
+    if (!isLost) get("/api/overview").then((body) => { cluster = body.cluster; say(); }, () => {});
+  }
+  say();
+}
+
+// What is said of the cluster and of the last read, above every page.
+function say() {
+  const notes = [];
+  if (isLost) notes.push(note("bad", "kohort does not answer. This page tries again."));
+  if (cluster) {
+    document.getElementById("cluster").textContent = visible(cluster.cluster) + age();
+    const old = cluster.age_ms === null ? "Nothing has been read yet." : `Shown is what was read ${duration(cluster.age_ms)} ago.`;
+    if (!cluster.up && cluster.reads) {
+      notes.push(note("bad", `The cluster could not be read. ${old} It is read again every ${duration(cluster.interval_ms)}.`, cluster.messages));
+    } else if (!cluster.reads) {
+      notes.push(note("", "The cluster is being read for the first time."));
+    } else if (cluster.messages.length) {
+      notes.push(note("fair", "Some parts could not be read:", cluster.messages));
+    }
+  }
+  const text = (nodes) => nodes.map((node) => node.textContent).join("\n");
+  if (text(notes) !== text([...banner.children])) banner.replaceChildren(...notes);
+}
+
+function age() {
+  return cluster.age_ms === null ? "" : ` · read ${clockOf(cluster.read_at_ms)}`;
+}
+
+function clockOf(ms) {
+  return new Date(ms).toTimeString().slice(0, 8);
+}
+
+function listen() {
+  events?.close();
+  events = new EventSource("/api/events");
+  events.addEventListener("read", () => shown.isLive && refresh());
+  events.addEventListener("error", () => {
+    if (events.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
+    refresh();
+  });
+}
+
+// A page in the background needs no events, and browsers allow six connections to a server.
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    events?.close();
+    events = null;
+  } else if (!events) {
+    listen();
+    refresh();
+  }
+});
+
+function move(by) {
+  const rows = [...main.querySelectorAll("a[data-row]")];
+  const at = rows.indexOf(document.activeElement);
+  rows[at < 0 ? 0 : Math.min(rows.length - 1, Math.max(0, at + by))]?.focus();
+}
+
+const keys = {
+  "/": () => main.querySelector("input[type=search]")?.focus(),
+  j: () => move(1),
+  k: () => move(-1),
+  u: () => { location.hash = `#/${shown.list}`; },
+  g: () => { location.hash = "#/groups"; },
+  t: () => { location.hash = "#/topics"; },
+  r: () => { location.hash = "#/regions"; },
+  "?": () => document.getElementById("keys").showModal(),
+};
+
+document.addEventListener("keydown", (event) => {
+  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+  if (typing && event.key === "Escape") event.target.blur();
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || document.getElementById("keys").open) return;
+  if (keys[event.key]) {
+    event.preventDefault();
+    keys[event.key]();
+  }
+});
+document.getElementById("help").addEventListener("click", keys["?"]);
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+window.addEventListener("hashchange", open);
+open();
+listen();

@@ -1,0 +1,36 @@
+"""What differs between operating systems: what needs Linux or macOS, and calls that one of them lacks.
+
+docs/platforms.md lists every such call with what happens where it is absent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from kohort.errors import InvalidInputError
+
+
+def require_posix(what: str) -> None:
+    """Refuse what needs the file locks, permissions and signals of Linux or macOS.
+
+    Args:
+        what: the subject of the error, such as "kohort broker".
+
+    Raises:
+        InvalidInputError: this system has no `fcntl`, as Windows.
+    """
+    try:
+        import fcntl  # noqa: F401  # its presence is the question
+    except ImportError:
+        raise InvalidInputError(
+            f"{what} needs Linux or macOS: on Windows run it in WSL 2 or in a container; the consumer, producer, admin "
+            "client and the commands that use them work here (docs/platforms.md)"
+        ) from None
+
+
+def after_fork_in_child(callback: Callable[[], None]) -> None:
+    """Register a function to run in each forked child; do nothing where processes can't fork."""
+    register = getattr(os, "register_at_fork", None)
+    if register is not None:
+        register(after_in_child=callback)

@@ -1,0 +1,173 @@
+"""A thread that reads a cluster's lag again and again, for the exporter and for the dashboard."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kohort.errors import KafkaError
+from kohort.lag.evaluation import LagReport
+from kohort.lag.reading import LagReader
+from kohort.lag.snapshot import reason_of
+from kohort.lag.timeline import GroupChange, changes_between
+
+log = logging.getLogger("kohort.lag")
+
+READ_TIMEOUT_MS = 10_000
+"""The limit of a read. A cluster that answers more slowly is reported as timed out, and read again."""
+STALE_INTERVALS = 3
+"""A read counts for this many intervals. Then its lag is left out: a number that stands still looks like a fact."""
+STALE_MIN_S = 60.0
+"""The shortest time that a read counts: two reads that time out are no outage."""
+LOGGED_FAILURES_MAX = 10
+"""The most failures of a read that are logged."""
+NAMED_FAILURES_MAX = 100
+"""The most failures of a read that its state names."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchState:
+    """The last knowledge of a cluster.
+
+    Attributes:
+        is_up: Whether the last read succeeded.
+        report: The last read that succeeded.
+        read_s: When it did, on the monotonic clock.
+        failures: How many parts of the last read failed, by reason.
+        messages: What of the last read failed and why, at most `NAMED_FAILURES_MAX`.
+        read_ms: How long the last read took.
+        reads: The number of reads, by outcome.
+        changes: The number of changes, by group and kind, of groups that were there before.
+        latest_changes: The changes between the last two reads, by group; none after a read that failed.
+    """
+
+    is_up: bool = False
+    report: LagReport | None = None
+    read_s: float = 0.0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    messages: tuple[str, ...] = ()
+    read_ms: float = 0.0
+    reads: Mapping[str, int] = field(default_factory=dict)
+    changes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    latest_changes: tuple[tuple[str, GroupChange], ...] = ()
+
+
+class ClusterWatch:
+    """A thread that reads a cluster again and again, until it is closed.
+
+    A cluster that is away is read again at the next interval, for as long as the thread lives.
+
+    Args:
+        name: The cluster's name.
+        reader: Reads the cluster; closed with the watch.
+        interval_s: The time from the beginning of a read to the next one.
+        on_read: Called on the watch's thread after each read, with the new state.
+
+    Attributes:
+        name: The cluster's name; the label `cluster_name` of metrics.
+        state: The last state; replaced, never changed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reader: LagReader,
+        interval_s: float,
+        on_read: Callable[[WatchState], None] = lambda state: None,
+    ) -> None:
+        self.name, self.state = name, WatchState()
+        self._reader, self._interval_s, self._on_read = reader, interval_s, on_read
+        self._ended = threading.Event()
+        self._said: frozenset[str] = frozenset()
+        self._thread = threading.Thread(target=self._run, name=f"kohort-lag {name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and the reader."""
+        self._ended.set()
+        self._reader.close()
+        self._thread.join()
+
+    @property
+    def current(self) -> LagReport | None:
+        """The last report, unless it is too old to be shown."""
+        report = self.state.report
+        if report is None:
+            return None
+        age_s = time.monotonic() - self.state.read_s
+        return report if age_s <= max(STALE_MIN_S, STALE_INTERVALS * self._interval_s) else None
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            started = time.monotonic()
+            self._read_cluster()
+            self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
+
+    def _read_cluster(self) -> None:
+        before, started = self.state, time.monotonic()
+        try:
+            report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
+        except KafkaError as error:
+            if self._ended.is_set():
+                return
+            self._log({f"cluster: {error}"})
+            self.state = replace(
+                before,
+                is_up=False,
+                failures={reason_of(error): 1},
+                messages=(str(error),),
+                read_ms=(time.monotonic() - started) * 1000,
+                reads=_added(before.reads, ["failed"]),
+                latest_changes=(),
+            )
+        else:
+            self.state = self._after_read(before, report, (time.monotonic() - started) * 1000)
+        self._on_read(self.state)
+
+    def _after_read(self, before: WatchState, report: LagReport, read_ms: float) -> WatchState:
+        reasons = [failure.reason for failure in report.failures] + [reason_of(e) for e in report.errors.values()]
+        messages = {f"{failure.part}: {failure.text}" for failure in report.failures}
+        messages |= {f"group {name}: {error}" for name, error in report.errors.items()}
+        self._log(messages)
+        latest = () if before.report is None else tuple(changes_between(before.report, report))
+        return WatchState(
+            True,
+            report,
+            time.monotonic(),
+            Counter(reasons),
+            tuple(sorted(messages)[:NAMED_FAILURES_MAX]),
+            read_ms,
+            _added(before.reads, ["partial" if reasons else "whole"]),
+            _counted(before, report, latest),
+            latest,
+        )
+
+    def _log(self, failures: set[str]) -> None:
+        """Log failures that the last read did not have, and the end of the last one."""
+        new = sorted(failures - self._said)
+        for failure in new[:LOGGED_FAILURES_MAX]:
+            log.warning("[cluster %s] not read: %s; it is read again", self.name, failure)
+        if len(new) > LOGGED_FAILURES_MAX:
+            left = len(new) - LOGGED_FAILURES_MAX
+            log.warning("[cluster %s] %d more parts and groups could not be read; they are read again", self.name, left)
+        if self._said and not failures:
+            log.info("[cluster %s] everything is read again", self.name)
+        self._said = frozenset(failures)
+
+
+def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(counts) + Counter(names))
+
+
+def _counted(
+    before: WatchState, report: LagReport, latest: Iterable[tuple[str, GroupChange]]
+) -> dict[tuple[str, str], int]:
+    """Return the changes counted so far, of the groups that are there."""
+    counts = Counter({key: count for key, count in before.changes.items() if key[0] in report.groups})
+    known = {} if before.report is None else before.report.groups
+    counts.update((name, change.kind) for name, change in latest if name in known and name in report.groups)
+    return dict(counts)

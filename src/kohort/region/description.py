@@ -1,0 +1,92 @@
+"""Descriptions of regions as rows, for the commands and the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
+    from kohort.region.region_topic import SavedFacts
+
+
+def listed_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> list[dict[str, Any]]:
+    """Return a row for each region of the topic, with its groups."""
+    return [
+        {
+            "region": name,
+            "term": 0 if saved.term is None else saved.term.term,
+            "epoch": 0 if saved.epoch is None else saved.epoch.epoch,
+            "sequence": saved.sequence,
+            "stopped": why_stopped(saved),
+            "groups": list(groups),
+        }
+        for name, (saved, groups) in found.items()
+    ]
+
+
+def why_stopped(saved: SavedFacts) -> str:
+    """Return why a region stands still; empty: it does not."""
+    if saved.birth is None and saved.unproven:
+        return f"its records do not count here: the last {saved.unproven}"
+    return "" if saved.stopped is None else saved.stopped.cause
+
+
+def region_row(seen: RegionSeen) -> dict[str, Any]:
+    """Return the row of a region."""
+    return {
+        "region": seen.name,
+        "state": seen.state,
+        "term": seen.term,
+        "epoch": seen.epoch,
+        "sequence": seen.sequence,
+        "published": seen.published,
+        "unpublished": seen.sequence - seen.published,
+        "resets": sum(seen.resets.values()),
+        "sequence_ms": None if seen.sequence_ms < 0 else seen.sequence_ms,
+        "stopped": seen.stopped,
+    }
+
+
+def member_row(seen: RegionSeen, member: MemberSeen) -> dict[str, Any]:
+    """Return the row of a region's member."""
+    return {
+        "region": seen.name,
+        "member": member.name,
+        "group": member.group,
+        "phase": member.phase,
+        "epoch": member.epoch,
+        "partitions": [str(part) for part in member.parts],
+        "connected": member.connected,
+        "sink": member.sink,
+        "dead_letters": member.dead_letters,
+        "waits_for": member.waits_for,
+    }
+
+
+def sink_row(seen: RegionSeen, sink: SinkSeen) -> dict[str, Any]:
+    """Return the row of a region's sink."""
+    return {
+        "region": seen.name,
+        "sink": sink.place,
+        "published": sink.published,
+        "unpublished": seen.sequence - sink.published,
+        "publisher": sink.publisher,
+        "waits_for": sink.waits_for,
+    }
+
+
+def region_view(seen: RegionSeen) -> dict[str, Any]:
+    """Return a region with its members, sinks and positions."""
+    positions = [
+        {
+            "group": position.group,
+            "topic": position.topic,
+            "partition": position.partition,
+            "offset": position.offset,
+        }
+        for position in seen.positions
+    ]
+    members = [member_row(seen, member) for member in seen.members]
+    sinks = [sink_row(seen, sink) for sink in seen.sinks]
+    return {**region_row(seen), "resets": seen.resets, "members": members, "sinks": sinks, "positions": positions}

@@ -1,0 +1,336 @@
+"""Objects of a store (S3, Google Cloud Storage, Azure) below one URL, as sinks need them.
+
+The library's own retries are off. With them a lost answer turns a successful conditional put into a refusal (obstore
+0.12): the second request finds the object of the first. `ObjectStore.create_object` therefore reads the object after
+any error, and its caller compares.
+
+Each object is put in one request, so that no multipart upload can be left behind. Stores accept 5 GB in one request; a
+unit of staged rows has 64 MiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
+
+try:
+    from obstore.exceptions import (
+        AlreadyExistsError,
+        BaseError,
+        NotSupportedError,
+        PermissionDeniedError,
+        PreconditionError,
+        UnauthenticatedError,
+    )
+    from obstore.store import from_url
+except ImportError as error:
+    raise InvalidInputError(f"Object stores need the package obstore: pip install 'kohort[lake]' ({error})") from error
+
+_URL: Final = re.compile(r"(s3a?|gs|az)://([^/]+)(?:/(.*))?", re.IGNORECASE | re.DOTALL)
+_REFUSED: Final = re.compile(r"[\x00-\x20?#*\[\]{}%\\\x7f]")
+"""Characters that readers take for a pattern or for a part of the URL."""
+_CLIENT: Final = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_headers",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_url",
+        "timeout",
+        "user_agent",
+    }
+)
+"""Options of the HTTP client. obstore 0.12 aborts with a panic if they are among those of the store."""
+_TIMEOUTS: Final = {"timeout": "120s", "connect_timeout": "10s"}
+_S3_ENDPOINTS: Final = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
+_AZURE_ENDPOINTS: Final = ("endpoint", "azure_endpoint", "azure_storage_endpoint")
+_AZURE_ACCOUNTS: Final = ("account_name", "azure_account_name", "azure_storage_account_name")
+_ACCOUNT: Final = "account "
+_SECRET: Final = re.compile("secret|key|token|password|sas|credential|account", re.IGNORECASE)
+_MISSING: Final = "status code: 404"
+_QUERY: Final = re.compile(r"\?[^\s)>\"']*")
+_RACERS: Final = 16
+"""Number of puts that race for one name. Some servers refuse a calm second put, and let most of 32 racers win."""
+_THREADS: Final = 16
+_FEW: Final = 4
+
+
+class _StoreUrl(NamedTuple):
+    """The parts of a store's URL."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    def joined(self) -> str:
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+def _parsed(url: str) -> _StoreUrl:
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise InvalidInputError(f"{url} is no URL of an object store: give s3://, gs:// or az://, a bucket and a path")
+    scheme, bucket, prefix = found[1].lower(), found[2], (found[3] or "").rstrip("/")
+    if "@" in bucket or ":" in bucket:
+        raise InvalidInputError(
+            "A URL of an object store holds no credentials and no host: name them in storage_options, or in the "
+            "environment"
+        )
+    parts = prefix.split("/") if prefix else []
+    if _REFUSED.search(bucket + prefix) or any(part in ("", ".", "..") for part in parts):
+        raise InvalidInputError(f"{url} has an empty part, or a character that readers take for a pattern")
+    return _StoreUrl("s3" if scheme == "s3a" else scheme, bucket, prefix)
+
+
+def store_named(name: str) -> tuple[str, dict[str, str]]:
+    """Return the URL and the options in a store's `ObjectStore.name`; credentials come from the environment."""
+    url, _, where = name.removesuffix("]").partition("[")
+    options: dict[str, str] = {}
+    for part in filter(None, where.split(", ")):
+        if part.startswith(_ACCOUNT):
+            options["account_name"] = part.removeprefix(_ACCOUNT)
+        else:
+            options |= {"base_url" if url.startswith("gs:") else "endpoint": part, "allow_http": "true"}
+    return url, options
+
+
+class ObjectStore:
+    """The objects below a URL. It can be pickled; each process opens the store for itself.
+
+    All methods raise `NotAuthorizedError` for a missing permission, and `RetriableError` for a store that does not
+    answer. No error has a credential.
+
+    Attributes:
+        url: the URL, without credentials.
+        name: the URL, with the server if it is not the provider's own, or with the account that the bucket is in. Two
+            names may be one place; two places have two names.
+    """
+
+    _opened: tuple[int, Any] | None = None
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        self._url = _parsed(url)
+        self.url = self._url.joined()
+        self._options = {name.lower(): str(value) for name, value in options.items()}
+        for name in _CLIENT:
+            for prefix in ("aws_", "azure_", "google_"):
+                if prefix + name in self._options:
+                    self._options[name] = self._options.pop(prefix + name)
+        found = self._resolved()
+        self.name = self.url + (f"[{', '.join(found)}]" if found else "")
+
+    def _resolved(self) -> list[str]:
+        """Return what tells this bucket from another of the name. The options keep it: environments differ."""
+        if self._url.scheme == "gs":
+            base = self._taken(("base_url", "google_base_url"), "GOOGLE_BASE_URL")
+            return [self._endpoint(base, "GOOGLE_ALLOW_HTTP", "base_url")] if base else []
+        if self._url.scheme == "s3":
+            endpoint = self._taken(_S3_ENDPOINTS, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+            return [self._endpoint(endpoint, "AWS_ALLOW_HTTP")] if endpoint else []
+        account = self._taken(_AZURE_ACCOUNTS, "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ACCOUNT_NAME")
+        if account:
+            self._options["account_name"] = account
+        endpoint = self._taken(_AZURE_ENDPOINTS, "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+        found = [self._endpoint(endpoint, "AZURE_ALLOW_HTTP")] if endpoint else []
+        return found + ([f"{_ACCOUNT}{account}"] if account else [])
+
+    def _taken(self, names: Sequence[str], *variables: str) -> str:
+        """Take an option out under whichever of its names, or else from the environment."""
+        given = [value for name in names if (value := self._options.pop(name, ""))]
+        return next(iter((*given, *(os.environ[name] for name in variables if os.environ.get(name)))), "")
+
+    def _endpoint(self, endpoint: str, variable: str, option: str = "endpoint") -> str:
+        parts = urlsplit(endpoint)
+        if "@" in parts.netloc or parts.query:
+            raise InvalidInputError("The endpoint of an object store holds credentials: name them as options")
+        if os.environ.get(variable):
+            self._options.setdefault("allow_http", os.environ[variable])
+        if parts.scheme.lower() == "http" and not self._allows_http():
+            raise InvalidInputError(
+                f"The endpoint of {self.url} is not encrypted: give https://, or the option 'allow_http': 'true'"
+            )
+        self._options[option] = endpoint
+        return f"{parts.scheme}://{parts.netloc}".lower() + parts.path.rstrip("/")
+
+    def _allows_http(self) -> bool:
+        return self._options.get("allow_http", "").lower() in ("true", "1")
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.name!r})"  # without credentials
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state without this process's connections."""
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    @property
+    def _raw(self) -> Any:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = (os.getpid(), self._open_store())
+        return self._opened[1]
+
+    def _open_store(self) -> Any:
+        client: dict[str, Any] = {**_TIMEOUTS, **{k: v for k, v in self._options.items() if k in _CLIENT}}
+        client["allow_http"] = self._allows_http()
+        config = {name: value for name, value in self._options.items() if name not in _CLIENT}
+        opened: Any = from_url  # its types name each option of each store
+        try:
+            return opened(self.url, config=config, client_options=client, retry_config={"max_retries": 0})
+        except (BaseError, ValueError, TypeError) as error:
+            raise InvalidInputError(f"{self.url} can't be opened: {self._line(error)}") from None
+
+    # -- errors
+
+    @contextlib.contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        """Translate the library's errors; their own text may have a signed URL, so that it is not kept."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "No such object or bucket", f"{self.url}/{path}") from None
+        except (PermissionDeniedError, UnauthenticatedError, PermissionError) as error:
+            raise NotAuthorizedError(f"No right to {self.url}/{path}: {self._line(error)}") from None
+        except NotSupportedError as error:
+            raise InvalidInputError(f"{self.url} lacks what exactly-once writing needs: {self._line(error)}") from None
+        except (BaseError, OSError) as error:
+            line = self._line(error)
+            if _MISSING in line:  # a listing of a bucket that does not exist
+                raise FileNotFoundError(errno.ENOENT, "No such bucket", self.url) from None
+            raise RetriableError(f"The store of {self.url}/{path} does not answer: {line}") from None
+
+    def _line(self, error: BaseException) -> str:
+        text = _QUERY.sub("?…", (str(error).splitlines() or [type(error).__name__])[0])
+        for name, value in self._options.items():
+            if len(value) > 3 and _SECRET.search(name):
+                text = text.replace(value, "***")
+        return text
+
+    # -- objects
+
+    def create_object(self, path: str, data: bytes) -> bytes:
+        """Create an object unless there is one of this name; return the content that the name has afterwards.
+
+        After any error the object is read: an earlier request may have created it, this one also if its answer was
+        lost.
+        """
+        try:
+            self._raw.put(path, data, mode="create", use_multipart=False)
+        except (AlreadyExistsError, PreconditionError) as error:
+            try:
+                return self.read_object(path)
+            except FileNotFoundError:
+                raise RetriableError(f"{self.url}/{path} was removed meanwhile: {self._line(error)}") from None
+        except (BaseError, OSError):
+            with contextlib.suppress(FileNotFoundError, RetriableError, NotAuthorizedError):
+                return self.read_object(path)
+            with self._translated(path):
+                raise
+        return data
+
+    def put_object(self, path: str, data: bytes) -> None:
+        """Write an object, over an older one."""
+        with self._translated(path):
+            self._raw.put(path, data, use_multipart=False)
+
+    def read_object(self, path: str) -> bytes:
+        """Return an object's content; raise FileNotFoundError if there is none."""
+        with self._translated(path):
+            return bytes(self._raw.get(path).bytes())
+
+    def read_objects(self, paths: Sequence[str]) -> dict[str, bytes]:
+        """Return the content of objects that exist."""
+        return dict(self._each(self._content, paths))
+
+    def object_sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return the sizes of objects that exist."""
+        return dict(self._each(self._size, paths))
+
+    def _content(self, path: str) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            return path, self.read_object(path)
+        return None
+
+    def _size(self, path: str) -> Any:
+        with contextlib.suppress(FileNotFoundError), self._translated(path):
+            return path, int(self._raw.head(path)["size"])
+        return None
+
+    def _each(self, ask: Any, paths: Sequence[str]) -> list[Any]:
+        if len(paths) <= _FEW:
+            answers = [ask(path) for path in paths]
+        else:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                answers = list(pool.map(ask, paths))
+        return [answer for answer in answers if answer is not None]
+
+    def list_pages(self, folder: str, after: str = "") -> Iterator[list[str]]:
+        """Return the names in a folder that come after a name, in pages of a thousand; in order if the store is."""
+        with self._translated(folder):
+            offset = f"{folder}/{after}" if after else None
+            for page in self._raw.list(f"{folder}/", offset=offset, chunk_size=1000):
+                yield [str(entry["path"]).removeprefix(f"{folder}/") for entry in page]
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder; none if it does not exist."""
+        return [name for page in self.list_pages(folder) for name in page]
+
+    def list_top(self) -> list[str]:
+        """Return the names at the top, those of folders too."""
+        with self._translated(""):
+            found = self._raw.list_with_delimiter()
+            return [*found["common_prefixes"], *(str(entry["path"]) for entry in found["objects"])]
+
+    def remove_objects(self, paths: Iterable[str]) -> None:
+        """Remove objects, those that are there."""
+        gone = list(paths)
+        if not gone:
+            return
+        with contextlib.suppress(FileNotFoundError), self._translated(gone[0]):
+            self._raw.delete(gone)  # in one request, where the store can
+            return
+        for path in gone:
+            with contextlib.suppress(FileNotFoundError), self._translated(path):
+                self._raw.delete(path)
+
+    # -- what a store must do
+
+    def check_conditional(self, path: str) -> None:
+        """Check that a conditional put has one winner, in a race if the object is not there yet. The object stays.
+
+        Raises:
+            InvalidInputError: the store lacks conditional puts.
+        """
+        if (winners := self.race_puts(path)) > 1:
+            self.remove_objects([path])
+            raise self._unconditional(f"of {_RACERS} puts at once {winners} were accepted")
+        first, again = self.create_object(path, b"first"), uuid.uuid4().hex.encode()
+        if self.create_object(path, again) == again:
+            raise self._unconditional(f"a second put replaced what was {first.decode(errors='replace')!r}")
+
+    def race_puts(self, path: str) -> int:
+        """Return how many of several puts at once created an object."""
+
+        def wins(number: int) -> bool:
+            with contextlib.suppress(BaseError, OSError):
+                self._raw.put(path, str(number).encode(), mode="create", use_multipart=False)
+                return True
+            return False
+
+        with ThreadPoolExecutor(_RACERS) as pool:
+            return sum(pool.map(wins, range(_RACERS)))
+
+    def _unconditional(self, why: str) -> InvalidInputError:
+        return InvalidInputError(
+            f"{self.url} can't be written exactly once: its store has no conditional puts ({why}). Take a store that "
+            "has them, as S3, Google Cloud Storage and Azure do, or a folder"
+        )

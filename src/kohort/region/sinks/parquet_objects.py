@@ -1,0 +1,380 @@
+"""A folder of Parquet files in an object store that is written to exactly once: a sequence is one small object.
+
+    out/_region/region.json     whose folder this is, its name, and the schema of all its rows; created once
+    out/_region/conditional-put an object that `check` could create once only
+    out/_staged/KEY.rows        a member stages rows under this key, or has; KEY.none: it had no rows (empty objects)
+    out/_data/KEY.parquet       the rows; they stay there when they are published
+    out/_sequences/…17.json     sequence 17, which names its files: created once, by a conditional put
+
+A store has neither links nor renames, and no listing of many objects is whole. Readers therefore take the files that
+`_sequences` names: `ParquetFolder.published_files` lists them. A name that begins with `_` keeps readers of the whole folder away
+from rows that are not published.
+
+The order of writes replaces locks:
+
+- `KEY.rows` before `KEY.parquet`: a sweep finds the rows of a member that died without a list of all data;
+- `KEY.parquet` before `stage` returns, hence before a manifest names it, hence before `…17.json` does;
+- `…17.json` before its `KEY.rows` and `KEY.none` are removed;
+- those of the last sequence are removed before the next sequence is created. So only the last sequence's files may have
+  a `KEY.rows`, and a sweep asks that one alone. It looks at the last sequence first, and lists `_staged` then.
+
+Correctness needs no clock and no lock. A late publisher of a sequence finds its object, or is refused by the store. The
+object of an emptied folder (`…18.emptied`) makes all earlier ones void, those too that a late publisher creates.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.sinks import Keep, owner_marker, staged_files
+from kohort.region.sinks.object_store import ObjectStore
+from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile
+from kohort.region.sinks.parquet_schema import check_writable
+from kohort.region.sinks.staged_files import Codec
+from kohort.region.staged import StagedKey
+
+_CLAIM: Final = f"_region/{owner_marker.CLAIM}"
+_PROBE: Final = "_region/conditional-put"
+_STAGED: Final = "_staged"
+_ROWS: Final = ".rows"
+_NONE: Final = ".none"
+_SEQUENCES: Final = "_sequences"
+_DATA: Final = "_data"
+_ENTRY_NAME: Final = re.compile(r"([0-9]{20})\.(json|emptied)")
+_LISTED_STEP: Final = 1024
+_READ_ATTEMPTS: Final = 5
+
+
+class SequenceEntry(msgspec.Struct, frozen=True):
+    """The content of a sequence's object.
+
+    Attributes:
+        format: the format's version, 1.
+        region: the region's id.
+        sequence: the number.
+        files: the files with rows, by their path below the folder's URL, with their sizes in bytes.
+        empty: the keys without rows.
+    """
+
+    format: int
+    region: UUID
+    sequence: int
+    files: dict[str, int]
+    empty: tuple[str, ...]
+
+    def key_texts(self) -> set[str]:
+        """Return the texts of all keys."""
+        return {_key_of(path) for path in self.files} | set(self.empty)
+
+
+class _Seen(NamedTuple):
+    """The entries in a listing: numbers of sequences, and of the last emptying."""
+
+    sequences: list[int]
+    emptied: int
+
+
+def _data_path(key: str) -> str:
+    """Return where a key's rows are."""
+    return f"{_DATA}/{key}.parquet"
+
+
+def _key_of(path: str) -> str:
+    """Return the text of the key whose rows are in a file."""
+    return path.removeprefix(f"{_DATA}/").removesuffix(".parquet")
+
+
+class SequenceLog:
+    """The sequences below one URL."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._seen = 0
+
+    # -- what there is
+
+    def _after(self, number: int) -> Iterator[list[tuple[int, bool]]]:
+        """Return the entries after a number in pages, each with whether it says that the folder was emptied."""
+        for page in self._store.list_pages(_SEQUENCES, f"{number:020}.~" if number else ""):
+            found = [(int(entry[1]), entry[2] == "emptied") for name in page if (entry := _ENTRY_NAME.fullmatch(name))]
+            if found:
+                yield found
+
+    def last_number(self) -> int:
+        """Return the last number that is published or emptied; 0: none. Lists little, however many there are."""
+        low, step = max(0, self._seen - 1), _LISTED_STEP
+        if low and next(self._after(low), None) is None:
+            low = 0  # the folder was removed
+        while page := next(self._after(low + step), None):
+            low, step = max(number for number, _ in page) - 1, step * 2
+        while step > _LISTED_STEP:
+            step //= 2
+            if page := next(self._after(low + step), None):
+                low = max(number for number, _ in page) - 1
+        self._seen = max((number for page in self._after(low) for number, _ in page), default=0)
+        return self._seen
+
+    def _listed(self, after: int = 0) -> _Seen:
+        found = [entry for page in self._after(after) for entry in page]
+        emptied = max((number for number, is_emptied in found if is_emptied), default=0)
+        return _Seen(sorted(number for number, is_emptied in found if not is_emptied), emptied)
+
+    def is_done(self, sequence: int) -> bool:
+        """Return whether the sequence, or a later one, is published or emptied."""
+        return next(self._after(sequence - 1), None) is not None
+
+    def is_emptied(self, sequence: int) -> bool:
+        """Return whether the sequence is void."""
+        return self._listed(sequence - 1).emptied >= sequence
+
+    def read_entry(self, sequence: int) -> SequenceEntry | None:
+        """Return a published sequence; None: there is none, or it is removed."""
+        try:
+            return self._decoded(sequence, self._store.read_object(_path(sequence)))
+        except FileNotFoundError:
+            return None
+
+    def _decoded(self, sequence: int, data: bytes) -> SequenceEntry:
+        try:
+            entry = msgspec.json.decode(data, type=SequenceEntry)
+        except msgspec.DecodeError as error:
+            raise CorruptDataError(f"{self._store.url}/{_path(sequence)} can't be read: {error}") from error
+        if entry.format != 1:
+            raise InvalidInputError(f"{self._store.url} was written by a newer kohort, in format {entry.format}")
+        return entry
+
+    def list_files(self, after: int = 0) -> list[SequenceFile]:
+        """Return the files of all published sequences after a number, in order."""
+        for _ in range(_READ_ATTEMPTS):
+            seen = self._listed(after)
+            shown = [number for number in seen.sequences if number > seen.emptied]
+            content = self._store.read_objects([_path(number) for number in shown])
+            if len(content) == len(shown):  # otherwise the folder was emptied meanwhile
+                entries = [self._decoded(number, content[_path(number)]) for number in shown]
+                return [
+                    SequenceFile(entry.sequence, f"{self._store.url}/{path}")
+                    for entry in entries
+                    for path in sorted(entry.files)
+                ]
+        raise CorruptDataError(f"Sequences of {self._store.url} are gone while they are read: list it again")
+
+    # -- changes
+
+    def create_entry(self, entry: SequenceEntry) -> None:
+        """Create a sequence's object, unless it is there already.
+
+        Raises:
+            InvalidInputError: something else is in its place.
+        """
+        there = self._decoded(
+            entry.sequence, self._store.create_object(_path(entry.sequence), msgspec.json.encode(entry))
+        )
+        if there.region != entry.region or there.key_texts() != entry.key_texts():
+            raise InvalidInputError(
+                f"{self._store.url}/{_path(entry.sequence)} is there, and has other rows (of region {there.region}): "
+                "another process has published something else as this sequence. Move it away; nothing of the sequence "
+                "is lost"
+            )
+
+    def mark_emptied(self, sequence: int) -> None:
+        """Make all sequences up to this one void."""
+        self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b"{}")
+
+    def remove_void(self, sequence: int) -> None:
+        """Remove the void sequences up to this one: their files first."""
+        for number in self._listed().sequences:
+            if number <= sequence and (entry := self.read_entry(number)) is not None:
+                self._store.remove_objects(entry.files)
+                self._store.remove_objects([_path(number)])
+
+
+class ParquetObjects(ParquetFolder):
+    """A `ParquetFolder` in an object store, which `ParquetFolder(url)` makes of a store's URL.
+
+    Attributes:
+        path: the URL.
+        compression: as of `ParquetFolder`.
+        row_group_size: as of `ParquetFolder`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compression: Codec = "zstd",
+        row_group_size: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        staged_files.check_pages(compression, row_group_size)
+        self._store = ObjectStore(os.fspath(path), storage_options or {})
+        self._log = SequenceLog(self._store)
+        self.path = self._store.url
+        self.compression = compression
+        self.row_group_size = row_group_size
+
+    def __repr__(self) -> str:
+        return f"ParquetFolder({self._store.name!r})"  # without credentials
+
+    def _named(self) -> str:
+        return f"{self.KIND}:{self._store.name}"
+
+    # -- before the first record
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check that tables of this schema can be staged and published; create the owner marker if it is missing."""
+        self._bound()
+        check_writable(self._typed(schema))
+        try:
+            if not self._is_owned():
+                self._first(schema)
+            self._store.check_conditional(_PROBE)
+        except FileNotFoundError as error:
+            raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
+        self._fitting(schema)
+
+    def _first(self, schema: pa.Schema) -> None:
+        """Make the folder this region's, unless another process was faster."""
+        strangers = sorted(name for name in self._store.list_top() if not name.startswith(("_", ".")))
+        if strangers and not self._is_owned():
+            raise InvalidInputError(
+                f"{self.path} holds {strangers[0]!r} and is no folder of a region: give region {self._region!r} "
+                "an empty folder, so that readers find nothing but its sequences"
+            )
+        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
+        self._store.create_object(_CLAIM, owner_marker.encoded(claim))
+        self._owned()
+
+    def _read_claim(self, folder: str) -> OwnerMarker:
+        return owner_marker.decoded(self._store.read_object(_CLAIM), self.path)
+
+    # -- staging
+
+    def _write_rows(self, name: str, table: pa.Table) -> None:
+        store = self._store
+        if not table.num_rows:
+            store.put_object(_staged(name, _NONE), b"")
+            if _staged(name, _ROWS) in self._staged_paths():
+                store.remove_objects([_data_path(name)])
+                store.remove_objects([_staged(name, _ROWS)])
+            return
+        data = staged_files.parquet_bytes(table, self.path, self.compression, self.row_group_size)
+        store.put_object(_staged(name, _ROWS), b"")
+        store.put_object(_data_path(name), data)
+
+    def _staged_paths(self) -> set[str]:
+        return {f"{_STAGED}/{name}" for name in self._store.list_names(_STAGED)}
+
+    # -- publishing
+
+    def _show_sequence(self, sequence: int, names: list[str]) -> None:
+        """Show the rows of these keys as this sequence, by one object that names their files."""
+        if not self._log.is_done(sequence):
+            entry = self._entry(sequence, names)
+            if entry is not None:
+                self._forget_before(sequence)
+                self._log.create_entry(entry)
+        if self._log.is_emptied(sequence):
+            self._store.remove_objects([_data_path(name) for name in names])
+            self._log.remove_void(sequence)
+        self._forget(names)
+
+    def _entry(self, sequence: int, names: list[str]) -> SequenceEntry | None:
+        """Return what there is to publish; None: another process has done it."""
+        sizes = self._store.object_sizes([_data_path(name) for name in names])
+        without = [name for name in names if _data_path(name) not in sizes]
+        there = self._staged_paths() if without else set()
+        lost = [name for name in without if _staged(name, _NONE) not in there]
+        if not lost:
+            return SequenceEntry(1, self._bound(), sequence, sizes, tuple(without))
+        if self._log.is_done(sequence):
+            return None
+        raise CorruptDataError(
+            f"Sequence {sequence} can't be published into {self.path}: of {len(names)} staged files {len(lost)} are "
+            f"gone, {lost[0]} among them"
+        )
+
+    def _forget_before(self, sequence: int) -> None:
+        """Remove what is staged of the sequence before, whose publisher may have died before."""
+        entry = self._log.read_entry(sequence - 1) or self._log.read_entry(self._log.last_number())
+        if entry is not None:
+            self._forget(entry.key_texts())
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Remove what says that these keys are staged."""
+        both = {_staged(name, ending) for name in names for ending in (_ROWS, _NONE)}
+        self._store.remove_objects(sorted(both & self._staged_paths()))
+
+    def _remove_shown(self, sequence: int, floor: int) -> None:
+        """Remove all published rows: one object makes them void, then their files are removed."""
+        if self._log.is_done(sequence + 1):
+            return
+        self._log.mark_emptied(sequence)
+        self._log.remove_void(sequence)
+        self._remove_staged(_void_names(self._store.list_names(_STAGED), self._id, floor))
+
+    # -- progress
+
+    def published(self) -> int:
+        """Return the last sequence that is certainly published; 0: none."""
+        try:
+            self._owned()
+        except FileNotFoundError:
+            return 0
+        return self._log.last_number()
+
+    def published_files(self, after: int = 0) -> list[SequenceFile]:
+        """Return the files of all published sequences after a number, in order, as URLs."""
+        return self._log.list_files(after)
+
+    def adopt(self) -> str:
+        """Write this sink's name into the owner marker, and return the earlier one."""
+        claim = self._own_claim("")
+        if claim is None:
+            return ""
+        if claim.place != self.place:
+            self._store.put_object(_CLAIM, owner_marker.encoded(msgspec.structs.replace(claim, place=self.place)))
+        self._kept = None
+        return claim.place
+
+    def _written_name(self) -> str:
+        return self._written_in("")
+
+    # -- cleanup
+
+    def _remove_unshown(self, keep: Keep) -> None:
+        last = self._log.read_entry(self._log.last_number())  # before the listing: see the order of writes above
+        shown = set() if last is None else last.key_texts()
+        kept = {key.text() for key in keep.keys}
+        names = [name for name in self._store.list_names(_STAGED) if name.rpartition(".")[0] not in kept]
+        void = _void_names(names, self._id, keep.floor)
+        self._remove_staged(name for name in void if name.rpartition(".")[0] not in shown)
+        self._store.remove_objects(f"{_STAGED}/{name}" for name in void if name.rpartition(".")[0] in shown)
+
+    def _remove_staged(self, names: Iterable[str]) -> None:
+        """Remove staged rows, and then what says that they are staged."""
+        gone = list(names)
+        self._store.remove_objects(_data_path(name.rpartition(".")[0]) for name in gone if name.endswith(_ROWS))
+        self._store.remove_objects(f"{_STAGED}/{name}" for name in gone)
+
+
+def _staged(name: str, ending: str) -> str:
+    return f"{_STAGED}/{name}{ending}"
+
+
+def _void_names(names: Iterable[str], region_id: UUID | None, floor: int) -> list[str]:
+    """Return the keys among these names that this region staged in an epoch before `floor`."""
+    keys = {name: StagedKey.parse(name.rpartition(".")[0]) for name in names}
+    return [name for name, key in keys.items() if key is not None and key.region_id == region_id and key.epoch < floor]
+
+
+def _path(sequence: int) -> str:
+    return f"{_SEQUENCES}/{sequence:020}.json"

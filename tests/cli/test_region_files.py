@@ -1,0 +1,39 @@
+"""`kohort region files`: which files of a folder count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kohort.cli.app import run
+from kohort.region import ParquetFolder
+from kohort.region.staged import StagedKey
+
+REGION = UUID(int=7)
+
+
+def test_files_are_those_of_published_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*args: str) -> Any:
+        assert run(["region", "files", *args, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    keys = [StagedKey(REGION, 1, "m1", unit) for unit in range(3)]
+    sink = ParquetFolder(tmp_path / "out").bind("flights", REGION)
+    sink.check(pa.schema([("id", pa.int64())]))
+    for number, key in enumerate(keys):
+        sink.stage(key, pa.table({"id": [number]}))
+    assert listed(sink.place) == []
+    sink.publish(1, keys[:1])
+    sink.publish(2, keys[1:2])
+    rows = listed(sink.place)
+    assert [row["sequence"] for row in rows] == [1, 2]
+    assert [pq.ParquetFile(row["path"]).read()["id"].to_pylist() for row in rows] == [[0], [1]]
+    assert listed(str(tmp_path / "out"), "--after", "1") == rows[1:]
+    assert run(["region", "files", "hdfs://node/out"]) != 0
+    assert "hard links" in capsys.readouterr().err

@@ -1,0 +1,25 @@
+"""Metrics of groups that are taken over from Kafka's own coordinator."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kohort.broker.metrics import IMPORTS, Exporter, Metrics
+from kohort.groups.effects import Counted, Meter
+
+
+def scraped(metrics: Metrics) -> str:
+    registry = CollectorRegistry()
+    registry.register(Exporter(lambda: metrics.snapshot([], 0)))
+    return generate_latest(registry).decode()
+
+
+def test_imports_are_logged_where_there_are_any() -> None:
+    metrics = Metrics()
+    assert "import" not in scraped(metrics)
+    metrics.take(Counted(Meter.GROUP_IMPORTS, 2))
+    metrics.take(Counted(Meter.MEMBERS_ELSEWHERE, 1))
+    text = scraped(metrics)
+    assert "kohort_group_imports_total 2.0" in text
+    assert "kohort_group_members_elsewhere_total 1.0" in text
+    assert set(IMPORTS) == {Meter.GROUP_IMPORTS, Meter.MEMBERS_ELSEWHERE}

@@ -1,0 +1,86 @@
+"""A dashboard in this process, asked over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from kohort import Admin, Producer, TopicPartition
+from kohort.client.admin.values import NewTopic
+from kohort.lag import LagReader
+
+
+class Dashboard:
+    """A dashboard that reads its cluster every 100 ms, and a browser's part of talking to it."""
+
+    def __init__(self, stack: ExitStack, servers: str, **settings: Any) -> None:
+        pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+        from kohort.dashboard.cluster_lookups import ClusterLookups
+        from kohort.dashboard.observer import ClusterObserver
+        from kohort.dashboard.server import DashboardServer
+
+        reader = LagReader(servers, **settings)
+        reader.window_ms = 500
+        observer = stack.enter_context(ClusterObserver(servers, reader, 100))
+        dotted = {key.replace("_", "."): value for key, value in settings.items()}
+        self.server = stack.enter_context(
+            DashboardServer("127.0.0.1", 0, observer, ClusterLookups(servers, dotted, dotted))
+        )
+
+    def send(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of an answer."""
+        host, port = self.server.address.rsplit(":", 1)
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        try:
+            connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): text for name, text in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def get(self, answer: str, /, **query: object) -> Any:
+        """The answer to a request that succeeds."""
+        status, found = self.ask(answer, **query)
+        assert status == 200, found
+        return found
+
+    def ask(self, answer: str, /, **query: object) -> tuple[int, Any]:
+        """Status and answer."""
+        status, _, body = self.send(f"/api/{answer}?{urlencode(query)}")
+        return status, json.loads(body)
+
+    def groups(self) -> dict[str, Any]:
+        """The rows of the overview by group."""
+        return {row["group"]: row for row in self.get("overview")["overview"]["groups"]}
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Dashboard]]:
+    """Makes dashboards, which end with the test."""
+    with ExitStack() as stack:
+        yield lambda servers, **settings: Dashboard(stack, servers, **settings)
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a topic and a group, new for each test."""
+    return f"d-{uuid.uuid4().hex[:8]}"
+
+
+def behind(servers: str, topic: str, group: str) -> None:
+    """Makes a group that has read three of ten records in a partition, and all in the other."""
+    with Admin(servers) as admin, Producer(servers) as producer:
+        admin.create_topics([NewTopic(topic, 2, 1)]).all()
+        for number in range(10):
+            producer.send(
+                topic, b'{"number": %d}' % number, key=b"k%d" % number, partition=0, headers=[("via", b"web")]
+            )
+        producer.flush()
+        admin.alter_consumer_group_offsets(group, {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 0}).all()

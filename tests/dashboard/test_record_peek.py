@@ -1,0 +1,113 @@
+"""A look at records: which ones, how they are shown, and where the look ends."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from kohort import Admin, Broker, Producer
+from kohort.client.admin.values import NewTopic
+from kohort.dashboard import record_peek
+from kohort.dashboard.record_peek import FIELD_BYTES_MAX, PeekRequest, field_view, peek
+from kohort.errors import InvalidInputError, NotFoundError
+
+
+@pytest.fixture(scope="module")
+def topic(our_broker: Broker) -> str:
+    """Two partitions with 30 records each."""
+    with Admin(our_broker.bootstrap_servers) as admin, Producer(our_broker.bootstrap_servers) as producer:
+        admin.create_topics([NewTopic("looked-at", 2, 1)]).all()
+        for number in range(60):
+            header = [("trace", b"T%d" % number)]
+            producer.send(
+                "looked-at", b"v%d" % number, key=b"k%d" % number, partition=number % 2, headers=header,
+                timestamp_ms=1000 + number,
+            )  # fmt: skip
+        producer.flush()
+    return "looked-at"
+
+
+def look(broker: Broker, topic: str, **asked: Any) -> dict[str, Any]:
+    return peek(
+        broker.bootstrap_servers, {"group.id": "somebody", "auto.offset.reset": "latest"}, PeekRequest(topic, **asked)
+    )
+
+
+def values(found: dict[str, Any]) -> list[str]:
+    return [record["value"]["text"] for record in found["records"]]
+
+
+def test_newest_records_of_all_partitions_come_first(our_broker: Broker, topic: str) -> None:
+    found = look(our_broker, topic, limit=4)
+    assert values(found) == ["v59", "v58", "v57", "v56"]
+    assert [record["partition"] for record in found["records"]] == [1, 0, 1, 0]
+    assert (found["scanned"], found["stopped"]) == (8, None)
+
+
+def test_records_from_an_offset_come_in_order(our_broker: Broker, topic: str) -> None:
+    assert values(look(our_broker, topic, partition=1, offset=27, limit=2)) == ["v55", "v57"]
+    assert values(look(our_broker, topic, partition=1, offset=28)) == ["v57", "v59"]
+    assert look(our_broker, topic, partition=1, offset=1000) == {"records": [], "scanned": 0, "stopped": None}
+
+
+@pytest.mark.parametrize(("text", "found"), [("v17", ["v17"]), ("k17", ["v17"]), ("T17", ["v17"]), ("nothing", [])])
+def test_text_is_looked_for_in_key_value_and_headers(
+    our_broker: Broker, topic: str, text: str, found: list[str]
+) -> None:
+    assert values(look(our_broker, topic, contains=text)) == found
+
+
+def test_look_ends_after_a_number_of_records(our_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_peek, "RECORDS_SCANNED_MAX", 10)
+    found = look(our_broker, topic, partition=0, offset=0, contains="v58")
+    assert found == {"records": [], "scanned": 10, "stopped": "10 records were read"}
+    assert values(look(our_broker, topic, contains="v5", limit=3)) == ["v59", "v58", "v57"]
+
+
+def test_look_ends_after_a_number_of_bytes(our_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_peek, "BYTES_SCANNED_MAX", 20)
+    found = look(our_broker, topic, partition=0, offset=0, contains="v58")
+    assert found["scanned"] < 5 and found["stopped"]
+
+
+def test_look_ends_after_a_time(our_broker: Broker, topic: str) -> None:
+    clock = iter(range(0, 1_000_000, 1_000))
+    request = PeekRequest(topic, contains="nothing")
+    found = peek(our_broker.bootstrap_servers, {}, request, lambda: next(clock))
+    assert found["stopped"] == "5 s have passed"
+
+
+def test_topic_or_partition_that_is_not_there_is_not_found(our_broker: Broker, topic: str) -> None:
+    with pytest.raises(NotFoundError, match="no topic"):
+        look(our_broker, f"{topic}-not")
+    with pytest.raises(NotFoundError, match="no partition 2"):
+        look(our_broker, topic, partition=2)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"limit": 0}, {"limit": 201}, {"offset": 3}, {"partition": -1}, {"partition": 0, "offset": -1}]
+)
+def test_request_out_of_range_is_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(InvalidInputError):
+        PeekRequest("t", **asked)  # type: ignore[arg-type]
+
+
+def test_field_is_text_json_or_base64() -> None:
+    assert field_view(None) is None
+    assert field_view(b"") == {"size": 0, "cut": False, "text": "", "json": False}
+    assert field_view("é<b>".encode()) == {"size": 5, "cut": False, "text": "é<b>", "json": False}
+    assert field_view(b"\xff\x00") == {"size": 2, "cut": False, "base64": base64.b64encode(b"\xff\x00").decode()}
+    long = field_view(b"x" * (FIELD_BYTES_MAX + 1))
+    assert long is not None and long["cut"] and len(long["text"]) == FIELD_BYTES_MAX
+    assert field_view(b"{not json") == {"size": 9, "cut": False, "text": "{not json", "json": False}
+    deep = b"[" * 2000 + b"]" * 2000
+    assert field_view(deep) is not None
+
+
+def test_json_keeps_numbers_that_a_browser_would_round() -> None:
+    view = field_view(b'{"id":12345678901234567890123,"at":1.10}')
+    assert view == {
+        "size": 40, "cut": False, "json": True, "text": '{\n  "id": 12345678901234567890123,\n  "at": 1.10\n}',
+    }  # fmt: skip
