@@ -79,7 +79,7 @@ def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
 
 
 class LoadedSegment(NamedTuple):
-    """What opening a segment found.
+    """The result of `load_segment`.
 
     Attributes:
         report: the damage, the bytes that were read, and the indexes that were rebuilt.

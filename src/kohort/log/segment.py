@@ -15,7 +15,7 @@ from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, su
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
-from kohort.log.filesystem import ReadBuffer, remove, write_all
+from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
 from kohort.log.gaps import GapCount, blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
@@ -337,9 +337,9 @@ class SegmentFile:
         self.finish()
         inherited.add(0, size)
         for damage in inherited.damages:
-            log.error("%s", damage.sentence())
+            log.error("damaged records: %s", damage.sentence())
         if unseen.count and not pins.positions:
-            log.error("%s: %s", self.name, unseen.sentence())
+            log.error("%s: offsets not verified: %s", self.name, unseen.sentence())
         if inherited.done:
             self.inherited = None
 

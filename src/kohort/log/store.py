@@ -587,7 +587,7 @@ class LogStore(ClosedOnExit):
         try:
             self._doomed.append(path.replace(aside))
         except OSError as error:  # a new partition of this name, or the next start, recognizes its old topic id
-            log.warning("%s can't be renamed: %s", path, error)
+            log.warning("folder %s can't be renamed: %s", path, error)
             return False
         return True
 

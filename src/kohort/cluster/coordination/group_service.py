@@ -246,7 +246,7 @@ class GroupCoordination:
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
         elif self._opened and self._log_throttle.due("trouble"):
-            log.warning("placement: Kafka can't be reached; the last known placement is used: %s", error)
+            log.warning("placement: using the last known placement: Kafka can't be reached: %s", error)
 
     async def _round(self, cluster: Cluster) -> None:
         """Join the group and sync: take the assignment, which this member computes if it leads."""
@@ -405,7 +405,7 @@ def _assignments(joined: JoinGroupResponse) -> dict[str, LeaderAssignment]:
             metadata[member.member_id] = JoinMetadata.from_bytes(bytes(member.metadata))
         except CorruptDataError as error:
             log.warning("placement: member %s gets no shards, its bytes can't be read: %s", member.member_id, error)
-    return given(joined.generation_id, joined.member_id, metadata)
+    return compute_assignments(joined.generation_id, joined.member_id, metadata)
 
 
 def _taken(refused: str) -> KafkaError:

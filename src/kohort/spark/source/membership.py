@@ -527,8 +527,8 @@ def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: Limit) 
     """
     return (
         f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.why_unassigned()}. A rebalance "
-        f"waits for the running batches of all members, for {bound.option} of each: raise joinTimeoutMs above that, or "
-        f"look at who is in the group: kohort groups describe {member.group_id}"
+        f"waits for the running batches of all members, for {batch_limit.option} of each: raise joinTimeoutMs above "
+        f"that, or look at who is in the group: kohort groups describe {member.group_id}"
     )
 
 
