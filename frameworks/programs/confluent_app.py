@@ -1,8 +1,8 @@
 """confluent-kafka: publishes records on in transactions. Arguments: servers, input, output, a folder.
 
 The program ends on any error, as most do, and a supervisor starts it again. It also ends when a transaction takes
-too long. After a restart of the broker librdkafka may wait in `send_offsets_to_transaction` for ever, beyond the timeout
-that was given (its issue 5456).
+too long. After a restart of the broker librdkafka may wait in `send_offsets_to_transaction` for ever, beyond the
+timeout that was given (its issue 5456).
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _checksum(data: bytes) -> int:
     """Return the CRC32C of a catalog's content besides its checksum, whatever the layout of the JSON text."""
     content = msgspec.json.decode(data, type=dict[str, Any])
     content.pop("checksum", None)
-    return crc32c.crc32c(msgspec.json.encode(content, order="sorted"))
+    return int(crc32c.crc32c(msgspec.json.encode(content, order="sorted")))
 
 
 def _topic(row: _Row) -> CatalogTopic:

@@ -330,7 +330,7 @@ class TransactionIndex:
         """Return the CRC32C of the first entries, -1 if there are fewer."""
         if entries > len(self.entries):
             return -1
-        return crc32c.crc32c(b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[:entries]))
+        return int(crc32c.crc32c(b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[:entries])))
 
     def append(self, entry: AbortedRange) -> None:
         """Add an entry, also to the file. If the disk is full, `flush` writes it later."""

@@ -30,6 +30,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -55,6 +56,8 @@ from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
+_OBJECTS: Final = "kohort.region.sinks.parquet_objects"
+"""The module of folders in object stores, which needs an extra of the package."""
 _ROWS: Final = ".staged"
 _EMPTY: Final = ".empty"
 _SHOWN: Final = re.compile("sequence=([0-9]+)")
@@ -98,9 +101,8 @@ class ParquetFolder(InFolder):
     def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> ParquetFolder:
         """Return a folder, or for a store's URL a `ParquetObjects`."""
         if cls is ParquetFolder and is_store_url(path):
-            from kohort.region.sinks.parquet_objects import ParquetObjects  # an extra of the package
-
-            return object.__new__(ParquetObjects)
+            stored: type[ParquetFolder] = import_module(_OBJECTS).ParquetObjects  # it derives from this class
+            return object.__new__(stored)
         return object.__new__(cls)
 
     def __init__(

@@ -7,8 +7,8 @@
     out/_sequences/…17.json     sequence 17, which names its files: created once, by a conditional put
 
 A store has neither links nor renames, and no listing of many objects is whole. Readers therefore take the files that
-`_sequences` names: `ParquetFolder.published_files` lists them. A name that begins with `_` keeps readers of the whole folder away
-from rows that are not published.
+`_sequences` names: `ParquetFolder.published_files` lists them. A name that begins with `_` keeps readers of the whole
+folder away from rows that are not published.
 
 The order of writes replaces locks:
 
