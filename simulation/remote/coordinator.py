@@ -57,7 +57,7 @@ class LifeDriver(VirtualDriver):
     def shard_ended(self, index: int, error: Exception) -> None:
         """Implement `Driver.shard_ended`: pass the event on to the tenures."""
         self._world.log(f"{self._coordinator.name}: the shard has ended: {error}")
-        self._coordinator.ownership.lost(index, error)
+        self._coordinator.ownership.record_ended_shard(index, error)
 
 
 class Coordinator(Server):

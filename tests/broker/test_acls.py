@@ -240,7 +240,7 @@ def test_filter_selects_rules(changed: dict[str, Any], found: list[AclRule]) -> 
         "operation": AclOperation.ANY,
         "permission": AclPermission.ANY,
     }
-    assert index.found(AclRuleFilter(**everything | changed)) == found
+    assert index.matching_rules(AclRuleFilter(**everything | changed)) == found
 
 
 # -- the store

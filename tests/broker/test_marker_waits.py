@@ -125,7 +125,7 @@ def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     waits.markers_failed("x", stuck=False)
     assert reported == [ErrorCode.CONCURRENT_TRANSACTIONS] * (1 + WAITING_MAX)
     wait()
-    waits.ended("x")
+    waits.answer_waiting("x")
     assert reported[1 + WAITING_MAX :] == [ErrorCode.NONE]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kohort import Admin, Broker, NewTopic
 from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, entity_of
-from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, ClientRate, MutationBucket, Throttling
+from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, MutationBucket, Throttling, WindowedRate
 from kohort.errors import ErrorCode
 from kohort.wire.cluster_admin import AlterClientQuotasRequest
 from kohort.wire.data import FetchRequest
@@ -41,8 +41,8 @@ def set_quota(client: RawClient, entity: dict[str, str | None], **quotas: float 
 
 
 def test_rate_is_the_average_over_eleven_windows() -> None:
-    """The numbers are those of Kafka's `ClientRate` and `QuotaUtils.throttleTime` for the same calls."""
-    rate = ClientRate(11, 1000)
+    """The numbers are those of Kafka's `Rate` and `QuotaUtils.throttleTime` for the same calls."""
+    rate = WindowedRate(11, 1000)
     rate.record(1000, 0)
     assert rate.excess_ms(100, 0) == 0.0, "1000 over the ten full windows that are reckoned with"
     rate.record(500, 0)

@@ -18,7 +18,7 @@ FENCE = Fence(7, 3, 101, "in", "127.0.0.1", 19101, 50, UUID(int=5))
 
 def _saw(authors: Authors, producer_id: int, epoch: int, offset: int) -> None:
     facts = {"producer_id": producer_id, "producer_epoch": epoch, "base_offset": offset}
-    authors.saw(parse_header(build_batch([BatchRecord(0, 0, b"k", b"v")], **facts)))  # type: ignore[arg-type]
+    authors.record_batch(parse_header(build_batch([BatchRecord(0, 0, b"k", b"v")], **facts)))  # type: ignore[arg-type]
 
 
 def test_a_fence_is_read_as_it_was_written() -> None:
@@ -45,14 +45,14 @@ def test_a_fence_covers_its_epoch_and_those_before_it() -> None:
     for epoch, offset in ((1, 10), (3, 20), (4, 30)):
         _saw(authors, 7, epoch, offset)
     _saw(authors, -1, -1, 40)
-    authors.take(FENCE)
+    authors.record_fence(FENCE)
     assert authors.unfenced() == {(7, 4): 30, (-1, -1): 40}
 
 
 def test_the_first_fence_of_all_covers_nobody() -> None:
     authors = Authors()
     _saw(authors, -1, -1, 0)
-    authors.take(replace(FENCE, producer_id=FIRST, epoch=EPOCH_LAST))
+    authors.record_fence(replace(FENCE, producer_id=FIRST, epoch=EPOCH_LAST))
     assert authors.unfenced() == {(-1, -1): 0}
     assert authors.newest is None
 
@@ -60,5 +60,5 @@ def test_the_first_fence_of_all_covers_nobody() -> None:
 def test_who_might_write_on_is_everybody_but_the_own_id_and_those_that_were_fenced_for_good() -> None:
     authors = Authors()
     for producer_id, epoch in ((FIRST, 0), (5, 9), (6, EPOCH_LAST), (7, 3), (8, 0)):
-        authors.take(replace(FENCE, producer_id=producer_id, epoch=epoch))
+        authors.record_fence(replace(FENCE, producer_id=producer_id, epoch=epoch))
     assert [fence.producer_id for fence in authors.unfinished(7)] == [5, 8]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given as played
 from hypothesis import strategies as st
 
-from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, given
+from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, compute_assignments
 from kohort.cluster.coordination.placement import Candidate, Placement, placed
 from kohort.errors import CorruptDataError
 
@@ -20,7 +20,7 @@ def one(number: int, incarnation: str = "first", port: int | None = None) -> Can
 def test_each_is_given_the_same_map() -> None:
     """The generation is its version, and the leader is in office."""
     metadata = {"a": JoinMetadata(one(1), SHARDS), "b": JoinMetadata(one(2), SHARDS), "c": JoinMetadata(one(3), SHARDS)}
-    gifts = given(7, "b", metadata)
+    gifts = compute_assignments(7, "b", metadata)
     maps = {gift.placement for gift in gifts.values()}
     (placement,) = maps
     assert (placement.version, placement.elected) == (7, 2)
@@ -31,8 +31,8 @@ def test_each_is_given_the_same_map() -> None:
 def test_who_retires_has_none() -> None:
     """Also the leader, also where nobody else is there."""
     metadata = {"a": JoinMetadata(one(1), SHARDS, retiring=True), "b": JoinMetadata(one(2), SHARDS)}
-    assert given(1, "a", metadata)["a"].placement.owners == (2,) * SHARDS
-    assert given(1, "a", {"a": metadata["a"]})["a"].placement.owners == (-1,) * SHARDS
+    assert compute_assignments(1, "a", metadata)["a"].placement.owners == (2,) * SHARDS
+    assert compute_assignments(1, "a", {"a": metadata["a"]})["a"].placement.owners == (-1,) * SHARDS
 
 
 def test_map_that_most_go_by_counts() -> None:
@@ -44,7 +44,7 @@ def test_map_that_most_go_by_counts() -> None:
         "b": JoinMetadata(one(2), SHARDS, placement=new),
         "c": JoinMetadata(one(3), SHARDS, placement=new),
     }
-    assert given(2, "a", metadata)["a"].placement.owners == new.owners
+    assert compute_assignments(2, "a", metadata)["a"].placement.owners == new.owners
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
@@ -57,7 +57,7 @@ def test_two_of_one_id_at_one_address(names: tuple[str, str]) -> None:
         newer: JoinMetadata(one(1, "new"), SHARDS),
         "z": JoinMetadata(one(2), SHARDS, placement=before),
     }
-    gifts = given(3, "z", metadata)
+    gifts = compute_assignments(3, "z", metadata)
     assert gifts["z"].placement.candidate(1) == one(1, "new")
     assert gifts["z"].members[1] == newer
     assert not gifts[newer].refused
@@ -74,7 +74,7 @@ def test_two_of_one_id_at_two_addresses(names: tuple[str, str]) -> None:
         other: JoinMetadata(one(1, "new", port=9999), SHARDS),
         "z": JoinMetadata(one(2), SHARDS, placement=before),
     }
-    gifts = given(3, "z", metadata)
+    gifts = compute_assignments(3, "z", metadata)
     assert gifts["z"].placement.candidate(1) == one(1, "old")
     assert gifts[other].refused == "the id 1 is taken by the coordinator at 127.0.0.1:9001"
     assert not gifts[holder].refused
@@ -93,7 +93,7 @@ members = st.dictionaries(
 def test_survives_its_bytes_whoever_leads(metadata: dict[str, JoinMetadata], data: st.DataObject) -> None:
     """Messages decode to the same values, and each id has one candidate."""
     assert {name: JoinMetadata.from_bytes(metadata_of.to_bytes()) for name, metadata_of in metadata.items()} == metadata
-    gifts = given(1, data.draw(st.sampled_from(sorted(metadata))), metadata)
+    gifts = compute_assignments(1, data.draw(st.sampled_from(sorted(metadata))), metadata)
     assert {name: LeaderAssignment.from_bytes(gift.to_bytes()) for name, gift in gifts.items()} == gifts
     placement = next(iter(gifts.values())).placement
     ids = [candidate.id for candidate in placement.candidates]

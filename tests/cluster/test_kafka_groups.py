@@ -15,7 +15,7 @@ from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster.host import KafkaGroups
 from kohort.errors import ErrorCode
-from kohort.groups.effects import Counted, ImportGroup, Meter
+from kohort.groups.effects import Counted, ImportGroupOffsets, Meter
 from kohort.groups.events import Event, GroupImported, OffsetToCommit
 from kohort.zookeeper import free_ports
 
@@ -50,7 +50,7 @@ async def groups_at(servers: str) -> AsyncIterator[KafkaGroups]:
 async def asked(groups: KafkaGroups, group: str) -> GroupImported:
     """Return the state of a group."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-    groups.ask(ImportGroup(group, TICKET), found.set_result)
+    groups.ask(ImportGroupOffsets(group, TICKET), found.set_result)
     async with asyncio.timeout(WAIT_S):
         answer = await found
     assert isinstance(answer, GroupImported)
@@ -110,8 +110,8 @@ def test_members_are_named_until_they_have_left_and_their_last_commits_count(ser
             assert "it has 1 member at Kafka's own coordinator (mover at 127.0.0.1)" in there.text
             assert there.offsets == ()
             known, counted = Known(group), []
-            await groups.look(known, counted.append)
-            await groups.look(known, counted.append)
+            await groups.warn_of_other_members(known, counted.append)
+            await groups.warn_of_other_members(known, counted.append)
             assert counted == [Counted(Meter.MEMBERS_ELSEWHERE, 1)]
             await consumer.close()
             left = await asked(groups, group)
@@ -120,7 +120,7 @@ def test_members_are_named_until_they_have_left_and_their_last_commits_count(ser
                 (topic, 0, 3),
                 (topic, 1, 2),
             ]
-            await groups.look(known, counted.append)
+            await groups.warn_of_other_members(known, counted.append)
             assert len(counted) == 1
 
     asyncio.run(run())

@@ -98,7 +98,7 @@ class Host(GroupHost):
         self.ownership.loaded(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        self.ownership.lost(index, error)
+        self.ownership.record_ended_shard(index, error)
 
     def here(self) -> list[int]:
         return sorted(shard.index for shard in self.groups if shard.loaded)

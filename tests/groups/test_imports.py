@@ -9,7 +9,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups import admission, offsets
-from kohort.groups.effects import ImportGroup, LogLine, Meter
+from kohort.groups.effects import ImportGroupOffsets, LogLine, Meter
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -38,10 +38,10 @@ class Importing(Trial):
     def __init__(self, **config: object) -> None:
         super().__init__(group_import="auto", **config)
 
-    def asked(self) -> ImportGroup:
+    def asked(self) -> ImportGroupOffsets:
         """Return the pending request; there is at most one."""
         [question] = self.questions
-        assert isinstance(question, ImportGroup)
+        assert isinstance(question, ImportGroupOffsets)
         self.questions.clear()
         return question
 
@@ -164,7 +164,7 @@ def test_an_earlier_coordinator_that_is_silent_is_asked_later_each_time() -> Non
             trial.pass_time(50)
         waits.append(trial.mono_ms - began)
         question = trial.questions.pop()
-        assert isinstance(question, ImportGroup)
+        assert isinstance(question, ImportGroupOffsets)
         trial.questions.append(question)
         trial.answer(error=LOADING, text="Kafka does not answer")
         trial.pass_time(admission.SILENT_MAX_MS)
@@ -239,7 +239,7 @@ def test_only_so_many_groups_are_asked_for_at_a_time() -> None:
         assert trial.fetch(f"g{number}") is LOADING
     assert len(trial.questions) == admission.UNDER_WAY_MAX
     for question in trial.questions:
-        assert isinstance(question, ImportGroup)
+        assert isinstance(question, ImportGroupOffsets)
         trial.feed(GroupImported(question.group_id, question.ticket))
     trial.questions.clear()
     assert trial.fetch("g0") == []

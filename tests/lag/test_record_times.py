@@ -6,14 +6,14 @@ import pytest
 
 from kohort.lag import oldest_record
 from kohort.lag.snapshot import UNDATED
-from kohort.wire.batch import LOG_APPEND_TIME, BatchFacts, BatchRecord, build_batch
+from kohort.wire.batch import LOG_APPEND_TIME, BatchOptions, BatchRecord, build_batch
 
 ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
 
 
 def batch(*times: int, **facts: int | str | bool) -> bytes:
     """A batch whose records have these timestamps."""
-    given: BatchFacts = {**facts}  # type: ignore[typeddict-item]
+    given: BatchOptions = {**facts}  # type: ignore[typeddict-item]
     return build_batch([BatchRecord(0, time, None, b"x") for time in times], **given)
 
 

@@ -158,11 +158,11 @@ def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_pa
     assert (store.unseen(3), store.unseen(5), store.unseen(4)) == (["new"], ["new"], [])
     growing = store.growing({"new": 3})
     next(growing)
-    store.seen(3)
+    store.record_topics_cleaned(3)
     completed(growing)
     store.set_configs("new", {"retention.ms": "7"})
     release_files(store)
     with LogStore(tmp_path / "d") as store:
         assert (store.unseen(3), store.unseen(5)) == ([], ["new"])
-        store.seen(5)
+        store.record_topics_cleaned(5)
     assert "unseen" not in (tmp_path / "d" / "topics.json").read_text()

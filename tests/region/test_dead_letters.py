@@ -273,11 +273,11 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
     assert keys_by_place(given) == plane.owed
     for connection, place in ((1, "s1"), (2, "s2")):
         made.say(connection, messages.Published(plane.sequence, place))
-    assert set(plane.owed) == {"bad"} and plane.seen().published == plane.sequence - 1
+    assert set(plane.owed) == {"bad"} and plane.describe_region().published == plane.sequence - 1
     made.say(1, messages.Published(plane.sequence, "bad"))
-    assert not plane.owed and plane.seen().published == plane.sequence
-    assert [member.dead_letters for member in plane.seen().members] == [2, 3]
-    assert [(sink.place, sink.publisher) for sink in plane.seen().sinks if sink.publisher] == [
+    assert not plane.owed and plane.describe_region().published == plane.sequence
+    assert [member.dead_letters for member in plane.describe_region().members] == [2, 3]
+    assert [(sink.place, sink.publisher) for sink in plane.describe_region().sinks if sink.publisher] == [
         ("bad", "m1"), ("s1", "m1"), ("s2", "m2"),
     ]  # fmt: skip
 

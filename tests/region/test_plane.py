@@ -39,7 +39,7 @@ KNOWN = Known("r", REGION_ID, term=3, epoch=5, floor=4, sequence=7, initial=(beg
 def to_initial(driven: Driven) -> messages.AskReset:
     """Return an operator's request for the initial state, with its confirmation."""
     plane = driven.machine.plane
-    confirms = messages.Emptying(plane.region_id, tuple(sink.place for sink in plane.seen().sinks))
+    confirms = messages.Emptying(plane.region_id, tuple(sink.place for sink in plane.describe_region().sinks))
     return messages.AskReset("a person", forced=True, initial=True, confirms=confirms)
 
 
@@ -566,7 +566,7 @@ def test_each_sink_is_published_by_one_of_its_members_and_the_next_commit_waits_
         key = StagedKey(REGION_ID, driven.machine.plane.epoch - 2 + connection, name, 0)
         assert order == messages.Publish(3, 8, (key,), 6, place="st"[connection - 1])
     driven.say(2, messages.Published(8))
-    shown = driven.machine.plane.seen()
+    shown = driven.machine.plane.describe_region()
     assert (shown.published, shown.sequence) == (7, 8)
     assert shown.sinks == (messages.SinkSeen("s", 7, "m1"), messages.SinkSeen("t", 8, "m2"))
     cut = driven.cut()
@@ -608,7 +608,7 @@ def test_a_sink_that_nobody_writes_to_any_more_is_said() -> None:
     driven.do(plane_events.CommitEnded(_contributed(driven)))
     driven.say(1, messages.Published(8))
     driven.do(plane_events.Disconnected(2))
-    assert driven.machine.plane.seen().sinks[1] == messages.SinkSeen("t", 7, "")
+    assert driven.machine.plane.describe_region().sinks[1] == messages.SinkSeen("t", 7, "")
     driven.join(3, "m3", sink="t")
     assert [order.keys for order in driven.orders(3, messages.Publish)] == [driven.machine.plane.owed["t"]], (
         "by who comes"
@@ -629,9 +629,9 @@ def test_that_a_place_shows_a_sequence_is_in_the_topic_before_another_is_committ
     driven.say(2, messages.Published(8))
     shown = [fact for fact in driven.facts if isinstance(fact, Shown)]
     assert [(fact.region, fact.place, fact.sequence) for fact in shown] == [("r", "s", 8), ("r", "t", 8)]
-    assert driven.machine.plane.seen().published == 7 and len(driven.commits) == 1
+    assert driven.machine.plane.describe_region().published == 7 and len(driven.commits) == 1
     driven.do(plane_events.Saved(driven.machine.plane._tokens))
-    assert driven.machine.plane.seen().published == 8 and len(driven.commits) == 2
+    assert driven.machine.plane.describe_region().published == 8 and len(driven.commits) == 2
 
 
 def test_a_new_control_plane_waits_for_nobody_where_the_last_sequence_is_shown() -> None:
@@ -641,7 +641,7 @@ def test_a_new_control_plane_waits_for_nobody_where_the_last_sequence_is_shown()
     assert list(driven.machine.plane.owed) == ["s"]
     driven.join(1, "m1", sink="s")
     driven.say(1, messages.Published(7))
-    assert driven.machine.plane.seen().published == 7
+    assert driven.machine.plane.describe_region().published == 7
     emptied = Driven(replace(known, empties=True, keys={}))
     assert list(emptied.machine.plane.owed) == ["s"], "one that is empty too"
 
@@ -742,7 +742,7 @@ def test_a_new_control_plane_publishes_what_is_owed_to_each_sink() -> None:
     driven.join(2, "m2", sink="u")
     assert [order.keys for order in driven.orders(1, messages.Publish)] and not driven.orders(2, messages.Publish)
     assert driven.orders(1, messages.Publish)[-1].keys == keys["t"]
-    assert driven.machine.plane.seen().published == 6
+    assert driven.machine.plane.describe_region().published == 6
 
 
 @pytest.mark.parametrize("empties", [False, True])

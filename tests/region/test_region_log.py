@@ -187,7 +187,7 @@ def test_who_was_replaced_can_write_nothing(
     ours = members.offsets(members.first, "a", 5)
     begin(home, closing)
     with pytest.raises(OverError):
-        first.look()
+        first.check_term()
     with pytest.raises(OverError):
         commit(first, name, known, 1, ours)
     with pytest.raises(OverError):

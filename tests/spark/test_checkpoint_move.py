@@ -59,7 +59,7 @@ def source_lines(folder: Path, batch: int) -> list[str]:
 
 def test_batches_of_sparks_source_are_shown_with_their_beginnings(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: {"t": {"0": 3}}, 1: {"t": {"0": 5, "1": 2}}}, 0, {T0: 1})
-    first, second = (list(CheckpointLog(folder).seen(batch)) for batch in (0, 1))
+    first, second = (list(CheckpointLog(folder).ranges_of_batch(batch)) for batch in (0, 1))
     assert [(seen.done, seen.source, seen.kind, seen.starts, seen.ends) for seen in (*first, *second)] == [
         (True, "1", "kafka", {T0: 1}, {T0: 3}),
         (False, "1", "kafka", {T0: 3}, {T0: 5, T1: 2}),
@@ -69,7 +69,7 @@ def test_batches_of_sparks_source_are_shown_with_their_beginnings(tmp_path: Path
 
 def test_batches_of_kohort_are_shown_with_their_group(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: ours(1, {T0: (1, 3)}, group="etl")}, 0)
-    (seen,) = CheckpointLog(folder).seen(0)
+    (seen,) = CheckpointLog(folder).ranges_of_batch(0)
     assert (seen.kind, seen.group, seen.starts, seen.ends) == ("kohort", "etl", {T0: 1}, {T0: 3})
 
 
@@ -149,7 +149,7 @@ def test_a_source_that_has_read_nothing_is_not_converted(tmp_path: Path) -> None
 def test_a_source_whose_first_batch_is_a_later_one_of_the_query(tmp_path: Path) -> None:
     """The other source had data before: this one has no offset in the entries before."""
     folder = write(tmp_path, {0: "-", 1: {"t": {"0": 5}}}, 0, {T0: 2})
-    (seen,) = CheckpointLog(folder).seen(1)
+    (seen,) = CheckpointLog(folder).ranges_of_batch(1)
     assert (seen.starts, seen.ends) == ({T0: 2}, {T0: 5})
     CheckpointLog(folder).convert("kohort", no_group).write()
     assert BatchOffset.from_json(json.loads(source_lines(folder, 1)[-1])).spans == {T0: OffsetRange(2, 5)}

@@ -44,13 +44,13 @@ def test_only_offsets_of_this_source_are_reported_and_each_source_of_a_query_is(
 
 def test_a_source_that_connects_late_hears_the_last_of_its_query_until_the_run_is_over() -> None:
     ledger = CompletedBatches()
-    assert ledger.known("q1") is None
+    assert ledger.last_message("q1") is None
     ledger.progress("run", [text("q1", 1), text("q2", 1)])
     ledger.progress("run", [text("q1", 2)])
-    assert ledger.known("q1") == {"kind": "done", "end": text("q1", 2)}
-    assert ledger.known("q2") == {"kind": "done", "end": text("q2", 1)}
+    assert ledger.last_message("q1") == {"kind": "done", "end": text("q1", 2)}
+    assert ledger.last_message("q2") == {"kind": "done", "end": text("q2", 1)}
     assert ledger.terminated("run") == {"q1": {"kind": "over"}, "q2": {"kind": "over"}}
-    assert ledger.known("q1") is None
+    assert ledger.last_message("q1") is None
     assert ledger.terminated("run") == {}
     assert ledger.terminated("never seen") == {}
 
@@ -60,9 +60,9 @@ def test_runs_whose_end_is_never_reported_do_not_pile_up() -> None:
     for number in range(RUNS_MAX + 10):
         ledger.progress("first", [text("first", number)])
         ledger.progress(f"run{number}", [text(f"q{number}", 1)])
-    assert ledger.known("q0") is None
-    assert ledger.known("first") is not None, "one that goes on is no old one"
-    assert ledger.known(f"q{RUNS_MAX + 9}") is not None
+    assert ledger.last_message("q0") is None
+    assert ledger.last_message("first") is not None, "one that goes on is no old one"
+    assert ledger.last_message(f"q{RUNS_MAX + 9}") is not None
 
 
 def test_the_token_travels_to_the_source_and_not_to_the_workers() -> None:

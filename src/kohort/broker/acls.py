@@ -146,7 +146,7 @@ class AclIndex:
     def __contains__(self, rule: object) -> bool:
         return rule in self._rules
 
-    def found(self, wanted: AclRuleFilter) -> list[AclRule]:
+    def matching_rules(self, wanted: AclRuleFilter) -> list[AclRule]:
         """Return the rules that a filter selects."""
         return [rule for rule in self._rules if wanted.matches(rule)]
 

@@ -248,7 +248,7 @@ class Dispatcher(Generic[D]):
         except BadFrame:
             raise
         except Exception:
-            log.error("a fault in the broker: %s; its connection is closed", request.name)
+            log.error("closing the connection of %s: a fault in the broker", request.name)
             request.connection.close()
             raise
         if answer is not None:

@@ -141,7 +141,9 @@ class ServerRequest:
         try:
             self.take(memoryview(frame))
         except BadFrame as error:
-            log.warning("closing the connection from %s: %s", self.connection.name, error)
+            log.warning(
+                "closing the connection from %s: malformed answer of a push consumer: %s", self.connection.name, error
+            )
             self.connection.close()
 
     def unreadable(self) -> Parts:
@@ -154,7 +156,9 @@ class ServerRequest:
         The answer to a Ping has no error field, so its connection is closed instead.
         """
         if self.api == PushType.PING.api:
-            log.warning("closing the connection from %s: %s", self.connection.name, why)
+            log.warning(
+                "closing the connection from %s: Ping was not sent to the push consumer: %s", self.connection.name, why
+            )
             self.connection.close()
         else:
             self.send([ErrorResponse(error).encode_frame()])
@@ -191,7 +195,7 @@ class PushedConsumers:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def turn(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
+    def register_consumer(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
         """Register a consumer on a connection: all later frames from it are answers."""
         self._by_number[connection.client.number] = PushRegistration(connection, connection.reverse(), group_id, right)
 
@@ -226,7 +230,12 @@ class PushedConsumers:
         value = push.value
         try:
             if isinstance(value, DismissConsumer):
-                log.info("closing the connection from %s: group %s: %s", connection.name, value.group_id, value.why)
+                log.info(
+                    "[group %s] closing a push consumer's connection from %s: %s",
+                    value.group_id,
+                    connection.name,
+                    value.why,
+                )
                 connection.finish()
             else:
                 self._ask(found, value, *asking_frame(value, self._leader))
@@ -235,7 +244,7 @@ class PushedConsumers:
 
     @staticmethod
     def _end(connection: Connection, group_id: str, error: KafkaError) -> None:
-        log.warning("closing the connection from %s: group %s: %s", connection.name, group_id, error)
+        log.warning("[group %s] closing a push consumer's connection from %s: %s", group_id, connection.name, error)
         connection.finish()
 
     def _ask(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:

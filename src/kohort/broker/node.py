@@ -161,7 +161,7 @@ class Node(GroupHost):
 
     def shard_loaded(self, index: int) -> None:
         """Record that a shard's journal holds no positions of earlier topics any more."""
-        self.store.seen(index)
+        self.store.record_topics_cleaned(index)
         super().shard_loaded(index)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
@@ -180,7 +180,7 @@ class Node(GroupHost):
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
         """Return the group configurations of a shard's groups."""
-        return self.group_settings.usable(lambda group: self.groups.index_of(group) == index)
+        return self.group_settings.valid_settings(lambda group: self.groups.index_of(group) == index)
 
     def client_lost(self, client: ClientSession) -> None:
         """Cancel a client's waiting requests, and tell the coordinators that its connection is closed."""

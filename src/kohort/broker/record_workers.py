@@ -113,7 +113,7 @@ class RecordWorkers:
             try:
                 result = finished.result()
             except Exception as error:  # noqa: BLE001 - the producer must get an answer
-                log.error("%s: batches could not be checked: %s", partition, error)
+                log.error("%s: produced batches rejected: their check failed unexpectedly: %s", partition, error)
                 result = CorruptDataError(f"{partition}: the batches could not be checked: {error}")
             done(result)
         finally:

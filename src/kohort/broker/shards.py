@@ -102,7 +102,7 @@ class GroupShards:
         shard.expects_takeover = True
         return True
 
-    def keep(self, index: int) -> bool:
+    def cancel_takeover(self, index: int) -> bool:
         """Cancel an expected takeover of a shard.
 
         Returns:

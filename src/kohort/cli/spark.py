@@ -34,7 +34,7 @@ def show_(directory: Path, *, json: bool = False) -> int:
         json: print JSON; `starting_offsets` is what the option startingOffsets takes.
     """
     found = _opened(directory)
-    batches = [seen for batch in found.batches for seen in found.seen(batch)]
+    batches = [seen for batch in found.batches for seen in found.ranges_of_batch(batch)]
     if json:
         show_json([_batch_json(seen) for seen in batches])
         return DONE

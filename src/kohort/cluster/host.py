@@ -29,7 +29,7 @@ from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError, RetriableError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Counted, FindOffsets, ImportGroup, LookForTopics, Lookup, Meter
+from kohort.groups.effects import Counted, FindOffsets, ImportGroupOffsets, LookForTopics, Lookup, Meter
 from kohort.groups.events import Event, GroupImported, OffsetsFound, OffsetToCommit, PushPosition
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import ApiVersionsResponse
@@ -146,7 +146,7 @@ class KafkaGroups:
         self._tasks: set[asyncio.Task[None]] = set()
         self._doubled: frozenset[str] = frozenset()
 
-    def ask(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
+    def ask(self, question: ImportGroupOffsets, done: Callable[[Event], None]) -> None:
         """Import a group; `done` is called once, later, on the loop."""
         self._start(self._answer_import(question, done))
 
@@ -155,7 +155,7 @@ class KafkaGroups:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer_import(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
+    async def _answer_import(self, question: ImportGroupOffsets, done: Callable[[Event], None]) -> None:
         if question.group_id in self._reserved:
             text = "the coordinators use this group to elect their leader: choose another name"
             done(_refused(question, ErrorCode.INVALID_GROUP_ID, text))
@@ -174,11 +174,11 @@ class KafkaGroups:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                await self.look(groups, note)
+                await self.warn_of_other_members(groups, note)
             except KafkaError as error:
                 log.info("cannot check whether groups have members at Kafka's own coordinator: %s", error)
 
-    async def look(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
+    async def warn_of_other_members(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
         """Log a warning for each group that is served here and has members at Kafka's own coordinator.
 
         Both coordinators assign the same partitions of such a group.
@@ -205,7 +205,7 @@ class KafkaGroups:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def found_at_kafka(cluster: Cluster, question: ImportGroup) -> GroupImported:
+async def found_at_kafka(cluster: Cluster, question: ImportGroupOffsets) -> GroupImported:
     """Read a group's state and committed offsets from Kafka's own coordinator.
 
     Raises:
@@ -240,11 +240,11 @@ def _members_there(group: GroupDescription) -> str:
     return f"it has {count} member{'s' * (count != 1)} at Kafka's own coordinator ({shown}): {HOW_TO_GO_ON}"
 
 
-def _refused(question: ImportGroup, code: ErrorCode, text: str) -> GroupImported:
+def _refused(question: ImportGroupOffsets, code: ErrorCode, text: str) -> GroupImported:
     return GroupImported(question.group_id, question.ticket, (), code, text)
 
 
-def _import_failed(question: ImportGroup, error: KafkaError) -> GroupImported:
+def _import_failed(question: ImportGroupOffsets, error: KafkaError) -> GroupImported:
     """Return the import's failure: retriable, except for a missing permission, which waiting does not cure."""
     if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
         text = (
@@ -334,7 +334,7 @@ class CoordinatorHost(GroupHost):
     def shard_ended(self, index: int, error: Exception) -> None:
         """Record that a shard has ended by itself; after a fence it may begin again."""
         super().shard_ended(index, error)
-        self.ownership.lost(index, error)
+        self.ownership.record_ended_shard(index, error)
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Request metadata from Kafka for topics that may have been created a moment ago."""

@@ -29,5 +29,5 @@ async def retry_forever(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
             return await attempt()
         except (RetriableError, OSError) as error:
             if throttle.due(what):
-                log.warning("%s: %s; retrying", what, error)
+                log.warning("retrying every %.0f s: %s is not available: %s", AGAIN_S, what, error)
             await asyncio.sleep(AGAIN_S)

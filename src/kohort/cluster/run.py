@@ -341,7 +341,7 @@ class RunningCoordinator:
         self._beside(topics.poll_topics(), "topics of Kafka")
         self.serving.listen()
         await retry_forever("a place among the coordinators", lambda: self._coordination.open(me, topic.partitions))
-        log.info("coordinator %d at %s, incarnation %s", me.id, me.address, me.incarnation)
+        log.info("coordinator %d registered at %s, incarnation %s", me.id, me.address, me.incarnation)
         self._peers = Peers(self._coordination, me, logs_in=self._listener.protocol != "PLAINTEXT")
         self._coordination.on_changes(self._follow)
         self._beside(self._show_life(me), "life of the loop")

@@ -161,7 +161,7 @@ class ShardOwnership:
             tenure.load_s = time.monotonic() - tenure.began_s
             self._loop.call_soon(self._news.set)  # the shard serves after this turn of the loop
 
-    def lost(self, index: int, error: Exception) -> None:
+    def record_ended_shard(self, index: int, error: Exception) -> None:
         """Record that a shard has ended by itself, and plan its next term if it was fenced."""
         self._loop.call_soon(self._news.set)
         tenure = self.owned.get(index)
@@ -218,7 +218,7 @@ class ShardOwnership:
         assert owned.leaving is not None
         owned.leaving.cancel()
         owned.leaving = None
-        if not self._groups.keep(owned.index):
+        if not self._groups.cancel_takeover(owned.index):
             self._begin(owned)
 
     def _end(self, index: int) -> None:

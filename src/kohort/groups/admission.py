@@ -12,7 +12,7 @@ here, and imported once.
 
 The import starts when a client joins, commits to or fetches from a group that is not here and was never imported. Until
 the earlier coordinator has answered, no client may be told "no offset": the group would start anew and silently skip
-data. So the effect `ImportGroup` asks that coordinator. Meanwhile clients are told to retry
+data. So the effect `ImportGroupOffsets` asks that coordinator. Meanwhile clients are told to retry
 (COORDINATOR_LOAD_IN_PROGRESS), and the event `GroupImported` brings the answer:
 
 | the earlier coordinator | what follows |
@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import ConsumerGroupHeartbeatReply, ImportGroup, Level
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, ImportGroupOffsets, Level
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupImported, JoinGroup, RegisterConsumer
 from kohort.groups.records import OfferedProtocol
 from kohort.groups.step import Step
@@ -251,7 +251,7 @@ class Imports:
             return verdict
         if group_id not in self.under_way and len(self.under_way) < UNDER_WAY_MAX:
             ticket = self.under_way[group_id] = step.ticket()
-            step.begin_task(ImportGroup(group_id, ticket))
+            step.begin_task(ImportGroupOffsets(group_id, ticket))
         return RETRY_LATER
 
     def refuse(self, step: Step, event: GroupImported) -> None:
@@ -268,4 +268,8 @@ class Imports:
                 step.log(event.group_id, text, Level.WARNING)
         else:
             self.remember(event.group_id, Verdict(event.error, event.text, now_ms + REFUSED_MS))
-            step.log(event.group_id, f"refused: {event.text}", Level.WARNING)
+            step.log(
+                event.group_id,
+                f"refused, its earlier coordinator's offsets can't be imported: {event.text}",
+                Level.WARNING,
+            )

@@ -438,8 +438,8 @@ class LookForTopics:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportGroup:
-    """A background task: ask the group's earlier coordinator for its offsets. Its result is `GroupImported`.
+class ImportGroupOffsets:
+    """A background task: ask the group's earlier coordinator for its committed offsets. Its result is `GroupImported`.
 
     Attributes:
         ticket: a number that the result repeats; a result with another number is stale.
@@ -451,7 +451,7 @@ class ImportGroup:
 
 Computation: TypeAlias = ComputeAssignment | ResolveRegexes | DividePartitions
 """A background task that needs nothing but CPU time."""
-Lookup: TypeAlias = LookForTopics | ImportGroup
+Lookup: TypeAlias = LookForTopics | ImportGroupOffsets
 """A background task that asks the keeper of the topics, or the earlier coordinator of a group."""
 BackgroundTask: TypeAlias = Computation | FindOffsets | Lookup
 

@@ -428,7 +428,7 @@ class RegexesResolved:
 
 @dataclass(frozen=True, slots=True)
 class GroupImported:
-    """The result of an `ImportGroup`; ignored if another one was requested since.
+    """The result of an `ImportGroupOffsets`; ignored if another one was requested since.
 
     Attributes:
         offsets: the group's committed offsets at the earlier coordinator, where it has no members; empty if there is

@@ -327,7 +327,10 @@ class RegexResolved:
 
 @dataclass(frozen=True, slots=True)
 class PushGroupSaved:
-    """A group of the push protocol. `state_ms` is the wall clock time since when it is empty; -1 if it has members."""
+    """A stored group of the push protocol.
+
+    `state_ms` is the wall clock time at which its last member left; -1 if it has members.
+    """
 
     group_id: str
     state_ms: int

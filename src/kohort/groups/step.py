@@ -102,7 +102,7 @@ class Step(ABC):
         self.deadlines.set(timer, self.now.mono_ms + delay_ms)
 
     def count(self, meter: Meter, amount: int = 1) -> None:
-        """Increase a counter."""
+        """Add an increase of a counter to the step's effects."""
         if amount:
             self.effects.notes.append(Counted(meter, amount))
 

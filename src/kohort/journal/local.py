@@ -145,7 +145,11 @@ class LogJournal:
             for _ in survey.steps():
                 yield ()
             for sentence in survey.sentences():
-                log.error("%s%s", sentence, "; the older values are served" if self._older_values else "")
+                log.error(
+                    "damaged group records: %s%s",
+                    sentence,
+                    "; the older values are served" if self._older_values else "",
+                )
         if not self._older_values:
             raise DamagedError(damage, f"{damage.sentence()}. {WHAT_TO_DO}")
 

@@ -19,7 +19,7 @@ from kohort.errors import InvalidInputError
 from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
 from kohort.journal.codec import SharedBytes, append_started, encode, shared_bytes
 from kohort.log.markers import Marker, build_marker
-from kohort.wire.batch import BatchFacts, parse_header, seal_batch, varint
+from kohort.wire.batch import BatchOptions, parse_header, seal_batch, varint
 
 BATCH_BYTES_MAX: Final = 1 << 20
 """Larger appends are split into several batches, because readers of the topic expect about this size."""
@@ -83,21 +83,21 @@ class _Batches:
         self._now_ms = now_ms
         self._bytes_max = bytes_max
         self._done: list[bytes | bytearray] = []
-        self._facts: BatchFacts = {}
+        self._options: BatchOptions = {}
         self._parts: list[bytes] = []
         self._count = 0
         self._size = 0
 
-    def be(self, facts: BatchFacts) -> None:
+    def continue_with(self, options: BatchOptions) -> None:
         """Continue with batches of this kind."""
-        if facts != self._facts:
+        if options != self._options:
             self._seal()
-            self._facts = facts
+            self._options = options
 
     def _seal(self) -> None:
         if self._count:
             numbers = (self._count - 1, self._now_ms, self._now_ms)
-            self._done.append(seal_batch(b"".join(self._parts), self._count, numbers, self._facts))
+            self._done.append(seal_batch(b"".join(self._parts), self._count, numbers, self._options))
             self._parts, self._count, self._size = [], 0, 0
 
     def finish(self) -> list[bytes | bytearray]:
@@ -107,7 +107,7 @@ class _Batches:
 
     def open(self) -> tuple[bytes, int]:
         """Return the records of the only batch, and their number."""
-        if self._done or self._facts:
+        if self._done or self._options:
             raise InvalidInputError("records of a transaction can't be in one batch with others")
         return b"".join(self._parts), self._count
 
@@ -120,7 +120,7 @@ class _Batches:
             elif kind is TransactionMarked:
                 self.add_markers(run)
             else:
-                self.be({})
+                self.continue_with({})
                 for record in run:
                     self.add(*encode(record))
 
@@ -160,11 +160,11 @@ class _Batches:
                 return
             shared = shared_bytes(run[0]) if all(column.count(column[0]) == len(run) for column in rest) else None
             if shared is not None:
-                self.be(_facts_of(run[0]))
+                self.continue_with(_options_of(run[0]))
                 self._add_columns(shared, partitions, offsets, epochs)
                 return
         for record in run:
-            self.be(_facts_of(record))
+            self.continue_with(_options_of(record))
             self.add(*encode(record))
 
     def _add_columns(
@@ -208,7 +208,7 @@ def _varint(number: int) -> bytes:
     return _VARINTS[number] if number < _TABLE else varint(number)
 
 
-def _facts_of(record: OffsetCommitted) -> BatchFacts:
+def _options_of(record: OffsetCommitted) -> BatchOptions:
     if record.producer_id < 0:
         return {}
     return {"producer_id": record.producer_id, "producer_epoch": record.producer_epoch, "transactional": True}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.log.files import FILES_OWN
-from kohort.log.filesystem import PRIVATE_MODE, SYSTEM, FileSystem, read_file, read_open, remove, write_file
+from kohort.log.filesystem import PRIVATE_MODE, SYSTEM, FileSystem, read_file, read_open, remove_if_exists, write_file
 
 log = logging.getLogger("kohort.log")
 
@@ -199,7 +199,7 @@ def write_partition_metadata(folder: Path, topic_id: uuid.UUID, fs: FileSystem =
         if fs.write(fd, text) != len(text):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     except OSError:
-        remove(path, fs)
+        remove_if_exists(path, fs)
         raise
     finally:
         fs.close(fd)

@@ -150,7 +150,7 @@ def file_exists(path: StrPath, fs: FileSystem = SYSTEM) -> bool:
     return True
 
 
-def remove(path: StrPath, fs: FileSystem = SYSTEM) -> None:
+def remove_if_exists(path: StrPath, fs: FileSystem = SYSTEM) -> None:
     """Remove a name, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(path)

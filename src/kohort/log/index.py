@@ -53,7 +53,7 @@ def _create(path: str, fs: FileSystem) -> None:
 
 
 def _set_aside(path: str, fs: FileSystem) -> None:
-    """Rename a folder in the place of an index. It is not the broker's, so it is kept."""
+    """Rename a folder that has the name of an index to `.stray`. It is not the broker's, so it is kept."""
     fs.replace(path, f"{path}.stray")
 
 

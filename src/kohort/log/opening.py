@@ -7,6 +7,7 @@ the very end, without readable batches after them, from a write that the last ow
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from kohort.errors import CorruptDataError
 from kohort.log.continuity import Pins, survey
@@ -77,19 +78,28 @@ def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
     return False
 
 
-def load(
-    segment: Segment, verify_offset: int | None, following: int | None = None, *, crc: bool = True
-) -> tuple[RecoveryReport, bool]:
-    """Open a segment by reading it from its last index entry on, with checksums.
+class LoadedSegment(NamedTuple):
+    """The result of `load_segment`.
+
+    Attributes:
+        report: the damage, the bytes that were read, and the indexes that were rebuilt.
+        has_torn_end: whether the file ends in bytes that are no batch, without readable batches after them. The segment
+            then ends before them (`size`, `end_offset`).
+    """
+
+    report: RecoveryReport
+    has_torn_end: bool
+
+
+def load_segment(
+    segment: Segment, verify_from_offset: int | None, next_base_offset: int | None = None, *, crc: bool = True
+) -> LoadedSegment:
+    """Open a segment by reading it from its last index entry on. The log file stays unchanged, also after a torn end.
 
     Args:
-        verify_offset: read from the batch with this offset if that is earlier. None: the log was closed cleanly.
-        following: the base offset of the next segment; None: this is the last one.
+        verify_from_offset: read from the batch with this offset if that is earlier. None: the log was closed cleanly.
+        next_base_offset: the base offset of the next segment; None: this is the last one.
         crc: whether to verify the checksums.
-
-    Returns:
-        A report; and whether the file ends in bytes that are no batch, without readable batches after them. The
-        segment then ends before them (`size`, `end_offset`), and the file is unchanged.
 
     Raises:
         OSError: the file can't be opened.
@@ -98,9 +108,9 @@ def load(
     file = segment.open()
     file_size = file.size()
     index, times = segment.index, segment.time_index
-    rules, blamed = segment.rules(following), None
+    rules, blamed = segment.rules(next_base_offset), None
     loaded = index.load(file_size) and times.load()
-    if loaded and segment.gaps and following is not None and index.positions:
+    if loaded and segment.gaps and next_base_offset is not None and index.positions:
         pins = Pins(index.offsets[:], index.positions[:])
         blamed = blamed_by_index(survey(file, file_size, rules), pins, rules)
     timed = bool(times.timestamps) or not index.positions  # without it, a search by time would pass over batches
@@ -109,12 +119,12 @@ def load(
         index.reset()
         times.reset()
     _load_transactions(segment, report)
-    if verify_offset is not None:
-        drop = index.make_anew if segment.gaps and following is not None else index.truncate
-        drop(index.before_offset(verify_offset - segment.base_offset) + 1)
+    if verify_from_offset is not None:
+        drop = index.make_anew if segment.gaps and next_base_offset is not None else index.truncate
+        drop(index.before_offset(verify_from_offset - segment.base_offset) + 1)
     start = index.positions[-1] if index.positions else 0
     segment.restart(start)
-    inherited = UnverifiedBytes(file_size, closed=following is not None)
+    inherited = UnverifiedBytes(file_size, closed=next_base_offset is not None)
     findings = survey(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
         findings = without(findings, blamed, rules)
@@ -123,7 +133,7 @@ def load(
         index.reset()  # the expected offset there follows from the earlier batches
         times.reset()
         segment.restart(start := 0)
-        inherited = UnverifiedBytes(file_size, closed=following is not None)
+        inherited = UnverifiedBytes(file_size, closed=next_base_offset is not None)
         findings = survey(file, file_size, rules, crc=crc)
         last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, inherited)
     if last is not None:
@@ -134,7 +144,7 @@ def load(
     report.damages = inherited.damages.copy()
     if report.rebuilt_indexes:
         segment.flush_indexes()
-    return report, last is not None
+    return LoadedSegment(report, last is not None)
 
 
 def _last_entry_fits(segment: Segment, file: OpenFile) -> bool:
@@ -149,7 +159,7 @@ def _last_entry_fits(segment: Segment, file: OpenFile) -> bool:
 
 
 def truncate_torn_end(segment: Segment, report: RecoveryReport) -> None:
-    """Truncate a torn end that `load` found."""
+    """Truncate a torn end that `load_segment` found."""
     file = segment.open()
     report.truncated_bytes += file.size() - segment.size
     file.fs.ftruncate(file.fd, segment.size)

@@ -14,7 +14,7 @@ from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
 from kohort.log.cooperative import LoopBudget, Search, searched
 from kohort.log.files import FileCache
-from kohort.log.filesystem import ReadBuffer, file_exists, folder_mode, remove, sync_folder
+from kohort.log.filesystem import ReadBuffer, file_exists, folder_mode, remove_if_exists, sync_folder
 from kohort.log.markers import Marker, build_marker, note_batches
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
@@ -150,7 +150,7 @@ class PartitionLog:
         if not log.missing and (log.end_offset or recovery.snapshot_offsets(names)):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms, fs)
         for damage in log.recovery.damages:
-            _log.error("%s", damage.sentence())
+            _log.error("damaged records: %s", damage.sentence())
         if checkpoints.LEADER_EPOCHS in names or (
             log.active.epochs.known is None and log.end_offset and not log.missing
         ):
@@ -374,7 +374,7 @@ class PartitionLog:
         self.producers.write_snapshot(recovery.snapshot_path(self.path, self.end_offset), fs)
         self._snapshot_offset = self.end_offset
         for offset in recovery.snapshot_offsets(fs.listdir(self.path))[:-2]:
-            remove(recovery.snapshot_path(self.path, offset), fs)
+            remove_if_exists(recovery.snapshot_path(self.path, offset), fs)
 
     # -- reading
 

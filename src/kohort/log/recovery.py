@@ -26,7 +26,7 @@ from kohort.log.config import LogConfig, StoreLimits
 from kohort.log.continuity import Epochs, Located, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.files import FileCache
-from kohort.log.filesystem import SYSTEM, FileSystem, file_exists, remove, sync_folder, write_all
+from kohort.log.filesystem import SYSTEM, FileSystem, file_exists, remove_if_exists, sync_folder, write_all
 from kohort.log.markers import Marker, apply_marker, parse_marker
 from kohort.log.producers import Producers
 from kohort.log.results import OpenFile, RecoveryReport
@@ -127,10 +127,10 @@ def _ended(
         segment.release_file()
         fs.truncate(segment.path, hole.position)
         for suffix in (".index", ".timeindex"):
-            remove(segment.path.with_suffix(suffix), fs)
+            remove_if_exists(segment.path.with_suffix(suffix), fs)
         kept = Segment(folder, segment.base_offset, files, config.index_interval_bytes)
         kept.epochs, kept.gaps = epochs, segment.gaps
-        found, is_torn = opening.load(kept, 0, hole.first_offset if closed else None)
+        found, is_torn = opening.load_segment(kept, 0, hole.first_offset if closed else None)
         kept.transactions.truncate_to_offset(hole.first_offset)
         kept.finish()
         report.damages += found.damages
@@ -303,21 +303,21 @@ def _open_each(
     return torn
 
 
-def _load(segment: Segment, verify: int | None, following: int | None, known_end: int) -> tuple[RecoveryReport, bool]:
+def _load(segment: Segment, verify: int | None, following: int | None, known_end: int) -> opening.LoadedSegment:
     """Load the end of a segment.
 
     Raises:
         OSError: the file can't be opened, and its end offset is unknown.
     """
     try:
-        found = opening.load(segment, verify, following)
+        found = opening.load_segment(segment, verify, following)
     except opening.UNUSABLE as error:
         segment.end_offset = known_end if following is None else following
         if segment.end_offset <= segment.base_offset:
             raise
         report = RecoveryReport()
         opening.refuse(segment, error, report)
-        return report, False
+        return opening.LoadedSegment(report, has_torn_end=False)
     if following is not None:
         segment.finish()
     return found
@@ -480,7 +480,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
     place = segment.path
     if file_exists(swap, fs):
         segment.path = swap
-    opening.load(segment, None, end, crc=False)
+    opening.load_segment(segment, None, end, crc=False)
     segment.end_offset = end
     segment.finish()
     if segment.path != place:

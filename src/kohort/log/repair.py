@@ -141,5 +141,5 @@ def _make_indexes(path: Path) -> None:
 def _opened(path: Path, base_offset: int) -> Segment:
     segment = Segment(path, base_offset, FileCache(_FILES, 0), _INDEX_INTERVAL)
     segment.gaps = True
-    opening.load(segment, None, crc=False)
+    opening.load_segment(segment, None, crc=False)
     return segment

@@ -15,7 +15,7 @@ from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, su
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
-from kohort.log.filesystem import ReadBuffer, remove, write_all
+from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
 from kohort.log.gaps import GapCount, blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
@@ -263,10 +263,10 @@ class SegmentFile:
             entry = self.index.before_offset(offset - self.base_offset)
             begin = positions[entry] if entry >= 0 else 0
             stop = positions[entry + 1] if entry + 1 < len(offsets) else self.size
-            if self.look(begin, stop):
+            if self.verify_range(begin, stop):
                 return
 
-    def look(self, begin: int, stop: int) -> bool:
+    def verify_range(self, begin: int, stop: int) -> bool:
         """Verify the bytes of an earlier process between two positions.
 
         Returns:
@@ -337,9 +337,9 @@ class SegmentFile:
         self.finish()
         inherited.add(0, size)
         for damage in inherited.damages:
-            log.error("%s", damage.sentence())
+            log.error("damaged records: %s", damage.sentence())
         if unseen.count and not pins.positions:
-            log.error("%s: %s", self.name, unseen.sentence())
+            log.error("%s: offsets not verified: %s", self.name, unseen.sentence())
         if inherited.done:
             self.inherited = None
 
@@ -435,7 +435,7 @@ class SegmentFile:
         """Delete the files. Readers with an open file keep what they read."""
         self.release_file()
         for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
-            remove(self.path.with_suffix(suffix), self._fs)
+            remove_if_exists(self.path.with_suffix(suffix), self._fs)
 
 
 __all__ = ["Located", "Segment"]
@@ -521,7 +521,7 @@ class Segment(SegmentFile):
         found = self.locate(offset)
         start = self.size if found is None else found.position
         if found is not None:
-            self.look(start, min(self.size, max(start + max_bytes, found.end)))
+            self.verify_range(start, min(self.size, max(start + max_bytes, found.end)))
         return None if self.inherited is None else self.inherited.damage_from(start)
 
     def _read_to(
@@ -588,7 +588,7 @@ class Segment(SegmentFile):
         """Return a batch boundary at or before `position`, at most an index interval and a batch before it."""
         if position <= 0:
             return 0
-        self.look(position, position)
+        self.verify_range(position, position)
         entry = self.index.before_position(position)
         return self.index.positions[entry] if entry >= 0 else 0
 
@@ -601,7 +601,7 @@ class Segment(SegmentFile):
         stop = self.size if end is None else end
         while self.inherited is not None and (position < stop or not self.size):
             until = min(stop, position + _LOOK_BYTES)
-            self.look(position, until)
+            self.verify_range(position, until)
             damage = None if self.inherited is None else self.inherited.damage_from(position)
             if damage is not None and damage.position <= until and (damage.position < stop or end is None):
                 yield from self.headers(position, damage.position)

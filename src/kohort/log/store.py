@@ -356,7 +356,7 @@ class LogStore(ClosedOnExit):
         owned = self._owned
         owned.opened()
         how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
-        log.info("%s: %d logs open, %s, %.0f ms", self.path, len(self._logs), how, 1000 * (time.monotonic() - began))
+        log.info("%s: %d logs open, %s, in %.0f ms", self.path, len(self._logs), how, 1000 * (time.monotonic() - began))
 
     def _open(self, tp: TopicPartition, config: LogConfig, known: OpenOptions) -> None:
         options = self._ours(known)
@@ -587,7 +587,7 @@ class LogStore(ClosedOnExit):
         try:
             self._doomed.append(path.replace(aside))
         except OSError as error:  # a new partition of this name, or the next start, recognizes its old topic id
-            log.warning("%s can't be renamed: %s", path, error)
+            log.warning("folder %s can't be renamed: %s", path, error)
             return False
         return True
 
@@ -637,7 +637,7 @@ class LogStore(ClosedOnExit):
         """Return the topics that were created since a group journal was last loaded: `CatalogTopic.unseen`."""
         return [topic.name for topic in self.topics.values() if journal in topic.unseen]
 
-    def seen(self, journal: int) -> None:
+    def record_topics_cleaned(self, journal: int) -> None:
         """Record durably that a group journal has no offsets of earlier topics any more.
 
         Raises:

@@ -229,7 +229,7 @@ class RegionConsumer(OneProcess):
             while not taken and not self._flow.void and (piece := self._flow.in_hand) is not None:
                 taken = self._try_to_give(give, piece, wait)
         finally:
-            if wait.ended(works=taken):
+            if wait.end_wait(works=taken):
                 self._events.sink_waits("")
 
     def _add(self, rows: pa.Table, records: pa.Table | None, piece: Piece) -> None:

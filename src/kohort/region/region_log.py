@@ -237,7 +237,7 @@ class Home:
         """
         writer = self._new_writer()
         try:
-            writer.erase()
+            writer.delete_region()
         finally:
             writer.close()
         self.release_claims()
@@ -306,7 +306,7 @@ def regions(
 
 
 class RegionLogWriter:
-    """The writer of a control plane. One thread uses it at a time, except for `outsiders` and `look`."""
+    """The writer of a control plane. One thread uses it at a time, except for `outsiders` and `check_term`."""
 
     def __init__(
         self,
@@ -408,7 +408,7 @@ class RegionLogWriter:
             raise OverError(f"term {saved.term.term} has begun")
         return saved
 
-    def look(self) -> None:
+    def check_term(self) -> None:
         """Raise `OverError` if a later term has begun."""
         self._followed()
 
@@ -544,8 +544,8 @@ class RegionLogWriter:
         records = [(key_of(fact), value_of(fact)) for fact in facts]
         self._transact(lambda producer: self._send(producer, records))
 
-    def erase(self) -> None:
-        """Delete all facts of the region, and strangers' records of it."""
+    def delete_region(self) -> None:
+        """Delete all records of the region by tombstones, in one transaction, also those of strangers. Claims stay."""
         self._settled()
         keys = self._reader.table.keys_of(self._region)
         self._transact(lambda producer: self._send(producer, [(key, None) for key in keys]))

@@ -99,7 +99,7 @@ class RegionLog(Protocol):
     def settle(self) -> int:
         """Return the last complete sequence, after an answer was lost."""
 
-    def look(self) -> None:
+    def check_term(self) -> None:
         """Raise `OverError` if this is no longer the newest term. Any thread may call this."""
 
     def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
@@ -280,7 +280,7 @@ class ControlPlane:
 
         answer: Future[RegionSeen] = Future()
         try:
-            loop.call_soon_threadsafe(lambda: answer.set_result(self._machine.plane.seen()))
+            loop.call_soon_threadsafe(lambda: answer.set_result(self._machine.plane.describe_region()))
             return answer.result(DESCRIBE_S)
         except (RuntimeError, TimeoutError):  # it has ended, or ends at this moment
             return None
@@ -384,7 +384,7 @@ class ControlPlane:
             case messages.Alive():
                 pass
             case messages.Describe():
-                self._send(connection, self._machine.plane.seen())
+                self._send(connection, self._machine.plane.describe_region())
             case messages.StopMember(name):
                 self._step(events.MemberStopRequested(name))
             case messages.ResumeRegion():
@@ -395,7 +395,9 @@ class ControlPlane:
     def _send(self, connection: int, message: messages.Order | messages.Answer) -> None:
         link = self._links.get(connection)
         if link is not None and not link.send(encode(message)):
-            log.warning("region %s: connection closed: more than %s bytes are unread", self.region, UNREAD_BYTES_MAX)
+            log.warning(
+                "region %s: closing a member's connection: more than %s bytes are unread", self.region, UNREAD_BYTES_MAX
+            )
 
     async def _keep_alive(self) -> None:
         while True:
@@ -409,7 +411,7 @@ class ControlPlane:
         before = self._machine.state
         effects = self._machine.step(event, _now_ms())
         if self._machine.state is not before:
-            log.debug("region %s: %s to %s", self.region, before.name, self._machine.state.name)
+            log.debug("region %s: state changed from %s to %s", self.region, before.name, self._machine.state.name)
         for effect in effects:
             self._carry_out(effect)
         self._plan_tick()
@@ -451,7 +453,7 @@ class ControlPlane:
             if loop.time() - self._wrote_s < LOOK_S:
                 continue
             try:
-                await loop.run_in_executor(self._pool, self._book.look)
+                await loop.run_in_executor(self._pool, self._book.check_term)
             except OverError as error:
                 self._is_over(error)
                 return
@@ -484,7 +486,7 @@ class ControlPlane:
                 return event
             time.sleep(pause_s)
             if self._end.is_set():
-                raise OverError("it was closed")
+                raise OverError("the control plane was closed")
 
     async def _look(self, effect: events.LookAt) -> None:
         ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())

@@ -123,7 +123,7 @@ class CheckpointLog:
         path = self.folder / "offsets" / str(batch)
         return LogFile.parse(str(path), path.read_bytes())
 
-    def seen(self, batch: int) -> Iterator[BatchRange]:
+    def ranges_of_batch(self, batch: int) -> Iterator[BatchRange]:
         """Yield the offsets that a batch read from each Kafka source, kohort's or Spark's."""
         before = {line.name: line for line in self.log(batch - 1).sources} if batch - 1 in self.batches else {}
         for line in self.log(batch).sources:
@@ -159,7 +159,7 @@ class CheckpointLog:
         last = self.batches[-1]
         log, before = self.log(last), self.log(last - 1) if last - 1 in self.batches else None
         planned, first = Conversion(), {}
-        for seen in self.seen(last):
+        for seen in self.ranges_of_batch(last):
             if seen.kind == to:
                 continue
             if to == "kohort":
@@ -185,7 +185,7 @@ class CheckpointLog:
 
     def _topics(self, source: str) -> set[str]:
         """Return the topics that any batch of the log names for a source."""
-        seen = (seen for batch in self.batches for seen in self.seen(batch) if seen.source == source)
+        seen = (seen for batch in self.batches for seen in self.ranges_of_batch(batch) if seen.source == source)
         return {partition.topic for batch in seen for partition in batch.ends}
 
     def _to_kafka(self, seen: BatchRange, log: LogFile, committed: CommittedOffsets) -> BatchRange:

@@ -159,7 +159,7 @@ class ChannelServer:
                 elif announced == query:
                     self._take(link, query, message)
         except (OSError, ValueError) as error:
-            log.debug("connection closed: %s", error)
+            log.debug("closing a source's connection: %s", error)
         except Exception:
             log.exception("[query %s] failed to handle a message from its source; closing the connection", query)
         finally:

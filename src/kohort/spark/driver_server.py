@@ -82,7 +82,7 @@ class CompletedBatches:
         with self._lock:
             return {query: {"kind": "over"} for query in self._runs.pop(run, {})}
 
-    def known(self, query: str) -> Message | None:
+    def last_message(self, query: str) -> Message | None:
         """Return the last message about a query; None if there is none."""
         with self._lock:
             messages = [by_query[query] for by_query in self._runs.values() if query in by_query]
@@ -131,7 +131,12 @@ class SinkListener(StreamingQueryListener):
                     self._read_twice.started(run, loads_of(running._jsq.streamingQuery().analyzedPlan()))
                     return
         except (Py4JError, OSError) as error:
-            log.debug("[query %s] starts without the check for topics that it reads twice: %s", query, error)
+            log.debug(
+                "[query %s] not checked for topics that two of its sources read in one group: "
+                "its plan can't be read: %s",
+                query,
+                error,
+            )
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Do nothing: the previous batch was reported already."""
@@ -183,7 +188,7 @@ class Application:
         self.pid = os.getpid()
         self._completed = CompletedBatches()
         answers = {"ask": SOURCE_SESSIONS.answer, "initial": self._initial}
-        self._server = ChannelServer(self._completed.known, {"lost": SOURCE_SESSIONS.lost}, answers)
+        self._server = ChannelServer(self._completed.last_message, {"lost": SOURCE_SESSIONS.lost}, answers)
         self._listener: SinkListener | None = None
         self._gateway: Any = None
 

@@ -256,7 +256,7 @@ class SourceSessions:
     def lost(self, query: str, message: Message) -> None:
         """Pass a source's report of lost records to its session; only log it if that has ended."""
         lost = LostRecords.from_message(message)
-        log.warning("%s", lost.text)
+        log.warning("records may be lost: %s", lost.text)
         try:
             seat = self._session(query, message.get("seat"))
         except InvalidInputError:

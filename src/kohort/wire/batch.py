@@ -133,8 +133,8 @@ class BatchRecord(NamedTuple):
     headers: Sequence[tuple[str, Buffer | None]] = ()
 
 
-class BatchFacts(TypedDict, total=False):
-    """The optional facts of a batch to be built.
+class BatchOptions(TypedDict, total=False):
+    """The optional keyword arguments of `build_batch` and `seal_batch`.
 
     Attributes:
         base_offset: of the first record; 0 for a batch that a broker will patch.
@@ -240,8 +240,8 @@ def patch(
     struct.pack_into(">I", batch, _CRC_AT, crc32c.crc32c(memoryview(batch)[_ATTRIBUTES_AT:]))
 
 
-def build_batch(batch: Iterable[BatchRecord], **facts: Unpack[BatchFacts]) -> bytes:
-    """Return a batch of records with its checksum; `BatchFacts` lists the keywords.
+def build_batch(batch: Iterable[BatchRecord], **options: Unpack[BatchOptions]) -> bytes:
+    """Return a batch of records with its checksum; `BatchOptions` lists the keywords.
 
     Raises:
         InvalidInputError: no records, or an unknown codec.
@@ -249,8 +249,8 @@ def build_batch(batch: Iterable[BatchRecord], **facts: Unpack[BatchFacts]) -> by
     records = list(batch)
     if not records:
         raise InvalidInputError("a batch without records")
-    keep = facts.get("keep_offsets", False)
-    base_offset = records[0].offset if keep else facts.get("base_offset", 0)
+    keep = options.get("keep_offsets", False)
+    base_offset = records[0].offset if keep else options.get("base_offset", 0)
     base_timestamp = records[0].timestamp
     body = bytearray()
     last_delta, max_timestamp = -1, -1
@@ -261,43 +261,43 @@ def build_batch(batch: Iterable[BatchRecord], **facts: Unpack[BatchFacts]) -> by
         last_delta = delta
         max_timestamp = max(max_timestamp, record.timestamp)
         append_record(body, delta, record.timestamp - base_timestamp, record)
-    facts["base_offset"] = base_offset
+    options["base_offset"] = base_offset
     numbers = (last_delta, base_timestamp, max_timestamp)
-    return seal_batch(body, len(records), numbers, facts)
+    return seal_batch(body, len(records), numbers, options)
 
 
-def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], facts: BatchFacts) -> bytes:
+def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], options: BatchOptions) -> bytes:
     """Compress encoded records and put the header before them.
 
     Args:
         body: `count` records as `append_record` writes them.
         count: the number of records.
         numbers: last offset delta, base timestamp, max timestamp.
-        facts: the optional facts; without `base_offset` it is 0.
+        options: the optional fields; without `base_offset` it is 0.
     """
-    name = facts.get("compression", "none")
+    name = options.get("compression", "none")
     codec = CODECS.get(name)
     if codec is None:
         raise InvalidInputError(f"compression {name!r}: one of {', '.join(CODECS)}")
-    payload = compress(codec, body, facts.get("level"))
+    payload = compress(codec, body, options.get("level"))
     attributes = codec
-    attributes |= LOG_APPEND_TIME if facts.get("timestamp_type", 0) else 0
-    attributes |= TRANSACTIONAL if facts.get("transactional", False) else 0
-    attributes |= CONTROL if facts.get("control", False) else 0
+    attributes |= LOG_APPEND_TIME if options.get("timestamp_type", 0) else 0
+    attributes |= TRANSACTIONAL if options.get("transactional", False) else 0
+    attributes |= CONTROL if options.get("control", False) else 0
     head = bytearray(HEADER_SIZE)
     _HEADER.pack_into(
         head,
         0,
-        facts.get("base_offset", 0),
+        options.get("base_offset", 0),
         HEADER_SIZE - _LENGTH_OFFSET + len(payload),
-        facts.get("leader_epoch", -1),
+        options.get("leader_epoch", -1),
         MAGIC,
         0,
         attributes,
         *numbers,
-        facts.get("producer_id", -1),
-        facts.get("producer_epoch", -1),
-        facts.get("base_sequence", -1),
+        options.get("producer_id", -1),
+        options.get("producer_epoch", -1),
+        options.get("base_sequence", -1),
         count,
     )
     checksum = crc32c.crc32c(payload, crc32c.crc32c(head[_ATTRIBUTES_AT:]))

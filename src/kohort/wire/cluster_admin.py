@@ -15,10 +15,10 @@ class DescribeQuorumRequest(RequestMessage["DescribeQuorumResponse"], key=55, ve
     """A request for the state of the controllers' quorum."""
 
     class TopicData(Struct):
-        """Part of DescribeQuorumRequest."""
+        """A topic whose quorum is asked for, in Kafka the metadata topic."""
 
         class PartitionData(Struct):
-            """Part of TopicData."""
+            """A partition, by its index."""
 
             partition_index: int = int32()
 
@@ -34,13 +34,13 @@ class DescribeQuorumResponse(Message, key=55, versions=(0, 2), flexible=0):
     """Voters and observers of the controllers' quorum, with their log ends."""
 
     class TopicData(Struct):
-        """Part of DescribeQuorumResponse."""
+        """The partitions of one topic."""
 
         class PartitionData(Struct):
-            """Part of TopicData."""
+            """A partition's leader and high-water mark, with its voters and observers."""
 
             class ReplicaState(Struct):
-                """Part of PartitionData."""
+                """How far one replica has read, and when it last did; -1 if the leader does not know."""
 
                 replica_id: int = int32()
                 replica_directory_id: UUID = uuid(since=2)
@@ -61,10 +61,10 @@ class DescribeQuorumResponse(Message, key=55, versions=(0, 2), flexible=0):
         partitions: list[PartitionData] = array(PartitionData)
 
     class Node(Struct):
-        """Part of DescribeQuorumResponse."""
+        """A node of the quorum, with its addresses."""
 
         class Listener(Struct):
-            """Part of Node."""
+            """An address of a node, by the listener's name."""
 
             name: str = string()
             host: str = string()
@@ -87,7 +87,7 @@ class UpdateFeaturesRequest(RequestMessage["UpdateFeaturesResponse"], key=57, ve
     """A request to raise or lower finalized feature levels."""
 
     class FeatureUpdateKey(Struct):
-        """Part of UpdateFeaturesRequest."""
+        """The new version level of one feature; below 1 deletes the feature."""
 
         feature: str = string()
         max_version_level: int = int16()
@@ -103,7 +103,7 @@ class UpdateFeaturesResponse(Message, key=57, versions=(0, 2), flexible=0):
     """The result for each feature."""
 
     class UpdatableFeatureResult(Struct):
-        """Part of UpdateFeaturesResponse."""
+        """The result for one feature."""
 
         feature: str = string()
         error_code: int = int16()
@@ -158,7 +158,7 @@ class DescribeLogDirsRequest(RequestMessage["DescribeLogDirsResponse"], key=35, 
     """A request for log directories and the sizes of partitions in them; null asks for all."""
 
     class DescribableLogDirTopic(Struct):
-        """Part of DescribeLogDirsRequest."""
+        """A topic, with the partitions to describe."""
 
         topic: str = string()
         partitions: list[int] = array(int32)
@@ -170,13 +170,13 @@ class DescribeLogDirsResponse(Message, key=35, versions=(1, 5), flexible=2):
     """Log directories, their space, and the sizes of their partitions."""
 
     class DescribeLogDirsResult(Struct):
-        """Part of DescribeLogDirsResponse."""
+        """One log folder: its partitions and the volume's bytes, or why it can't be read."""
 
         class DescribeLogDirsTopic(Struct):
-            """Part of DescribeLogDirsResult."""
+            """The partitions of one topic in the folder."""
 
             class DescribeLogDirsPartition(Struct):
-                """Part of DescribeLogDirsTopic."""
+                """The bytes of a partition's log, and how far a replica that moves between folders is behind."""
 
                 partition_index: int = int32()
                 partition_size: int = int64()
@@ -205,7 +205,7 @@ class ElectLeadersRequest(RequestMessage["ElectLeadersResponse"], key=43, versio
     """A request for leader elections."""
 
     class TopicPartitions(Struct):
-        """Part of ElectLeadersRequest."""
+        """A topic, with the partitions that shall elect a leader."""
 
         topic: str = string()
         partitions: list[int] = array(int32)
@@ -219,10 +219,10 @@ class ElectLeadersResponse(Message, key=43, versions=(0, 2), flexible=2):
     """The result for each partition."""
 
     class ReplicaElectionResult(Struct):
-        """Part of ElectLeadersResponse."""
+        """The results for one topic."""
 
         class PartitionResult(Struct):
-            """Part of ReplicaElectionResult."""
+            """The result for one partition."""
 
             partition_id: int = int32()
             error_code: int = int16()
@@ -244,10 +244,10 @@ class AlterPartitionReassignmentsRequest(
     """A request to reassign partitions to other replicas, or to cancel a reassignment."""
 
     class ReassignableTopic(Struct):
-        """Part of AlterPartitionReassignmentsRequest."""
+        """A topic, with the partitions to reassign."""
 
         class ReassignablePartition(Struct):
-            """Part of ReassignableTopic."""
+            """The brokers that shall hold a partition's replicas. Null cancels a reassignment under way."""
 
             partition_index: int = int32()
             replicas: list[int] | None = array(int32, nullable=True, default=None)
@@ -266,10 +266,10 @@ class AlterPartitionReassignmentsResponse(Message, key=45, versions=(0, 1), flex
     """The result for each partition."""
 
     class ReassignableTopicResponse(Struct):
-        """Part of AlterPartitionReassignmentsResponse."""
+        """The results for one topic."""
 
         class ReassignablePartitionResponse(Struct):
-            """Part of ReassignableTopicResponse."""
+            """The result for one partition."""
 
             partition_index: int = int32()
             error_code: int = int16()
@@ -293,7 +293,7 @@ class ListPartitionReassignmentsRequest(
     """A request for the reassignments under way."""
 
     class ListPartitionReassignmentsTopics(Struct):
-        """Part of ListPartitionReassignmentsRequest."""
+        """A topic, with the partitions whose reassignments are asked for."""
 
         name: str = string()
         partition_indexes: list[int] = array(int32)
@@ -308,10 +308,10 @@ class ListPartitionReassignmentsResponse(Message, key=46, versions=(0, 0), flexi
     """The reassignments under way."""
 
     class OngoingTopicReassignment(Struct):
-        """Part of ListPartitionReassignmentsResponse."""
+        """The reassignments under way in one topic."""
 
         class OngoingPartitionReassignment(Struct):
-            """Part of OngoingTopicReassignment."""
+            """The replicas of a partition that moves, and those that are added and removed."""
 
             partition_index: int = int32()
             replicas: list[int] = array(int32)
@@ -339,7 +339,7 @@ class ListConfigResourcesResponse(Message, key=74, versions=(0, 1), flexible=0):
     """The configuration resources by type and name."""
 
     class ConfigResource(Struct):
-        """Part of ListConfigResourcesResponse."""
+        """A resource that has configurations, by its name and type."""
 
         resource_name: str = string()
         resource_type: int = int8(since=1, default=16, ignorable=True)
@@ -353,7 +353,7 @@ class DescribeClientQuotasRequest(RequestMessage["DescribeClientQuotasResponse"]
     """A request for quotas by entity."""
 
     class ComponentData(Struct):
-        """Part of DescribeClientQuotasRequest."""
+        """A condition on one part of the entity. `match_type`: 0 the name in `match`, 1 the default, 2 any name."""
 
         entity_type: str = string()
         match_type: int = int8()
@@ -367,16 +367,19 @@ class DescribeClientQuotasResponse(Message, key=48, versions=(0, 1), flexible=1)
     """Quotas by entity."""
 
     class EntryData(Struct):
-        """Part of DescribeClientQuotasResponse."""
+        """An entity, with the values of its quotas."""
 
         class EntityData(Struct):
-            """Part of EntryData."""
+            """One part of the entity that the quotas apply to: user, client-id or ip, and its name.
+
+            Null names the default.
+            """
 
             entity_type: str = string()
             entity_name: str | None = string(nullable=True)
 
         class ValueData(Struct):
-            """Part of EntryData."""
+            """The value of one quota, by the quota's key."""
 
             key: str = string()
             value: float = float64()
@@ -397,16 +400,19 @@ class AlterClientQuotasRequest(RequestMessage["AlterClientQuotasResponse"], key=
     """A request to set or remove quotas."""
 
     class EntryData(Struct):
-        """Part of AlterClientQuotasRequest."""
+        """An entity, with the changes of its quotas."""
 
         class EntityData(Struct):
-            """Part of EntryData."""
+            """One part of the entity that the quotas apply to: user, client-id or ip, and its name.
+
+            Null names the default.
+            """
 
             entity_type: str = string()
             entity_name: str | None = string(nullable=True)
 
         class OpData(Struct):
-            """Part of EntryData."""
+            """The new value of one quota, or its removal."""
 
             key: str = string()
             value: float = float64()
@@ -426,10 +432,13 @@ class AlterClientQuotasResponse(Message, key=49, versions=(0, 1), flexible=1):
     """The result for each entity."""
 
     class EntryData(Struct):
-        """Part of AlterClientQuotasResponse."""
+        """The result for one entity."""
 
         class EntityData(Struct):
-            """Part of EntryData."""
+            """One part of the entity that the quotas apply to: user, client-id or ip, and its name.
+
+            Null names the default.
+            """
 
             entity_type: str = string()
             entity_name: str | None = string(nullable=True)
@@ -448,10 +457,10 @@ class AlterReplicaLogDirsRequest(RequestMessage["AlterReplicaLogDirsResponse"], 
     """A request to move replicas to other log folders of the same broker."""
 
     class AlterReplicaLogDir(Struct):
-        """Part of AlterReplicaLogDirsRequest."""
+        """A log folder, with the replicas that shall move into it."""
 
         class AlterReplicaLogDirTopic(Struct):
-            """Part of AlterReplicaLogDir."""
+            """A topic, with the partitions whose replicas shall move."""
 
             name: str = string()
             partitions: list[int] = array(int32)
@@ -468,10 +477,10 @@ class AlterReplicaLogDirsResponse(Message, key=34, versions=(1, 2), flexible=2):
     """The result for each partition."""
 
     class AlterReplicaLogDirTopicResult(Struct):
-        """Part of AlterReplicaLogDirsResponse."""
+        """The results for one topic."""
 
         class AlterReplicaLogDirPartitionResult(Struct):
-            """Part of AlterReplicaLogDirTopicResult."""
+            """The result for one partition."""
 
             partition_index: int = int32()
             error_code: int = int16()

@@ -201,9 +201,9 @@ class FunctionSource:
             return repr(value)
         return self.constant("default", value)
 
-    def make(self, head: str, tail: Sequence[str] = ()) -> Any:
-        """Execute the source and return the function."""
-        text = "\n".join([f"def function({head}):", *self.lines, *("    " + line for line in tail)])
+    def compile_function(self, parameters: str, last_lines: Sequence[str] = ()) -> Any:
+        """Compile the lines to a function with these parameters."""
+        text = "\n".join([f"def function({parameters}):", *self.lines, *("    " + line for line in last_lines)])
         scope: dict[str, Any] = dict(self.names)
         exec(compile(text, f"<{self.owner} v{self.version}>", "exec"), scope)
         return scope["function"]

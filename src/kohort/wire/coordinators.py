@@ -23,7 +23,7 @@ class DescribeCoordinatorsResponse(Message, key=20400, versions=(0, 0), flexible
     """
 
     class Coordinator(Struct):
-        """Part of DescribeCoordinatorsResponse: one coordinator, at the address that clients use."""
+        """One coordinator, at the address that clients use."""
 
         node_id: int = int32()
         host: str = string()
@@ -31,7 +31,7 @@ class DescribeCoordinatorsResponse(Message, key=20400, versions=(0, 0), flexible
         rack: str | None = string(nullable=True, default=None)
 
     class Shard(Struct):
-        """Part of DescribeCoordinatorsResponse: a shard of the responding coordinator; -1 means unknown.
+        """One shard at the responding coordinator: its phase, term, appends and groups; -1 means unknown.
 
         `proof_age_ms` is the time since the newest acknowledged append was sent to Kafka. `term` is the journal's term,
         which is its producer epoch. Append times cover the whole life of the process.

@@ -15,10 +15,10 @@ class ProduceRequest(RequestMessage["ProduceResponse"], key=0, versions=(3, 13),
     """Record batches for partitions; topics by id from version 13."""
 
     class TopicProduceData(Struct):
-        """Part of ProduceRequest."""
+        """The batches for one topic, which is named until version 12 and given by id later."""
 
         class PartitionProduceData(Struct):
-            """Part of TopicProduceData."""
+            """The record batches for one partition."""
 
             index: int = int32()
             records: Records = records(nullable=True)
@@ -39,19 +39,19 @@ class ProduceResponse(Message, key=0, versions=(3, 13), flexible=9):
     """Base offset and, where records were refused, which ones."""
 
     class TopicProduceResponse(Struct):
-        """Part of ProduceResponse."""
+        """The results for one topic."""
 
         class PartitionProduceResponse(Struct):
-            """Part of TopicProduceResponse."""
+            """The base offset of the appended batch, or why the batch was rejected."""
 
             class BatchIndexAndErrorMessage(Struct):
-                """Part of PartitionProduceResponse."""
+                """Why one record of the batch was rejected, by its index."""
 
                 batch_index: int = int32()
                 batch_index_error_message: str | None = string(nullable=True, default=None)
 
             class LeaderIdAndEpoch(Struct):
-                """Part of PartitionProduceResponse."""
+                """The partition's leader of now, given with an error that says this broker is not it."""
 
                 leader_id: int = int32(default=-1)
                 leader_epoch: int = int32(default=-1)
@@ -70,7 +70,7 @@ class ProduceResponse(Message, key=0, versions=(3, 13), flexible=9):
         partition_responses: list[PartitionProduceResponse] = array(PartitionProduceResponse)
 
     class NodeEndpoint(Struct):
-        """Part of ProduceResponse."""
+        """The address of a leader that the response names."""
 
         node_id: int = int32()
         host: str = string()
@@ -90,10 +90,10 @@ class FetchRequest(RequestMessage["FetchResponse"], key=1, versions=(4, 18), fle
     """A request for records from positions, in a fetch session or without; topics by id from version 13."""
 
     class FetchTopic(Struct):
-        """Part of FetchRequest."""
+        """The partitions to fetch of one topic, which is named until version 12 and given by id later."""
 
         class FetchPartition(Struct):
-            """Part of FetchTopic."""
+            """The offset to fetch from, with the epochs that reveal a truncated log, and a limit in bytes."""
 
             partition: int = int32()
             current_leader_epoch: int = int32(since=9, default=-1, ignorable=True)
@@ -109,14 +109,14 @@ class FetchRequest(RequestMessage["FetchResponse"], key=1, versions=(4, 18), fle
         partitions: list[FetchPartition] = array(FetchPartition)
 
     class ForgottenTopic(Struct):
-        """Part of FetchRequest."""
+        """Partitions to remove from the fetch session."""
 
         topic: str = string(until=12, ignorable=True)
         topic_id: UUID = uuid(since=13, ignorable=True)
         partitions: list[int] = array(int32)
 
     class ReplicaState(Struct):
-        """Part of FetchRequest."""
+        """The broker that fetches as a follower; -1 for a consumer."""
 
         replica_id: int = int32(default=-1)
         replica_epoch: int = int64(default=-1)
@@ -145,31 +145,34 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
     """
 
     class FetchableTopicResponse(Struct):
-        """Part of FetchResponse."""
+        """The results for one topic."""
 
         class PartitionData(Struct):
-            """Part of FetchableTopicResponse."""
+            """The records of one partition with the bounds of its log, or why there are none."""
 
             class AbortedTransaction(Struct):
-                """Part of PartitionData."""
+                """An aborted transaction, whose records a read-committed consumer leaves out from `first_offset` on."""
 
                 producer_id: int = int64()
                 first_offset: int = int64()
 
             class EpochEndOffset(Struct):
-                """Part of PartitionData."""
+                """The largest epoch up to the fetcher's last one, and where it ends.
+
+                It tells a fetcher where to truncate.
+                """
 
                 epoch: int = int32(default=-1)
                 end_offset: int = int64(default=-1)
 
             class LeaderIdAndEpoch(Struct):
-                """Part of PartitionData."""
+                """The partition's leader of now, given with an error that says this broker is not it."""
 
                 leader_id: int = int32(default=-1)
                 leader_epoch: int = int32(default=-1)
 
             class SnapshotId(Struct):
-                """Part of PartitionData."""
+                """The snapshot that a follower of the metadata topic should fetch instead."""
 
                 end_offset: int = int64(default=-1)
                 epoch: int = int32(default=-1)
@@ -192,7 +195,7 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
         partitions: list[PartitionData] = array(PartitionData)
 
     class NodeEndpoint(Struct):
-        """Part of FetchResponse."""
+        """The address of a leader that the response names."""
 
         node_id: int = int32()
         host: str = string()
@@ -216,10 +219,10 @@ class ListOffsetsRequest(RequestMessage["ListOffsetsResponse"], key=2, versions=
     """A request for offsets by time, or -1 latest, -2 earliest, -3 largest timestamp, -4 and -5 tiered storage."""
 
     class ListOffsetsTopic(Struct):
-        """Part of ListOffsetsRequest."""
+        """A topic, with the partitions whose offsets are asked for."""
 
         class ListOffsetsPartition(Struct):
-            """Part of ListOffsetsTopic."""
+            """The time whose offset is asked for: milliseconds, or a negative number: -1 latest, -2 earliest."""
 
             partition_index: int = int32()
             current_leader_epoch: int = int32(since=4, default=-1, ignorable=True)
@@ -240,10 +243,10 @@ class ListOffsetsResponse(Message, key=2, versions=(1, 11), flexible=6):
     """The offset and the timestamp found, or -1."""
 
     class ListOffsetsTopicResponse(Struct):
-        """Part of ListOffsetsResponse."""
+        """The results for one topic."""
 
         class ListOffsetsPartitionResponse(Struct):
-            """Part of ListOffsetsTopicResponse."""
+            """The offset that was found for one partition, with its timestamp and leader epoch; -1: none."""
 
             partition_index: int = int32()
             error_code: int = int16()
@@ -264,10 +267,10 @@ class OffsetForLeaderEpochRequest(RequestMessage["OffsetForLeaderEpochResponse"]
     """A request for the ends of leader epochs, to detect a truncated log."""
 
     class OffsetForLeaderTopic(Struct):
-        """Part of OffsetForLeaderEpochRequest."""
+        """A topic, with the partitions whose epochs are asked for."""
 
         class OffsetForLeaderPartition(Struct):
-            """Part of OffsetForLeaderTopic."""
+            """The epoch whose end is asked for, and the leader epoch that the caller knows."""
 
             partition: int = int32()
             current_leader_epoch: int = int32(default=-1)
@@ -286,10 +289,10 @@ class OffsetForLeaderEpochResponse(Message, key=23, versions=(2, 4), flexible=4)
     """The end offset of each epoch asked for."""
 
     class OffsetForLeaderTopicResult(Struct):
-        """Part of OffsetForLeaderEpochResponse."""
+        """The results for one topic."""
 
         class EpochEndOffset(Struct):
-            """Part of OffsetForLeaderTopicResult."""
+            """The largest epoch up to the one asked for, and where it ends; -1: unknown."""
 
             error_code: int = int16()
             partition: int = int32()
@@ -309,10 +312,10 @@ class DeleteRecordsRequest(RequestMessage["DeleteRecordsResponse"], key=21, vers
     """A request to delete records before an offset; -1 is the high watermark."""
 
     class DeleteRecordsTopic(Struct):
-        """Part of DeleteRecordsRequest."""
+        """A topic, with the partitions to delete records of."""
 
         class DeleteRecordsPartition(Struct):
-            """Part of DeleteRecordsTopic."""
+            """The offset below which to delete; -1: the high-water mark."""
 
             partition_index: int = int32()
             offset: int = int64()
@@ -330,10 +333,10 @@ class DeleteRecordsResponse(Message, key=21, versions=(0, 2), flexible=2):
     """The new start of each log."""
 
     class DeleteRecordsTopicResult(Struct):
-        """Part of DeleteRecordsResponse."""
+        """The results for one topic."""
 
         class DeleteRecordsPartitionResult(Struct):
-            """Part of DeleteRecordsTopicResult."""
+            """The new first offset of one partition, or why nothing was deleted."""
 
             partition_index: int = int32()
             low_watermark: int = int64()

@@ -15,7 +15,7 @@ class MetadataRequest(RequestMessage["MetadataResponse"], key=3, versions=(0, 13
     """A request for topics, their partitions and the brokers; a null list asks for all topics."""
 
     class MetadataRequestTopic(Struct):
-        """Part of MetadataRequest."""
+        """A topic that is asked for, by name or by id."""
 
         topic_id: UUID = uuid(since=10, ignorable=True)
         name: str | None = string(null_since=10)
@@ -30,7 +30,7 @@ class MetadataResponse(Message, key=3, versions=(0, 13), flexible=9):
     """Brokers, the controller, and each topic's partitions with leader, replicas and in-sync replicas."""
 
     class MetadataResponseBroker(Struct):
-        """Part of MetadataResponse."""
+        """The address and rack of one broker."""
 
         node_id: int = int32()
         host: str = string()
@@ -38,10 +38,10 @@ class MetadataResponse(Message, key=3, versions=(0, 13), flexible=9):
         rack: str | None = string(since=1, nullable=True, default=None, ignorable=True)
 
     class MetadataResponseTopic(Struct):
-        """Part of MetadataResponse."""
+        """A topic with its id and partitions, or why it can't be described."""
 
         class MetadataResponsePartition(Struct):
-            """Part of MetadataResponseTopic."""
+            """A partition's leader and epoch, with its replicas, those in sync and those offline."""
 
             error_code: int = int16()
             partition_index: int = int32()
@@ -92,21 +92,21 @@ class ApiVersionsResponse(Message, key=18, versions=(0, 5), flexible=3):
     """
 
     class ApiVersion(Struct):
-        """Part of ApiVersionsResponse."""
+        """The versions of one API that the broker serves."""
 
         api_key: int = int16()
         min_version: int = int16()
         max_version: int = int16()
 
     class SupportedFeatureKey(Struct):
-        """Part of ApiVersionsResponse."""
+        """The version levels of one feature that the broker supports."""
 
         name: str = string()
         min_version: int = int16()
         max_version: int = int16()
 
     class FinalizedFeatureKey(Struct):
-        """Part of ApiVersionsResponse."""
+        """The version levels of one feature that the cluster has enabled."""
 
         name: str = string()
         max_version_level: int = int16()
@@ -135,7 +135,7 @@ class DescribeClusterResponse(Message, key=60, versions=(0, 2), flexible=0):
     """The cluster id, the controller and the brokers, with racks."""
 
     class DescribeClusterBroker(Struct):
-        """Part of DescribeClusterResponse."""
+        """The address and rack of one broker."""
 
         broker_id: int = int32()
         host: str = string()
@@ -159,12 +159,12 @@ class DescribeTopicPartitionsRequest(
     """A request for partitions page by page (KIP-966)."""
 
     class TopicRequest(Struct):
-        """Part of DescribeTopicPartitionsRequest."""
+        """A topic, by its name."""
 
         name: str = string()
 
     class Cursor(Struct):
-        """Part of DescribeTopicPartitionsRequest."""
+        """The first partition to describe."""
 
         topic_name: str = string()
         partition_index: int = int32()
@@ -178,10 +178,10 @@ class DescribeTopicPartitionsResponse(Message, key=75, versions=(0, 0), flexible
     """One page of partitions, with eligible leaders, and where the next page begins."""
 
     class DescribeTopicPartitionsResponseTopic(Struct):
-        """Part of DescribeTopicPartitionsResponse."""
+        """A topic with its id and partitions, or why it can't be described."""
 
         class DescribeTopicPartitionsResponsePartition(Struct):
-            """Part of DescribeTopicPartitionsResponseTopic."""
+            """A partition's leader and replicas, also those that are eligible as leaders (ELR)."""
 
             error_code: int = int16()
             partition_index: int = int32()
@@ -201,7 +201,7 @@ class DescribeTopicPartitionsResponse(Message, key=75, versions=(0, 0), flexible
         topic_authorized_operations: int = int32(default=-2147483648)
 
     class Cursor(Struct):
-        """Part of DescribeTopicPartitionsResponse."""
+        """Where the next request continues; null if everything was described."""
 
         topic_name: str = string()
         partition_index: int = int32()
@@ -219,16 +219,16 @@ class CreateTopicsRequest(RequestMessage["CreateTopicsResponse"], key=19, versio
     """A request to create topics, or only to check whether they could be created."""
 
     class CreatableTopic(Struct):
-        """Part of CreateTopicsRequest."""
+        """A topic to create: its partitions, replication factor and configurations."""
 
         class CreatableReplicaAssignment(Struct):
-            """Part of CreatableTopic."""
+            """The brokers that shall hold the replicas of one partition."""
 
             partition_index: int = int32()
             broker_ids: list[int] = array(int32)
 
         class CreatableTopicConfig(Struct):
-            """Part of CreatableTopic."""
+            """A configuration of the topic."""
 
             name: str = string()
             value: str | None = string(nullable=True)
@@ -251,10 +251,10 @@ class CreateTopicsResponse(Message, key=19, versions=(2, 7), flexible=5):
     """The result for each topic, with its id and configuration."""
 
     class CreatableTopicResult(Struct):
-        """Part of CreateTopicsResponse."""
+        """A topic as it was created, or why it was not."""
 
         class CreatableTopicConfigs(Struct):
-            """Part of CreatableTopicResult."""
+            """A configuration of the topic, and where its value comes from."""
 
             name: str = string()
             value: str | None = string(nullable=True)
@@ -283,7 +283,7 @@ class DeleteTopicsRequest(RequestMessage["DeleteTopicsResponse"], key=20, versio
     """A request to delete topics by name or, from version 6, by id."""
 
     class DeleteTopicState(Struct):
-        """Part of DeleteTopicsRequest."""
+        """A topic to delete, by name or by id."""
 
         name: str | None = string(nullable=True, default=None)
         topic_id: UUID = uuid()
@@ -297,7 +297,7 @@ class DeleteTopicsResponse(Message, key=20, versions=(1, 6), flexible=4):
     """The result for each topic."""
 
     class DeletableTopicResult(Struct):
-        """Part of DeleteTopicsResponse."""
+        """The result for one topic."""
 
         name: str | None = string(null_since=6)
         topic_id: UUID = uuid(since=6, ignorable=True)
@@ -312,10 +312,10 @@ class CreatePartitionsRequest(RequestMessage["CreatePartitionsResponse"], key=37
     """A request to raise the number of partitions of topics."""
 
     class CreatePartitionsTopic(Struct):
-        """Part of CreatePartitionsRequest."""
+        """A topic, with its new number of partitions."""
 
         class CreatePartitionsAssignment(Struct):
-            """Part of CreatePartitionsTopic."""
+            """The brokers that shall hold the replicas of one new partition."""
 
             broker_ids: list[int] = array(int32)
 
@@ -334,7 +334,7 @@ class CreatePartitionsResponse(Message, key=37, versions=(0, 3), flexible=2):
     """The result for each topic."""
 
     class CreatePartitionsTopicResult(Struct):
-        """Part of CreatePartitionsResponse."""
+        """The result for one topic."""
 
         name: str = string()
         error_code: int = int16()
@@ -348,7 +348,7 @@ class DescribeConfigsRequest(RequestMessage["DescribeConfigsResponse"], key=32, 
     """A request for configurations; null keys ask for all of a resource."""
 
     class DescribeConfigsResource(Struct):
-        """Part of DescribeConfigsRequest."""
+        """A resource, with the configurations that are asked for; null: all."""
 
         resource_type: int = int8()
         resource_name: str = string()
@@ -363,13 +363,13 @@ class DescribeConfigsResponse(Message, key=32, versions=(1, 4), flexible=4):
     """Configurations with where each value comes from."""
 
     class DescribeConfigsResult(Struct):
-        """Part of DescribeConfigsResponse."""
+        """The configurations of one resource, or why they can't be described."""
 
         class DescribeConfigsResourceResult(Struct):
-            """Part of DescribeConfigsResult."""
+            """A configuration: its value, where that comes from, and the documentation."""
 
             class DescribeConfigsSynonym(Struct):
-                """Part of DescribeConfigsResourceResult."""
+                """A setting that can supply the value. The first that is set wins."""
 
                 name: str = string()
                 value: str | None = string(nullable=True)
@@ -401,10 +401,10 @@ class AlterConfigsRequest(RequestMessage["AlterConfigsResponse"], key=33, versio
     """A request to replace the whole configuration of resources."""
 
     class AlterConfigsResource(Struct):
-        """Part of AlterConfigsRequest."""
+        """A resource, with its complete new configurations."""
 
         class AlterableConfig(Struct):
-            """Part of AlterConfigsResource."""
+            """A configuration and its new value."""
 
             name: str = string()
             value: str | None = string(nullable=True)
@@ -423,7 +423,7 @@ class AlterConfigsResponse(Message, key=33, versions=(0, 2), flexible=2):
     """The result for each resource."""
 
     class AlterConfigsResourceResponse(Struct):
-        """Part of AlterConfigsResponse."""
+        """The result for one resource."""
 
         error_code: int = int16()
         error_message: str | None = string(nullable=True)
@@ -440,10 +440,10 @@ class IncrementalAlterConfigsRequest(
     """A request to change single keys: 0 set, 1 delete, 2 append, 3 subtract."""
 
     class AlterConfigsResource(Struct):
-        """Part of IncrementalAlterConfigsRequest."""
+        """A resource, with the changes of its configurations."""
 
         class AlterableConfig(Struct):
-            """Part of AlterConfigsResource."""
+            """A change of one configuration. `config_operation`: 0 set, 1 delete, 2 append, 3 subtract."""
 
             name: str = string()
             config_operation: int = int8()
@@ -463,7 +463,7 @@ class IncrementalAlterConfigsResponse(Message, key=44, versions=(0, 1), flexible
     """The result for each resource."""
 
     class AlterConfigsResourceResponse(Struct):
-        """Part of IncrementalAlterConfigsResponse."""
+        """The result for one resource."""
 
         error_code: int = int16()
         error_message: str | None = string(nullable=True)

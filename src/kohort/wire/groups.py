@@ -23,7 +23,7 @@ class FindCoordinatorResponse(Message, key=10, versions=(0, 6), flexible=3):
     """The coordinators; one in the top fields up to version 3, a list from version 4."""
 
     class Coordinator(Struct):
-        """Part of FindCoordinatorResponse."""
+        """The address of the coordinator of one key, or why there is none."""
 
         key: str = string()
         node_id: int = int32()
@@ -45,7 +45,7 @@ class JoinGroupRequest(RequestMessage["JoinGroupResponse"], key=11, versions=(0,
     """A request to join a classic group: the coordinator delays the response until the join phase ends."""
 
     class JoinGroupRequestProtocol(Struct):
-        """Part of JoinGroupRequest."""
+        """An assignor that the member supports, and its subscription in the assignor's format."""
 
         name: str = string()
         metadata: bytes = binary()
@@ -64,7 +64,7 @@ class JoinGroupResponse(Message, key=11, versions=(0, 9), flexible=6):
     """The generation; to the leader also every member's subscription."""
 
     class JoinGroupResponseMember(Struct):
-        """Part of JoinGroupResponse."""
+        """A member and its subscription. Only the leader receives members."""
 
         member_id: str = string()
         group_instance_id: str | None = string(since=5, nullable=True, default=None, ignorable=True)
@@ -85,7 +85,7 @@ class SyncGroupRequest(RequestMessage["SyncGroupResponse"], key=14, versions=(0,
     """A request for this generation's assignment; the leader's request has the assignments of all members."""
 
     class SyncGroupRequestAssignment(Struct):
-        """Part of SyncGroupRequest."""
+        """The assignment that the leader has computed for one member."""
 
         member_id: str = string()
         assignment: bytes = binary()
@@ -129,7 +129,7 @@ class LeaveGroupRequest(RequestMessage["LeaveGroupResponse"], key=13, versions=(
     """A request to leave a classic group; from version 3 several members, also by instance id."""
 
     class MemberIdentity(Struct):
-        """Part of LeaveGroupRequest."""
+        """A member that leaves, by member id or by instance id."""
 
         member_id: str = string()
         group_instance_id: str | None = string(nullable=True, default=None)
@@ -144,7 +144,7 @@ class LeaveGroupResponse(Message, key=13, versions=(0, 5), flexible=4):
     """The result, from version 3 for each member."""
 
     class MemberResponse(Struct):
-        """Part of LeaveGroupResponse."""
+        """The result for one member."""
 
         member_id: str = string()
         group_instance_id: str | None = string(nullable=True)
@@ -166,10 +166,10 @@ class DescribeGroupsResponse(Message, key=15, versions=(0, 6), flexible=5):
     """State, assignor and members of each classic group."""
 
     class DescribedGroup(Struct):
-        """Part of DescribeGroupsResponse."""
+        """A group's state and members, or why it can't be described."""
 
         class DescribedGroupMember(Struct):
-            """Part of DescribedGroup."""
+            """A member's client, subscription and assignment."""
 
             member_id: str = string()
             group_instance_id: str | None = string(since=4, nullable=True, default=None, ignorable=True)
@@ -204,7 +204,7 @@ class ListGroupsResponse(Message, key=16, versions=(0, 5), flexible=3):
     """Groups with state and type."""
 
     class ListedGroup(Struct):
-        """Part of ListGroupsResponse."""
+        """A group's name, state and type."""
 
         group_id: str = string()
         protocol_type: str = string()
@@ -226,7 +226,7 @@ class DeleteGroupsResponse(Message, key=42, versions=(0, 3), flexible=2):
     """The result for each group."""
 
     class DeletableGroupResult(Struct):
-        """Part of DeleteGroupsResponse."""
+        """The result for one group."""
 
         group_id: str = string()
         error_code: int = int16()
@@ -242,7 +242,7 @@ class ConsumerGroupHeartbeatRequest(
     """The one request of a KIP-848 member: joins (epoch 0), reports what it owns, leaves (-1, or -2 for static)."""
 
     class TopicPartitions(Struct):
-        """Part of ConsumerGroupHeartbeatRequest."""
+        """Partitions of one topic that the member owns."""
 
         topic_id: UUID = uuid()
         partitions: list[int] = array(int32)
@@ -263,10 +263,10 @@ class ConsumerGroupHeartbeatResponse(Message, key=68, versions=(0, 1), flexible=
     """The member's epoch, and its assignment when that changed."""
 
     class Assignment(Struct):
-        """Part of ConsumerGroupHeartbeatResponse."""
+        """The partitions that the member should own now."""
 
         class TopicPartitions(Struct):
-            """Part of Assignment."""
+            """Partitions of one topic."""
 
             topic_id: UUID = uuid()
             partitions: list[int] = array(int32)
@@ -297,16 +297,16 @@ class ConsumerGroupDescribeResponse(Message, key=69, versions=(0, 1), flexible=0
     """Epochs, assignor and members with current and target assignments."""
 
     class DescribedGroup(Struct):
-        """Part of ConsumerGroupDescribeResponse."""
+        """A group's state, epochs and members, or why it can't be described."""
 
         class Member(Struct):
-            """Part of DescribedGroup."""
+            """A member's client and subscription, what it owns and what it should own."""
 
             class Assignment(Struct):
-                """Part of Member."""
+                """The partitions that a member owns, or that it should own."""
 
                 class TopicPartitions(Struct):
-                    """Part of Assignment."""
+                    """Partitions of one topic."""
 
                     topic_id: UUID = uuid()
                     topic_name: str = string()

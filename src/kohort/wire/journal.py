@@ -51,7 +51,7 @@ class GroupMetadataValue(Message, key=2, versions=(0, 4), flexible=4):
     """A classic group as of one generation."""
 
     class MemberMetadata(Struct):
-        """Part of GroupMetadataValue."""
+        """A classic member: its client, timeouts, subscription and assignment."""
 
         member_id: str = string()
         group_instance_id: str | None = string(since=3, nullable=True, default=None, ignorable=True)
@@ -93,10 +93,10 @@ class ConsumerGroupPartitionMetadataValue(Message, key=4, versions=(0, 0), flexi
     """The topic metadata that a group last saw; Kafka 4.1 and later only deletes it."""
 
     class TopicMetadata(Struct):
-        """Part of ConsumerGroupPartitionMetadataValue."""
+        """A subscribed topic, with the number of its partitions."""
 
         class PartitionMetadata(Struct):
-            """Part of TopicMetadata."""
+            """The racks of one partition's replicas."""
 
             partition: int = int32()
             racks: list[str] = array(string)
@@ -122,10 +122,10 @@ class ConsumerGroupMemberMetadataValue(Message, key=5, versions=(0, 0), flexible
     """A member's subscription, its client, and its classic protocol if it joined by that."""
 
     class ClassicMemberMetadata(Struct):
-        """Part of ConsumerGroupMemberMetadataValue."""
+        """The session timeout and protocols of a member that still speaks the classic protocol."""
 
         class ClassicProtocol(Struct):
-            """Part of ClassicMemberMetadata."""
+            """An assignor that the member supports, and its subscription in the assignor's format."""
 
             name: str = string()
             metadata: bytes = binary()
@@ -170,7 +170,7 @@ class ConsumerGroupTargetAssignmentMemberValue(Message, key=7, versions=(0, 0), 
     """One member's target assignment."""
 
     class TopicPartition(Struct):
-        """Part of ConsumerGroupTargetAssignmentMemberValue."""
+        """Partitions of one topic that the member should own."""
 
         topic_id: UUID = uuid()
         partitions: list[int] = array(int32)
@@ -189,7 +189,7 @@ class ConsumerGroupCurrentMemberAssignmentValue(Message, key=8, versions=(0, 0),
     """One member's owned partitions, those it must still revoke, and its epochs."""
 
     class TopicPartitions(Struct):
-        """Part of ConsumerGroupCurrentMemberAssignmentValue."""
+        """Partitions of one topic that the member owns or must still release."""
 
         topic_id: UUID = uuid()
         partitions: list[int] = array(int32)
@@ -227,7 +227,7 @@ class TransactionLogValue(Message, key=0, versions=(0, 1), flexible=1):
     """A transaction's state."""
 
     class PartitionsSchema(Struct):
-        """Part of TransactionLogValue."""
+        """Partitions of one topic that the transaction has written to."""
 
         topic: str = string()
         partition_ids: list[int] = array(int32)

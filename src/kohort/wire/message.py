@@ -54,7 +54,7 @@ class EncoderSource(FunctionSource):
         self.write_line("out = []")
         self.structure(cls, "o")
         self.flush()
-        encoder: Callable[[Any], list[Buffer]] = self.make("o", ["return out"])
+        encoder: Callable[[Any], list[Buffer]] = self.compile_function("o", ["return out"])
         return encoder
 
     def flush(self) -> None:
@@ -283,7 +283,7 @@ class DecoderSource(FunctionSource):
         self.write_line("p = 0")
         self.structure(cls, "o")
         self.flush()
-        decoder: Callable[[Buffer], tuple[Any, int]] = self.make("buf", ["return o, p"])
+        decoder: Callable[[Buffer], tuple[Any, int]] = self.compile_function("buf", ["return o, p"])
         return decoder
 
     def has_records(self, cls: type[Struct]) -> bool:

@@ -15,10 +15,10 @@ class OffsetCommitRequest(RequestMessage["OffsetCommitResponse"], key=8, version
     """A request to commit offsets; an administrator sends generation or member epoch -1 and no member id."""
 
     class OffsetCommitRequestTopic(Struct):
-        """Part of OffsetCommitRequest."""
+        """The offsets of one topic, which is named until version 9 and given by id later."""
 
         class OffsetCommitRequestPartition(Struct):
-            """Part of OffsetCommitRequestTopic."""
+            """The offset to commit for one partition, with the leader epoch of the last record and metadata."""
 
             partition_index: int = int32()
             committed_offset: int = int64()
@@ -43,10 +43,10 @@ class OffsetCommitResponse(Message, key=8, versions=(2, 10), flexible=8):
     """The result for each partition."""
 
     class OffsetCommitResponseTopic(Struct):
-        """Part of OffsetCommitResponse."""
+        """The results for one topic."""
 
         class OffsetCommitResponsePartition(Struct):
-            """Part of OffsetCommitResponseTopic."""
+            """The result for one partition."""
 
             partition_index: int = int32()
             error_code: int = int16()
@@ -65,16 +65,16 @@ class OffsetFetchRequest(RequestMessage["OffsetFetchResponse"], key=9, versions=
     """A request for committed offsets; null topics ask for all; several groups from version 8."""
 
     class OffsetFetchRequestTopic(Struct):
-        """Part of OffsetFetchRequest."""
+        """A topic, with its partitions. From version 8 on `groups` replaces these."""
 
         name: str = string()
         partition_indexes: list[int] = array(int32)
 
     class OffsetFetchRequestGroup(Struct):
-        """Part of OffsetFetchRequest."""
+        """A group whose offsets are asked for. Null topics ask for all."""
 
         class OffsetFetchRequestTopics(Struct):
-            """Part of OffsetFetchRequestGroup."""
+            """A topic, with its partitions."""
 
             name: str = string(until=9, ignorable=True)
             topic_id: UUID = uuid(since=10, ignorable=True)
@@ -97,10 +97,10 @@ class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
     """Committed offsets, -1 where there is none."""
 
     class OffsetFetchResponseTopic(Struct):
-        """Part of OffsetFetchResponse."""
+        """The offsets of one topic. From version 8 on `groups` replaces these."""
 
         class OffsetFetchResponsePartition(Struct):
-            """Part of OffsetFetchResponseTopic."""
+            """The committed offset of one partition, with its metadata; -1: none."""
 
             partition_index: int = int32()
             committed_offset: int = int64()
@@ -112,13 +112,13 @@ class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
         partitions: list[OffsetFetchResponsePartition] = array(OffsetFetchResponsePartition)
 
     class OffsetFetchResponseGroup(Struct):
-        """Part of OffsetFetchResponse."""
+        """The offsets of one group, or why they can't be read."""
 
         class OffsetFetchResponseTopics(Struct):
-            """Part of OffsetFetchResponseGroup."""
+            """The offsets of one topic, which is named until version 9 and given by id later."""
 
             class OffsetFetchResponsePartitions(Struct):
-                """Part of OffsetFetchResponseTopics."""
+                """The committed offset of one partition, with its metadata; -1: none."""
 
                 partition_index: int = int32()
                 committed_offset: int = int64()
@@ -148,10 +148,10 @@ class OffsetDeleteRequest(RequestMessage["OffsetDeleteResponse"], key=47, versio
     """A request to delete committed offsets of topics that no member is subscribed to."""
 
     class OffsetDeleteRequestTopic(Struct):
-        """Part of OffsetDeleteRequest."""
+        """A topic, with the partitions whose offsets to delete."""
 
         class OffsetDeleteRequestPartition(Struct):
-            """Part of OffsetDeleteRequestTopic."""
+            """A partition, by its index."""
 
             partition_index: int = int32()
 
@@ -168,10 +168,10 @@ class OffsetDeleteResponse(Message, key=47, versions=(0, 0)):
     """The result for each partition."""
 
     class OffsetDeleteResponseTopic(Struct):
-        """Part of OffsetDeleteResponse."""
+        """The results for one topic."""
 
         class OffsetDeleteResponsePartition(Struct):
-            """Part of OffsetDeleteResponseTopic."""
+            """The result for one partition."""
 
             partition_index: int = int32()
             error_code: int = int16()

@@ -53,10 +53,10 @@ class DescribeAclsResponse(Message, key=29, versions=(1, 3), flexible=2):
     """The matching access rules by resource."""
 
     class DescribeAclsResource(Struct):
-        """Part of DescribeAclsResponse."""
+        """A resource pattern, with the rules for it."""
 
         class AclDescription(Struct):
-            """Part of DescribeAclsResource."""
+            """A rule: the principal and host to which it allows or denies an operation."""
 
             principal: str = string()
             host: str = string()
@@ -80,7 +80,7 @@ class CreateAclsRequest(RequestMessage["CreateAclsResponse"], key=30, versions=(
     """A request to add access rules."""
 
     class AclCreation(Struct):
-        """Part of CreateAclsRequest."""
+        """A rule to create, with its resource pattern."""
 
         resource_type: int = int8()
         resource_name: str = string()
@@ -97,7 +97,7 @@ class CreateAclsResponse(Message, key=30, versions=(1, 3), flexible=2):
     """The result for each rule."""
 
     class AclCreationResult(Struct):
-        """Part of CreateAclsResponse."""
+        """The result for one rule."""
 
         error_code: int = int16()
         error_message: str | None = string(nullable=True)
@@ -110,7 +110,7 @@ class DeleteAclsRequest(RequestMessage["DeleteAclsResponse"], key=31, versions=(
     """A request to delete the access rules that match filters."""
 
     class DeleteAclsFilter(Struct):
-        """Part of DeleteAclsRequest."""
+        """A filter of the rules to delete. Null names match all."""
 
         resource_type_filter: int = int8()
         resource_name_filter: str | None = string(nullable=True)
@@ -127,10 +127,10 @@ class DeleteAclsResponse(Message, key=31, versions=(1, 3), flexible=2):
     """The rules deleted, for each filter."""
 
     class DeleteAclsFilterResult(Struct):
-        """Part of DeleteAclsResponse."""
+        """The rules that matched one filter."""
 
         class DeleteAclsMatchingAcl(Struct):
-            """Part of DeleteAclsFilterResult."""
+            """A rule that was deleted, or why it was not."""
 
             error_code: int = int16()
             error_message: str | None = string(nullable=True)
@@ -158,7 +158,7 @@ class DescribeUserScramCredentialsRequest(
     """A request for users' SCRAM mechanisms; null asks for all."""
 
     class UserName(Struct):
-        """Part of DescribeUserScramCredentialsRequest."""
+        """A user whose credentials are asked for."""
 
         name: str = string()
 
@@ -169,10 +169,10 @@ class DescribeUserScramCredentialsResponse(Message, key=50, versions=(0, 0), fle
     """Mechanisms and iterations of each user."""
 
     class DescribeUserScramCredentialsResult(Struct):
-        """Part of DescribeUserScramCredentialsResponse."""
+        """The credentials of one user, without secrets."""
 
         class CredentialInfo(Struct):
-            """Part of DescribeUserScramCredentialsResult."""
+            """A credential's mechanism and number of iterations."""
 
             mechanism: int = int8()
             iterations: int = int32()
@@ -196,13 +196,13 @@ class AlterUserScramCredentialsRequest(
     """A request to set and delete SCRAM credentials."""
 
     class ScramCredentialDeletion(Struct):
-        """Part of AlterUserScramCredentialsRequest."""
+        """A credential to delete, by user and mechanism."""
 
         name: str = string()
         mechanism: int = int8()
 
     class ScramCredentialUpsertion(Struct):
-        """Part of AlterUserScramCredentialsRequest."""
+        """A credential to create or replace: the salted password, never the password."""
 
         name: str = string()
         mechanism: int = int8()
@@ -218,7 +218,7 @@ class AlterUserScramCredentialsResponse(Message, key=51, versions=(0, 0), flexib
     """The result for each user."""
 
     class AlterUserScramCredentialsResult(Struct):
-        """Part of AlterUserScramCredentialsResponse."""
+        """The result for one user."""
 
         user: str = string()
         error_code: int = int16()
@@ -234,7 +234,7 @@ class CreateDelegationTokenRequest(
     """A request for a token that represents a user (KIP-48)."""
 
     class CreatableRenewers(Struct):
-        """Part of CreateDelegationTokenRequest."""
+        """A principal that may renew the token."""
 
         principal_type: str = string()
         principal_name: str = string()
@@ -299,7 +299,7 @@ class DescribeDelegationTokenRequest(
     """A request for the tokens of owners; null asks for all."""
 
     class DescribeDelegationTokenOwner(Struct):
-        """Part of DescribeDelegationTokenRequest."""
+        """A principal whose tokens are asked for."""
 
         principal_type: str = string()
         principal_name: str = string()
@@ -311,10 +311,10 @@ class DescribeDelegationTokenResponse(Message, key=41, versions=(1, 3), flexible
     """Tokens with their owners and renewers."""
 
     class DescribedDelegationToken(Struct):
-        """Part of DescribeDelegationTokenResponse."""
+        """A token: its owner, its times in epoch milliseconds, and its HMAC, which is the secret."""
 
         class DescribedDelegationTokenRenewer(Struct):
-            """Part of DescribedDelegationToken."""
+            """A principal that may renew the token."""
 
             principal_type: str = string()
             principal_name: str = string()

@@ -23,7 +23,7 @@ class InitProducerIdRequest(RequestMessage["InitProducerIdResponse"], key=22, ve
 
 
 class InitProducerIdResponse(Message, key=22, versions=(0, 6), flexible=2):
-    """The producer id and epoch."""
+    """The producer id and epoch. From version 6 on also those of an ongoing transaction (KIP-939)."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -37,10 +37,10 @@ class AddPartitionsToTxnRequest(RequestMessage["AddPartitionsToTxnResponse"], ke
     """A request to add partitions to a transaction; brokers batch transactions from version 4."""
 
     class AddPartitionsToTxnTransaction(Struct):
-        """Part of AddPartitionsToTxnRequest."""
+        """A transaction, with the partitions to add to it. `verify_only` asks whether they belong to it already."""
 
         class AddPartitionsToTxnTopic(Struct):
-            """Part of AddPartitionsToTxnRequest."""
+            """A topic, with the partitions to add."""
 
             name: str = string()
             partitions: list[int] = array(int32)
@@ -66,13 +66,13 @@ class AddPartitionsToTxnResponse(Message, key=24, versions=(0, 5), flexible=3):
     """The result for each partition."""
 
     class AddPartitionsToTxnResult(Struct):
-        """Part of AddPartitionsToTxnResponse."""
+        """The results for one transaction."""
 
         class AddPartitionsToTxnTopicResult(Struct):
-            """Part of AddPartitionsToTxnResponse."""
+            """The results for one topic."""
 
             class AddPartitionsToTxnPartitionResult(Struct):
-                """Part of AddPartitionsToTxnTopicResult."""
+                """The result for one partition."""
 
                 partition_index: int = int32()
                 partition_error_code: int = int16()
@@ -134,10 +134,10 @@ class WriteTxnMarkersRequest(RequestMessage["WriteTxnMarkersResponse"], key=27, 
     """The coordinator's order to write commit or abort markers."""
 
     class WritableTxnMarker(Struct):
-        """Part of WriteTxnMarkersRequest."""
+        """The end of one producer's transaction, to write into its partitions. `transaction_result`: true commits."""
 
         class WritableTxnMarkerTopic(Struct):
-            """Part of WritableTxnMarker."""
+            """A topic, with the partitions to write the marker into."""
 
             name: str = string()
             partition_indexes: list[int] = array(int32)
@@ -158,13 +158,13 @@ class WriteTxnMarkersResponse(Message, key=27, versions=(1, 2), flexible=1):
     """The result for each partition."""
 
     class WritableTxnMarkerResult(Struct):
-        """Part of WriteTxnMarkersResponse."""
+        """The results for one producer."""
 
         class WritableTxnMarkerTopicResult(Struct):
-            """Part of WritableTxnMarkerResult."""
+            """The results for one topic."""
 
             class WritableTxnMarkerPartitionResult(Struct):
-                """Part of WritableTxnMarkerTopicResult."""
+                """The result for one partition."""
 
                 partition_index: int = int32()
                 error_code: int = int16()
@@ -187,10 +187,10 @@ class TxnOffsetCommitRequest(RequestMessage["TxnOffsetCommitResponse"], key=28, 
     """A request to commit a group's offsets as part of a transaction."""
 
     class TxnOffsetCommitRequestTopic(Struct):
-        """Part of TxnOffsetCommitRequest."""
+        """The offsets of one topic, which is named until version 5 and given by id later."""
 
         class TxnOffsetCommitRequestPartition(Struct):
-            """Part of TxnOffsetCommitRequestTopic."""
+            """The offset to commit for one partition, with the leader epoch of the last record and metadata."""
 
             partition_index: int = int32()
             committed_offset: int = int64()
@@ -217,10 +217,10 @@ class TxnOffsetCommitResponse(Message, key=28, versions=(0, 6), flexible=3):
     """The result for each partition."""
 
     class TxnOffsetCommitResponseTopic(Struct):
-        """Part of TxnOffsetCommitResponse."""
+        """The results for one topic."""
 
         class TxnOffsetCommitResponsePartition(Struct):
-            """Part of TxnOffsetCommitResponseTopic."""
+            """The result for one partition."""
 
             partition_index: int = int32()
             error_code: int = int16()
@@ -239,7 +239,7 @@ class DescribeProducersRequest(RequestMessage["DescribeProducersResponse"], key=
     """A request for the active producers of partitions."""
 
     class TopicRequest(Struct):
-        """Part of DescribeProducersRequest."""
+        """A topic, with the partitions whose producers are asked for."""
 
         name: str = string()
         partition_indexes: list[int] = array(int32)
@@ -251,13 +251,13 @@ class DescribeProducersResponse(Message, key=61, versions=(0, 0), flexible=0):
     """Active producers with their sequences and open transactions."""
 
     class TopicResponse(Struct):
-        """Part of DescribeProducersResponse."""
+        """The results for one topic."""
 
         class PartitionResponse(Struct):
-            """Part of TopicResponse."""
+            """The active producers of one partition, or why they can't be described."""
 
             class ProducerState(Struct):
-                """Part of PartitionResponse."""
+                """A producer's last batch, and where its open transaction begins; -1: none is open."""
 
                 producer_id: int = int64()
                 producer_epoch: int = int32()
@@ -291,10 +291,10 @@ class DescribeTransactionsResponse(Message, key=65, versions=(0, 0), flexible=0)
     """State, timeout and partitions of each transaction."""
 
     class TransactionState(Struct):
-        """Part of DescribeTransactionsResponse."""
+        """A transaction's state, timeout, producer and partitions, or why it can't be described."""
 
         class TopicData(Struct):
-            """Part of TransactionState."""
+            """Partitions of one topic in the transaction."""
 
             topic: str = string()
             partitions: list[int] = array(int32)
@@ -327,7 +327,7 @@ class ListTransactionsResponse(Message, key=66, versions=(0, 2), flexible=0):
     """Transactional ids with their states."""
 
     class TransactionState(Struct):
-        """Part of ListTransactionsResponse."""
+        """A transactional id, with its producer and state."""
 
         transactional_id: str = string()
         producer_id: int = int64()

@@ -261,4 +261,4 @@ def test_log_warns_of_credentials_that_nothing_checks(tmp_path: Path, capfd: pyt
 
     with Broker(tmp_path) as broker, Admin(broker.bootstrap_servers) as admin:
         admin.alter_user_scram_credentials([ScramCredential("alice", "secret")]).all()
-    assert "no listener of this broker asks for a login" in capfd.readouterr().err
+    assert "no listener of this broker uses SASL" in capfd.readouterr().err

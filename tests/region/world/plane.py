@@ -71,7 +71,7 @@ class Plane:
         awake = self.clock.now_ms >= self.sleeps_until_ms
         if awake and self.clock.now_ms - self._wrote_ms >= LOOK_MS:
             try:
-                self._pen.look()
+                self._pen.check_term()
             except OverError as error:
                 self._is_over(error)
                 return

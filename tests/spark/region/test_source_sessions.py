@@ -237,7 +237,7 @@ def test_lost_records_are_reported_to_their_session(caplog: pytest.LogCaptureFix
     sessions.lost("q1", lost.to_message("s"))
     assert desk.lost_parts == [lost]
     sessions.lost("q1", lost.to_message("t"))
-    assert desk.lost_parts == [lost] and caplog.messages == ["records are gone"] * 2
+    assert desk.lost_parts == [lost] and caplog.messages == ["records may be lost: records are gone"] * 2
 
 
 def test_the_application_of_a_session_answers_for_the_sessions_of_its_process(closing: Callable[[Any], Any]) -> None:

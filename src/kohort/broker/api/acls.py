@@ -43,7 +43,7 @@ def describe_acls(node: Node, request: Request[DescribeAclsRequest]) -> Describe
     wanted = _filter(request, request.message)
     make = DescribeAclsResponse.DescribeAclsResource
     resources: dict[tuple[int, str, int], DescribeAclsResponse.DescribeAclsResource] = {}
-    for rule in node.acls.index.found(wanted):
+    for rule in node.acls.index.matching_rules(wanted):
         key = (rule.resource_type, rule.name, rule.pattern)
         if key not in resources:
             resources[key] = make(resource_type=rule.resource_type, resource_name=rule.name, pattern_type=rule.pattern)
@@ -151,7 +151,7 @@ def delete_acls(node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsRe
         if (problem := _unknown(acl_filter)) is not None:
             result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, problem
             continue
-        rules = node.acls.index.found(acl_filter)
+        rules = node.acls.index.matching_rules(acl_filter)
         result.matching_acls = [_deleted(rule) for rule in rules]
         gone.update(dict.fromkeys(rules))
     node.acls.change_rules([], gone)

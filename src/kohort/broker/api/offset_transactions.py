@@ -49,7 +49,11 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
     by_id = version >= 6
     plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id)
 
-    def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
+    def reply_commit(value: OffsetCommitReply | ErrorCode | None) -> None:
+        """Send the response: the coordinator's reply, or one error for all partitions.
+
+        None: every partition was refused, and the coordinator was not asked.
+        """
         make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
         request.reply(
             TxnOffsetCommitResponse(
@@ -66,21 +70,21 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
 
     transactions = host.transactions
     if transactions is None:
-        answer(NOT_TAKEN)
+        reply_commit(NOT_TAKEN)
         return
     if not message.group_id:
-        answer(ErrorCode.INVALID_GROUP_ID)
+        reply_commit(ErrorCode.INVALID_GROUP_ID)
         return
     if not plan.offsets:
-        answer(None)
+        reply_commit(None)
         return
     producer = (message.producer_id, message.producer_epoch)
     partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
     if host.groups.is_damaged(partition.partition):
-        answer(ErrorCode.UNKNOWN_SERVER_ERROR)
+        reply_commit(ErrorCode.UNKNOWN_SERVER_ERROR)
         return
     if not host.groups.takes_transactions(partition.partition):
-        answer(NOT_TAKEN)
+        reply_commit(NOT_TAKEN)
         return
     if version >= 5:
         error = transactions.add(message.transactional_id, producer, [partition])
@@ -89,7 +93,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
         if error is ErrorCode.INVALID_TXN_STATE and version >= 4:
             error = ErrorCode.TRANSACTION_ABORTABLE
     if error:
-        answer(ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error)
+        reply_commit(ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error)
         return
     event = events.TxnOffsetCommit(
         request=host.next_request_id(),
@@ -103,7 +107,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
         transactional_id=message.transactional_id,
         knows_stale_epoch=version >= 6,
     )
-    host.groups.ask(request.client, event, answer)
+    host.groups.ask(request.client, event, reply_commit)
 
 
 HANDLERS: list[Handled[GroupHost]] = [

@@ -120,7 +120,7 @@ def register(
     connection = request.connection
     if connection.closed:  # a fault rule delayed the request
         return
-    host.consumers.turn(connection, asked.group_id, right)
+    host.consumers.register_consumer(connection, asked.group_id, right)
     if connection.client.login is not None:
         connection.client.login.close_when_expired(host.loop)
     host.groups.ask(connection.client, event_of(host, connection, asked, topics), answer_to(host, request, asked))

@@ -50,7 +50,7 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
     if transactional_id == "":
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
 
-    def done(error: ErrorCode, producer_id: int, epoch: int) -> None:
+    def reply_init(error: ErrorCode, producer_id: int, epoch: int) -> None:
         request.reply(
             InitProducerIdResponse(
                 error_code=for_version(error, version >= 4), producer_id=producer_id, producer_epoch=epoch
@@ -58,7 +58,7 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
         )
 
     producer = (message.producer_id, message.producer_epoch)
-    node.transactions.init(transactional_id, message.transaction_timeout_ms, producer, done)
+    node.transactions.init(transactional_id, message.transaction_timeout_ms, producer, reply_init)
     return None
 
 
@@ -167,14 +167,14 @@ def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
     """Commit or abort a transaction."""
     message, version = request.message, request.version
 
-    def done(error: ErrorCode, producer_id: int, epoch: int) -> None:
+    def reply_end(error: ErrorCode, producer_id: int, epoch: int) -> None:
         response = EndTxnResponse(error_code=for_version(error, version >= 2))
         if version >= 5:
             response.producer_id, response.producer_epoch = producer_id, epoch
         request.reply(response)
 
     producer = (message.producer_id, message.producer_epoch)
-    node.transactions.end(message.transactional_id, producer, message.committed, version >= 5, done)
+    node.transactions.end(message.transactional_id, producer, message.committed, version >= 5, reply_end)
 
 
 def describe_transactions(node: Node, request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:

@@ -85,11 +85,10 @@ class GroupSettingsFile:
         self._by_group = after
         self._on_change(GroupSettingsChanged(group, parsed))
 
-    def usable(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
+    def valid_settings(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
         """Return the settings of a shard's groups, by group.
 
-        Settings that the broker's limits now exclude are left out, with a warning.
-
+        All settings of a group are left out, with a warning, if one is unknown or outside the broker's limits of now.
         """
         found: dict[str, GroupSettings] = {}
         for group, configs in self._by_group.items():
@@ -98,5 +97,9 @@ class GroupSettingsFile:
             try:
                 found[group] = self.check(configs)
             except InvalidInputError as error:
-                log.warning("[group %s] settings ignored: %s", group, error.message)
+                log.warning(
+                    "[group %s] all stored settings of the group are ignored, because one is invalid: %s",
+                    group,
+                    error.message,
+                )
         return found

@@ -327,8 +327,8 @@ class TlsTransport:
                 count += found
                 try:
                     self._silent.check_bound()
-                except ConnectionAbortedError as error:
-                    log.warning("closing the connection from %s:%d: %s", *self.peer, error)
+                except ConnectionAbortedError:
+                    log.warning("closing the connection from %s:%d: too many TLS records without data", *self.peer)
                     raise
         if not count:
             raise BlockingIOError

@@ -302,7 +302,12 @@ class Server:
     ) -> None:
         def close(why: str) -> None:
             if self.is_new_problem(connection, why):
-                log.warning("[listener %s] closing the connection from %s: %s", listener.name, connection.name, why)
+                log.warning(
+                    "[listener %s] closing the connection from %s: login: %s",
+                    listener.name,
+                    connection.name,
+                    why,
+                )
             connection.close()
 
         if pending is None:

@@ -134,7 +134,7 @@ class PushRequest:
 
     def refuse(self, body: bytes, why: str) -> None:
         """Send an error response, and close the connection."""
-        log.warning("closing the connection from %s: %s", self.connection.name, why)
+        log.warning("closing the connection from %s: request refused: %s", self.connection.name, why)
         self.answer(body)
         self.connection.finish()
 
@@ -261,9 +261,7 @@ class Request(Generic[M_co]):
             else:
                 parts = [encode_response_frame(message, self.version, self.correlation_id)]
         except InvalidInputError:  # a bug of the broker; other requests of the same step must get their responses
-            log.exception(
-                "a fault in the broker: the answer to %s can't be encoded; its connection is closed", self.name
-            )
+            log.exception("closing the connection of %s: a fault in the broker: the answer can't be encoded", self.name)
             self.connection.close()
             return
         self.send(parts)

@@ -52,8 +52,8 @@ Scope: TypeAlias = tuple[str, str | None, str | None]
 """The clients that share a rate: the quota's name, user and client id; None: all."""
 
 
-class ClientRate:
-    """The average of recorded values over the latest windows."""
+class WindowedRate:
+    """The average of recorded values over the latest windows, as Kafka's `Rate` with `SampledStat`."""
 
     __slots__ = ("_count", "_samples", "_window_ms")
 
@@ -214,7 +214,7 @@ class Throttling:
         self._mutation_burst_s = mutation_burst_s
         self._buckets: OrderedDict[Scope, MutationBucket] = OrderedDict()
         self._limits: dict[tuple[str, str, str], tuple[Scope, float] | None] = {}
-        self._rates: OrderedDict[Scope, ClientRate] = OrderedDict()
+        self._rates: OrderedDict[Scope, WindowedRate] = OrderedDict()
         self.active = False
         quotas.listeners.append(self._quotas_changed)
         self._quotas_changed()
@@ -289,7 +289,7 @@ class Throttling:
     def _record(self, scope: Scope, limit: float, value: float) -> float:
         rate = self._rates.get(scope)
         if rate is None:
-            rate = self._rates[scope] = ClientRate(self._windows, self.window_ms)
+            rate = self._rates[scope] = WindowedRate(self._windows, self.window_ms)
             if len(self._rates) > RATES_MAX:
                 self._rates.popitem(last=False)
         else:

@@ -132,7 +132,7 @@ class MarkerWaits:
             if wait.since_s <= before_s:
                 wait.otherwise(self.refusal(transactional_id))
 
-    def ended(self, transactional_id: str) -> None:
+    def answer_waiting(self, transactional_id: str) -> None:
         """Answer all waiting requests, because all markers are written."""
         self._stuck.discard(transactional_id)
         for wait in self._waiting.pop(transactional_id, ()):
@@ -512,8 +512,18 @@ class Transactions:
         except (RetriableError, OSError) as error:  # the log can't be written or opened: its marker is still owed
             log.error("transaction %s: the marker in %s could not be written: %s", transaction.id, tp, error)
             return False
-        except KafkaError as error:  # the partition has a newer epoch of the producer: there is nothing left to mark
-            log.error("transaction %s: %s refused the marker: %s", transaction.id, tp, error)
+        except KafkaError as error:
+            if error.code is ErrorCode.INVALID_PRODUCER_EPOCH:
+                log.warning(
+                    "transaction %s: no marker needed in %s, which has a newer epoch of the producer: %s",
+                    transaction.id,
+                    tp,
+                    error,
+                )
+            else:
+                log.error(
+                    "transaction %s: completing without a marker in %s, which refused it: %s", transaction.id, tp, error
+                )
         self._host.waits.changed([target])
         return True
 
@@ -556,7 +566,7 @@ class Transactions:
             log.error("the end of transaction %s could not be written: %s", transaction.id, error)
             return False
         del self._unmarked[transaction.id]
-        self._waits.ended(transaction.id)
+        self._waits.answer_waiting(transaction.id)
         return True
 
     # -- time
@@ -585,7 +595,9 @@ class Transactions:
                 try:
                     self._log.forget(transaction.id, _wall_ms())
                 except OSError as error:
-                    log.error("transactional id %s could not be forgotten: %s", transaction.id, error)
+                    log.error(
+                        "expired transactional id %s not removed, retrying at the next check: %s", transaction.id, error
+                    )
                     break
                 del self._known[transaction.id]
                 self._id_chars -= len(transaction.id)

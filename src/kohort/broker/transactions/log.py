@@ -158,7 +158,11 @@ class TransactionLog:
             for _ in survey.steps():
                 pass
             for sentence in survey.sentences():
-                log.error("%s%s", sentence, "; the older values are served" if self._older_values else "")
+                log.error(
+                    "damaged transaction records: %s%s",
+                    sentence,
+                    "; the older values are served" if self._older_values else "",
+                )
         return whole
 
     def serves(self, transactional_id: str) -> bool:

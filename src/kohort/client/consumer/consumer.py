@@ -107,7 +107,7 @@ class Consumer(Lookups, SyncMethods):
 
         Raises:
             WakeupError: `wakeup` was called.
-            KafkaError: The group can't be joined, or a partition can't be read; earlier polls are not affected.
+            KafkaError: The group can't be joined, or a partition can't be read. The error skips no record.
         """
         limit = self._limit if max_records is None else max_records
         taken = self._poll(limit, timeout_ms)

@@ -330,7 +330,7 @@ class ConsumerCore:
 
     def _follow_metadata(self, metadata: Metadata) -> None:
         """Reset the positions of a topic that was deleted and recreated: they are not valid in the new topic."""
-        self._missing.look(metadata, self.subscription(), self.partitions)
+        self._missing.check_topics(metadata, self.subscription(), self.partitions)
         held = self.partitions.ids.items()
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
         for partition in [part for part in self.partitions if part.topic in again]:
@@ -637,7 +637,7 @@ class ConsumerCore:
     def _moved(self) -> None:
         """React to a changed set of partitions, or a changed position."""
         self.buffer.drop_void()
-        self.positions.look()
+        self.positions.request_lookup()
         self.pump()
         self._changed()
 

@@ -191,7 +191,7 @@ class FetchSessionHandler:
             self.id = 0
         return again
 
-    def lost(self) -> None:
+    def restart_session(self) -> None:
         """Restart the session, because the broker may or may not have processed the last request."""
         self.epoch = 0
 
@@ -325,7 +325,7 @@ class Fetcher:
         until_ms = runtime.now_ms + timeout_ms
         for node, session in self._sessions.items():
             request = session.goodbye()
-            if request is not None and self.cluster.connections.load(node) is not None:
+            if request is not None and self.cluster.connections.requests_in_flight(node) is not None:
                 goodbye = self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
                     await runtime.within(goodbye, max(0.0, until_ms - runtime.now_ms), "the end of a fetch session")
@@ -497,7 +497,7 @@ class Fetcher:
     def _not_fetched(
         self, session: FetchSessionHandler, asked: dict[TopicPartition, _PartitionFetch], error: KafkaError
     ) -> None:
-        session.lost()
+        session.restart_session()
         if isinstance(error, RetriableError) or error.code.retriable:
             self.cluster.request_metadata()
         else:

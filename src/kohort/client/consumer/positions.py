@@ -49,7 +49,7 @@ log = logging.getLogger("kohort.client")
 
 
 class PositionFinder:
-    """A task that looks unknown positions up whenever `look` reports that there may be some."""
+    """A task that looks unknown positions up whenever `request_lookup` reports that there may be some."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class PositionFinder:
         self._task: Task[None] | None = None
         self._looked: Promise[None] = Promise()
 
-    def look(self) -> None:
+    def request_lookup(self) -> None:
         """Report that positions may be unknown now."""
         if self._task is None:
             self._task = self._cluster.runtime.spawn(self._run(), "positions")
@@ -95,7 +95,7 @@ class PositionFinder:
         """Return `error` once; the positions are then looked up again."""
         error, self._error = self.error, None
         if error is not None:
-            self.look()
+            self.request_lookup()
         return error
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class PositionFinder:
             log.warning("%s: offset %d is out of range: reset to %s", partition, offset, self._config.auto_offset_reset)
             self._partitions.forget(partition, self._config.auto_offset_reset)
         self._changed()
-        self.look()
+        self.request_lookup()
 
     def truncated(self, partition: TopicPartition, common: FetchPosition) -> None:
         """Continue at the last common position, because the new leader lacks records after an unclean election.

@@ -72,10 +72,10 @@ class Partitions:
     """All assigned partitions with their states, in the order of the fair rotation.
 
     Attributes:
-        changes: Grows when the set changes.
-        voided: Grows when fetched records become void.
+        changes: A counter of changes of the set.
+        voided: A counter of the times at which fetched records were dropped.
         paused: The partitions of which no records are returned: paused by the application, or revoked by the group.
-        ids: The known ids of the topics: positions are valid in the topics of these ids only.
+        ids: The topic ids under which the positions are valid. A recreated topic has another id.
     """
 
     def __init__(self) -> None:

@@ -448,7 +448,7 @@ class Membership(ABC):
         if failures >= _LASTING_FAILURES and self._throttle.due("not yet"):
             log.warning("[group %s] still not done after %d attempts: %s", self.group, failures, why)
         else:
-            log.debug("[group %s] %s", self.group, why)
+            log.debug("[group %s] retrying at the coordinator: %s", self.group, why)
 
     def _unsettle(self) -> None:
         """Begin a rebalance, if none is under way."""

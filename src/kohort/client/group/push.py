@@ -97,7 +97,7 @@ class PushCoordinator:
         if frame is None:
             why = link.ended or "no answer to the registration"
             link.close(why)
-            raise ConnectionFailed(f"{address}: {why}")
+            raise ConnectionFailed(f"{address} did not register the consumer: {why}")
         code = ErrorCode.of(ErrorResponse.decode(frame).error_code)
         if code is ErrorCode.NONE:
             return link, sent_ms
@@ -170,10 +170,10 @@ class PushCoordinator:
     def _no_answer(self, link: RawConnection, address: Address) -> None:
         """Raise the error for a missing answer."""
         if link.ended is None:
-            raise TimedOutError(f"{address}: no answer to ClusterMetadata")
+            raise TimedOutError(f"{address} did not answer ClusterMetadata in time")
         self._mute += 1
         if self._mute < MUTE_MAX:
-            raise ConnectionFailed(f"{address}: {link.ended}")
+            raise ConnectionFailed(f"{address} did not answer ClusterMetadata: {link.ended}")
         self._mute = 0
         raise KafkaError(
             f"{address} ends the connection when it is asked for the coordinator of a push group: it does not speak "
@@ -379,7 +379,7 @@ class PushMembership(Membership):
         link, self._link = self._link, None
         self._stopping = False
         if link is not None:
-            log.info("[group %s] the connection to the coordinator ended: %s", self.group, why)
+            log.info("[group %s] closing the connection to the coordinator: %s", self.group, why)
             link.close(why)
 
     # Requests of the coordinator.
@@ -444,7 +444,10 @@ class PushMembership(Membership):
         ended.
         """
         if self._is_another_map(asked):
-            log.error("[group %s] the coordinator sent a Start without a Stop before it: refused", self.group)
+            log.error(
+                "[group %s] Start refused: it assigns other partitions than before, and no Stop came between",
+                self.group,
+            )
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if self._started and (self.assignment.partitions or self.revocation is not None or not self._registry):
             self._resume = self.revocation is not None

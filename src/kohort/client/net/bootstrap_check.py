@@ -69,13 +69,13 @@ class ReachabilityLog:
             log.info("the connection to %s ended: %s", address, reason)
         elif self._throttle.due(address):
             named = "" if named_by is None else f", named by {named_by}"
-            then = "calls that need it fail" if final else "it is tried again"
+            then = "calls that need it fail" if final else "retrying"
             log.warning("no connection to %s%s: %s; %s", address, named, reason, then)
 
-    def reached(self, address: Hashable) -> None:
+    def log_connected(self, address: Hashable) -> None:
         """Log that an address is connected again."""
         if self._throttle.over(address):
-            log.info("connected to %s again", address)
+            log.info("connection to %s established again", address)
 
 
 def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:

@@ -124,7 +124,7 @@ class EscalatingTimeout:
             self.ms = min(2 * self.ms, LOOKUP_TIMEOUT_MAX_MS)
 
 
-def is_apart(group: str, cluster_id: str | None) -> bool:
+def uses_other_coordinators(group: str, cluster_id: str | None) -> bool:
     """Return whether a client of this process uses this cluster's group at coordinators apart from its brokers."""
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
@@ -156,7 +156,7 @@ async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -
     """
     why = f"group {group!r} is named without its member, and the offsets would go to Kafka's own coordinator"
     todo = "give consumer.group_metadata(), or commit with the consumer when the transaction is over"
-    if is_apart(group, cluster.metadata.cluster_id):
+    if uses_other_coordinators(group, cluster.metadata.cluster_id):
         raise InvalidInputError(f"{why}, but the group is at kohort's coordinators: {todo}")
     if group in warned:
         return
@@ -166,7 +166,12 @@ async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -
     with contextlib.suppress(KafkaError):
         answer = await cluster.send(request, ANY)
         if any(topic.partitions for topic in answer.topics):
-            log.warning("%s; if it is at the coordinators over this cluster, %s", why, todo)
+            log.warning(
+                "[group %s] the offsets go to Kafka's own coordinator, because the group is named without its member; "
+                "if kohort's coordinators serve the group, %s",
+                group,
+                todo,
+            )
 
 
 class ClusterAccess(Protocol):
@@ -586,7 +591,7 @@ class Cluster:
         for task in filter(None, (self._refresh, self._upkeep)):
             task.cancel()
         self._coordinators.close()
-        self.connections.close()
+        self.connections.close_all()
 
     # Internals.
 
@@ -661,7 +666,9 @@ class Cluster:
 
     def _pick(self, to: AnyNode | AnyCoordinator) -> tuple[int, Address]:
         nodes = self._nodes(to)
-        standing = [(load, node) for node in nodes if (load := self.connections.load(node[0])) is not None]
+        standing = [
+            (load, node) for node in nodes if (load := self.connections.requests_in_flight(node[0])) is not None
+        ]
         if standing:
             return min(standing)[1]
         self._next_any += 1

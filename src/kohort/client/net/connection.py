@@ -98,7 +98,7 @@ class RawConnection:
 
     # Called by `BrokerConnections`.
 
-    def came(self, frame: memoryview) -> bool:
+    def receive_frame(self, frame: memoryview) -> bool:
         """Take a received frame; return False when more than `FRAMES_MAX` wait."""
         self._frames.append(memoryview(bytes(frame)))
         self._wake_reader()
@@ -302,7 +302,7 @@ class BrokerConnections:
         if (health := self._health.get(link.address)) is not None:
             health.log_from_ms = 0.0
         if link.claimed is not None:
-            if not link.claimed.came(frame):
+            if not link.claimed.receive_frame(frame):
                 self.fail(link, "the broker asks more than it was answered")
             return
         if not link.in_flight:
@@ -423,7 +423,7 @@ class BrokerConnections:
         """Record that a broker did not answer in time, so that others are asked before it."""
         self.health(address).log_from_ms = self.runtime.now_ms + SILENT_MS
 
-    def load(self, node: int) -> int | None:
+    def requests_in_flight(self, node: int) -> int | None:
         """Return the number of requests in flight to a node over all lanes; None when it has no connection."""
         flights = [len(link.in_flight) for link in self._links.values() if link.node == node and link.is_ready]
         return sum(flights) if flights else None
@@ -456,7 +456,7 @@ class BrokerConnections:
                 self._commands.append(CloseConnection(link.id))
                 self._forget_connection(link, "idle", failed=False)
 
-    def close(self) -> None:
+    def close_all(self) -> None:
         """Close every connection."""
         for link in list(self._links.values()):
             self._commands.append(CloseConnection(link.id))
@@ -541,7 +541,7 @@ class BrokerConnections:
         else:
             if link.state is ConnectionState.HANDSHAKE:
                 link.state = ConnectionState.READY
-                self._reachability.reached(link.address)
+                self._reachability.log_connected(link.address)
                 if link.node < 0:
                     self._entrance = link.address
                 self.health(link.address).failures = 0
@@ -677,6 +677,7 @@ class Channel:
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def close(self) -> None:
+        """Close the socket; ignore an error of it."""
         with contextlib.suppress(OSError):
             self.sock.close()
 

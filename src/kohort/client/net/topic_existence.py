@@ -71,7 +71,7 @@ class MissingTopics:
     def __init__(self, runtime: Runtime) -> None:
         self._throttle = FailureThrottle(lambda: runtime.now_ms)
 
-    def look(self, metadata: Metadata, subscribed: Iterable[str], partitions: Iterable[TopicPartition]) -> None:
+    def check_topics(self, metadata: Metadata, subscribed: Iterable[str], partitions: Iterable[TopicPartition]) -> None:
         """Compare the topics and partitions to read with the latest metadata."""
         topics = {*subscribed, *(partition.topic for partition in partitions)}
         known = {topic: metadata.topics[topic] for topic in topics if topic in metadata.topics}

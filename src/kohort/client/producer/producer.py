@@ -182,7 +182,7 @@ class Producer(ProducerProperties):
             timeout_ms: Limit for all of it; None: until all is delivered or has failed.
         """
         if (undelivered := self._close(timeout_ms)) is not None:
-            log.warning("%s", undelivered)
+            log.warning("the producer closed with undelivered records: %s", undelivered)
 
     def _close(self, timeout_ms: float | None) -> KafkaError | None:
         """Close; return the error of undelivered records that the application did not read."""

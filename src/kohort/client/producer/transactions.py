@@ -320,12 +320,15 @@ class TransactionManager:
 
     async def _asking(self, attempt: Callable[[], Awaitable[None]], what: str) -> None:
         try:
-            await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
+            await self._cluster.retrying(lambda: self._retry_while_concurrent(attempt), what, self._config.max_block_ms)
         except KafkaError as error:
             raise self._explained(error) from None
 
-    async def _once_free(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Retry soon while the coordinator still writes the end of the previous transaction."""
+    async def _retry_while_concurrent(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Repeat a request every 20 ms while the answer is CONCURRENT_TRANSACTIONS. Other errors are raised.
+
+        The coordinator answers so while it writes the end of the previous transaction.
+        """
         while True:
             try:
                 return await attempt()

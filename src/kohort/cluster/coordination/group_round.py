@@ -96,7 +96,9 @@ class LeaderAssignment:
         return LeaderAssignment(read_placement(placement), ids, refused)
 
 
-def given(generation: int, leader: str, metadata: Mapping[str, JoinMetadata]) -> dict[str, LeaderAssignment]:
+def compute_assignments(
+    generation: int, leader: str, metadata: Mapping[str, JoinMetadata]
+) -> dict[str, LeaderAssignment]:
     """Compute the leader's assignment to each member of a generation.
 
     Args:

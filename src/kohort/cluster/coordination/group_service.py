@@ -21,7 +21,7 @@ from kohort.client.net.failure_log import fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, given, refusal
+from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, compute_assignments, refusal
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.io.log_throttle import FailureThrottle
@@ -246,7 +246,7 @@ class GroupCoordination:
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
         elif self._opened and self._log_throttle.due("trouble"):
-            log.warning("placement: Kafka can't be reached; the last known placement is used: %s", error)
+            log.warning("placement: using the last known placement: Kafka can't be reached: %s", error)
 
     async def _round(self, cluster: Cluster) -> None:
         """Join the group and sync: take the assignment, which this member computes if it leads."""
@@ -290,7 +290,7 @@ class GroupCoordination:
 
     def _take(self, gift: LeaderAssignment, metadata: JoinMetadata, leads: bool) -> None:
         if gift.refused and not self._refused and self._opened:
-            log.error("placement: this coordinator lost its registration: %s", gift.refused)
+            log.error("placement: this coordinator has lost its registration and resigns: %s", gift.refused)
         self._leading, self._joined_as, self._refused = leads and not gift.refused, metadata, gift.refused
         self._members = dict(gift.members)
         self.placement = gift.placement
@@ -405,7 +405,7 @@ def _assignments(joined: JoinGroupResponse) -> dict[str, LeaderAssignment]:
             metadata[member.member_id] = JoinMetadata.from_bytes(bytes(member.metadata))
         except CorruptDataError as error:
             log.warning("placement: member %s gets no shards, its bytes can't be read: %s", member.member_id, error)
-    return given(joined.generation_id, joined.member_id, metadata)
+    return compute_assignments(joined.generation_id, joined.member_id, metadata)
 
 
 def _taken(refused: str) -> KafkaError:

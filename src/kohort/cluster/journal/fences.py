@@ -122,9 +122,9 @@ Author = tuple[int, int]
 
 
 class Authors:
-    """The producers of the batches that were read so far, and the fences that cover them.
+    """The producers of the batches that were read so far, and the fences that prove them to be coordinators.
 
-    A fence covers its own epoch and all earlier ones, whose fences it replaces: compaction may have removed them.
+    A fence proves its own epoch and all earlier ones, whose fences it replaces: compaction may have removed them.
 
     Attributes:
         fences: the newest fence of each producer id.
@@ -136,24 +136,24 @@ class Authors:
         self.newest: Fence | None = None
         self._first_offsets: dict[Author, int] = {}
 
-    def saw(self, header: BatchHeader) -> None:
+    def record_batch(self, header: BatchHeader) -> None:
         """Record a batch that was read."""
         self._first_offsets.setdefault((header.producer_id, header.producer_epoch), header.base_offset)
 
-    def take(self, fence: Fence) -> None:
+    def record_fence(self, fence: Fence) -> None:
         """Record a fence that was read."""
         self.fences[fence.producer_id] = fence
         if fence.producer_id != FIRST:
             self.newest = fence
 
-    def covered(self, author: Author) -> bool:
-        """Return whether a fence that was read covers an author."""
+    def is_coordinator(self, author: Author) -> bool:
+        """Return whether a fence proves that a coordinator wrote under this producer id and epoch."""
         fence = self.fences.get(author[0])
         return fence is not None and author[0] != FIRST and author[1] <= fence.epoch
 
     def unfenced(self) -> dict[Author, int]:
         """Return the authors without a fence, with the offset of their first batch."""
-        return {author: offset for author, offset in self._first_offsets.items() if not self.covered(author)}
+        return {author: offset for author, offset in self._first_offsets.items() if not self.is_coordinator(author)}
 
     def unfinished(self, own: int) -> Iterator[Fence]:
         """Return the fences of other producer ids whose owners could still write."""

@@ -122,7 +122,7 @@ class JournalPartition:
         info = (await self.cluster.refresh_metadata(self.settings.answer_ms)).topics.get(name)
         if info is None or info.error:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
-            raise self.lost(_error(code), f"topic {name} can't be seen")
+            raise self.ending_error(_error(code), f"topic {name} can't be seen")
         if info.topic_id != self.topic.id:
             raise JournalRefused(
                 f"topic {name} was deleted and made again (its id is {info.topic_id}, it was {self.topic.id}): what "
@@ -140,7 +140,7 @@ class JournalPartition:
                 "topic with --set journal.topic=…, and bring the groups' offsets there"
             )
 
-    def lost(self, error: KafkaError, what: str) -> Exception:
+    def ending_error(self, error: KafkaError, what: str) -> Exception:
         """Return the exception that ends a term, for an error of the cluster that a retry does not cure."""
         if isinstance(error, FencedError):
             return FencedError(f"{self}: {what}: {error.message}", error.code)

@@ -100,7 +100,7 @@ class KafkaJournal:
         self._check_term(term)
         current = self._current
         if current is None:
-            raise JournalUnavailable(f"{self._place}: closed")
+            raise JournalUnavailable(f"{self._place}: the journal is closed")
         bodies = list(_bodies(records))
         current.append(Append(self._token + 1, bodies, now_ms))
         self._token += 1

@@ -114,7 +114,7 @@ class JournalReading:
                 return await ask()
             except KafkaError as error:
                 if not passes(error) or place.elapsed_ms() > until_ms:
-                    raise place.lost(error, what) from error
+                    raise place.ending_error(error, what) from error
             failures += 1
             await place.back_off(failures)
 
@@ -224,7 +224,7 @@ class JournalDecoding:
         The producer of a batch is known to be a coordinator only when all fences have been read.
         """
         for author, error in self._unreadable.items():
-            if self.authors.covered(author):
+            if self.authors.is_coordinator(author):
                 raise error
 
     def records(self, view: memoryview) -> Iterator[Sequence[Record]]:
@@ -237,7 +237,7 @@ class JournalDecoding:
         done = 0
         for header, batch in self._batches(view):
             author = header.producer_id, header.producer_epoch
-            self.authors.saw(header)
+            self.authors.record_batch(header)
             if author in self.left_out:
                 self._log_left_out(header, batch)
             else:
@@ -252,7 +252,7 @@ class JournalDecoding:
     def survey(self, view: memoryview) -> None:
         """Record producers and fences only, not records: a fence is alone in its batch."""
         for header, batch in self._batches(view):
-            self.authors.saw(header)
+            self.authors.record_batch(header)
             if header.records_count == 1 and not header.is_control:
                 self._survey_batch(header, batch)
 
@@ -304,7 +304,7 @@ class JournalDecoding:
     def _take(self, header: BatchHeader, fence: Fence) -> None:
         """Record a fence if its own producer wrote it. Any producer may have written the first fence."""
         if fence.producer_id in (FIRST, header.producer_id):
-            self.authors.take(fence)
+            self.authors.record_fence(fence)
 
     def _log_left_out(self, header: BatchHeader, batch: memoryview) -> None:
         names = []

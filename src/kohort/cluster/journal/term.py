@@ -101,7 +101,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
     try:
         return await cluster.retrying(attempt, what, REPEAT_MS)
     except KafkaError as error:
-        raise place.lost(error, what) from error
+        raise place.ending_error(error, what) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ class JournalAppend:
 
     Attributes:
         offset: the offset of its first record.
-        sent_ms: when it was first sent, by the runtime's monotonic clock, minus the time the machine slept since.
+        sent_ms: when it was first sent, by the runtime's monotonic clock. The time that the machine slept since is
+            subtracted, so that `now_ms - sent_ms` includes it.
     """
 
     offset: int
@@ -189,7 +190,7 @@ class JournalWriter:
                 return await self._ask(batch)
             except KafkaError as error:
                 if isinstance(error, FencedError) or not passes(error):
-                    raise place.lost(error, "an append was refused") from error
+                    raise place.ending_error(error, "an append was refused") from error
                 last = error
             failures += 1
             await place.back_off(failures)
@@ -359,7 +360,7 @@ class JournalTerm:
         except (FencedError, JournalRefused, CorruptDataError, JournalUnavailable) as error:
             self._over(error)
         except KafkaError as error:
-            self._over(place.lost(error, "the cluster does not answer as it should"))
+            self._over(place.ending_error(error, "the cluster does not answer as it should"))
         except Exception as fault:  # noqa: BLE001 - a fault of ours, which the owner logs
             self._over(fault)
 
@@ -529,7 +530,7 @@ class JournalTerm:
         except FencedError as error:
             self._renewed = error
         except JournalUnavailable as error:
-            log.warning("%s; retrying", error)
+            log.warning("retrying to get a new producer epoch for the journal: %s", error)
         self._renewing = False
         self._news.resolve(None)
 

@@ -526,7 +526,7 @@ class GroupMirror:
             self.meter.multis += len(accepted)
             if not all(accepted):
                 self.meter.refused += len(accepted) - sum(accepted)
-                self._coordination.look()
+                self._coordination.read_again()
                 raise KafkaError("a write was refused: another process is the one to write, or changed the nodes")
             self.meter.changes += sum(map(len, pieces[at : at + window]))
 

@@ -329,7 +329,7 @@ class ZooKeeperCoordination:
             changes.append(Change(EPOCH, version=self._epoch.version))
         return Guard(tuple(changes), stands.of(mine.candidate.id))
 
-    def look(self) -> None:
+    def read_again(self) -> None:
         """Read all nodes again, because one of them was not as expected."""
         self._look.set()
 
@@ -347,13 +347,15 @@ class ZooKeeperCoordination:
             except KafkaError as error:
                 self._look_failed(error)
             except Exception as error:
-                log.exception("placement: a fault")
-                self._look_failed(KafkaError(f"a fault: {error!r}"))
+                log.exception("placement: unexpected error")
+                self._look_failed(KafkaError(f"unexpected error: {error!r}"))
             self._notify_change()
 
     def _look_failed(self, error: KafkaError) -> None:
         if self._trouble is None or self._trouble.message != error.message:  # by text: logged once
-            log.warning("placement: not settled yet: %s", error)
+            log.warning(
+                "placement: retrying every %.1f s: reading or updating it in ZooKeeper failed: %s", _AGAIN_S, error
+            )
         self._trouble = error
         asyncio.get_running_loop().call_later(_AGAIN_S, self._look.set)
 
@@ -369,7 +371,9 @@ class ZooKeeperCoordination:
             self.is_leader = await self._elect(session, mine)
         else:
             if self._entered and before is None:
-                log.error("placement: this coordinator is not registered any more: %s", _taken(self._taken_by))
+                log.error(
+                    "placement: this coordinator has lost its registration and resigns: %s", _taken(self._taken_by)
+                )
             self.is_leader = False
             await self._resign(session)
         await self._read_map()
@@ -421,7 +425,10 @@ class ZooKeeperCoordination:
             else:
                 before, self._refused_by = self._refused_by, await self._refusing(node, mine)
                 if self.placement is not None and self._refused_by not in (None, before):
-                    log.error("placement: no longer the leader: %s", self._has_path(self._refused_by.candidate))
+                    log.error(
+                        "placement: this coordinator is no longer the leader: %s",
+                        self._has_path(self._refused_by.candidate),
+                    )
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
@@ -457,7 +464,7 @@ class ZooKeeperCoordination:
             try:
                 self._map = read_placement(from_bytes(self._map_node.data))
             except CorruptDataError as error:
-                log.warning("placement: %s can't be decoded and is written anew: %s", PLACEMENT, error)
+                log.warning("placement: rewriting %s, which can't be decoded: %s", PLACEMENT, error)
 
     async def _place(self, mine: Registration) -> None:
         """Write the placement for the present candidates."""
@@ -519,11 +526,11 @@ class ZooKeeperCoordination:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
-            log.warning("placement: the session with ZooKeeper has expired; a new one begins")
+            log.warning("placement: beginning a new session: the one with ZooKeeper has expired")
             self.is_leader = False
             self._notify_change()
         elif state is SessionState.SUSPENDED:
-            log.warning("placement: no connection to ZooKeeper; the last known placement is used")
+            log.warning("placement: using the last known placement: no connection to ZooKeeper")
         else:
             self._look.set()
 
@@ -599,5 +606,5 @@ def _read_registration(name: str, node: ZNode) -> Registration | None:
     try:
         return Registration.from_bytes(name, node.data)
     except CorruptDataError as error:
-        log.warning("placement: the node of broker %s is no coordinator's: %s", name, error)
+        log.warning("placement: ignoring the node of broker %s, which is no coordinator's: %s", name, error)
         return None

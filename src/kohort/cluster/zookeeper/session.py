@@ -293,7 +293,7 @@ class ZooKeeperSession:
             connection_retry=KazooRetry(**_RECONNECT),
             logger=_KAZOO_LOG,
             default_acl=CREATOR_ALL_ACL if self._creates_for_user else None,
-            **_secure(self._config),
+            **_security_arguments(self._config),
         )
 
         def on_state(state: str) -> None:
@@ -326,7 +326,10 @@ class ZooKeeperSession:
         session_s = self._session_ms / 1000
         while not ended.wait(session_s / _LOOKS_PER_SESSION):
             if not self._hung and time.monotonic() - self._turned_s > session_s:
-                log.error("ZooKeeper: the event loop was blocked for %.1f s; its session is closed", session_s)
+                log.error(
+                    "ZooKeeper: closing the session: the event loop was blocked for longer than its timeout of %.1f s",
+                    session_s,
+                )
                 client = self._client  # from `_hung` on, the loop may replace it
                 self._hung = True
                 _stop(client)
@@ -409,8 +412,8 @@ class _LoopWatch:
         self.on_loop(self.call)
 
 
-def _secure(config: ZooKeeperConfig) -> dict[str, Any]:
-    """Return kazoo's arguments of a secure connection."""
+def _security_arguments(config: ZooKeeperConfig) -> dict[str, Any]:
+    """Return `KazooClient`'s arguments for the login (digest or SASL) and for TLS."""
     chosen: dict[str, Any] = {}
     if config.scheme == DIGEST:
         chosen["auth_data"] = [(DIGEST, f"{config.username}:{config.password}")]

@@ -362,7 +362,7 @@ class ConsumerAssignment(ConsumerSuspicion):
             self.began_ms = step.now.mono_ms
         epoch = self.epoch + 1
         step.emit(EpochBumped(self.group_id, epoch, metadata_hash(step.image, self.subscribed())))
-        step.log(self.group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
+        step.log(self.group_id, f"new group epoch {epoch}: {reason}", Level.DEBUG)
         if not self.members:
             for regex in list(self.regexes):  # without members nobody keeps them up to date
                 step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))

@@ -276,7 +276,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     def refuse_long_poll(
         self, step: Step, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None
     ) -> None:
-        """Answer a delayed heartbeat with an error."""
+        """Answer a delayed heartbeat with an error, because its member was removed or replaced."""
         Refusal(error, message or error.text).answer(step, event)
 
     def answer_waiting(self, step: Step, member_id: str) -> None:

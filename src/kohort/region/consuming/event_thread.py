@@ -18,7 +18,7 @@ from kohort.client.consumer.core import WakeupError
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import FencedError, InvalidInputError, KafkaError, NotAuthorizedError, OffsetError
 from kohort.ids import TopicPartition
-from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_of, partition_of
+from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_and_metadata, partition_of
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager, is_away, sink_wait
@@ -204,7 +204,7 @@ class EventThread(MemberThread):
             self._waiting.drain = None
             self._step(events.NotQuiet(cut, LEFT_UNDONE))
             return
-        offsets = {partition_of(part): offset_of(at) for part, at in self._ends().items()}
+        offsets = {partition_of(part): offset_and_metadata(at) for part, at in self._ends().items()}
         try:
             if offsets:
                 self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
@@ -286,9 +286,9 @@ class EventThread(MemberThread):
         self._reads &= partitions
 
     def _sought(self, position: Position, partition: TopicPartition) -> None:
-        self._consumer.seek(partition, offset_of(position))
+        self._consumer.seek(partition, offset_and_metadata(position))
         self._flow.begin(position, part_of(position))
-        self._at[partition] = offset_of(position)
+        self._at[partition] = offset_and_metadata(position)
         self._reads.add(partition)
 
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
@@ -338,7 +338,7 @@ class EventThread(MemberThread):
 
     def _saves_no_more(self, *, works: bool = False) -> None:
         self._waiting.save = None
-        if self._sink_wait.ended(works=works):
+        if self._sink_wait.end_wait(works=works):
             self.sink_waits("")
 
     def sink_waits(self, cause: str) -> None:

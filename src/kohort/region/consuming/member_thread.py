@@ -153,11 +153,11 @@ class PlaneLink:
             self._missing.record_failure(error)
             self._ended.wait(AGAIN_S)
             return
-        self._missing.ended()
+        self._missing.end_wait()
         try:
             self._talk(link)
         except OSError as error:
-            log.debug("%s: the connection to the control plane ended: %s", self._name, error)
+            log.debug("%s: reconnecting: the connection to the control plane ended: %s", self._name, error)
             self._ended.wait(AGAIN_S)
 
     def _talk(self, link: Link) -> None:
@@ -172,7 +172,11 @@ class PlaneLink:
                 elif is_connected and not isinstance(message, messages.RegionSeen | messages.Declined):
                     self._heard(message)
         except UnknownMessageError as error:
-            log.warning("%s: cannot decode a message of the control plane: %s", self._name, error)
+            log.warning(
+                "%s: reconnecting: the control plane sent a message of another release, or damaged bytes: %s",
+                self._name,
+                error,
+            )
         finally:
             self._link = None
             link.close()
@@ -274,7 +278,7 @@ class MemberThread(ABC):
                     return None
                 self.metrics.waits_for_its_place = self._compares.record_failure(error)
                 return Waiting(self.metrics.waits_for, machine.name, machine.group, place)
-        if self._compares.ended():
+        if self._compares.end_wait():
             self.metrics.waits_for_its_place = ""
         self.post(events.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
         return None
@@ -480,7 +484,7 @@ class MemberThread(ABC):
                 continue  # it was lost meanwhile
             self._sought(position, partition)
             if commit:
-                self._later.commit[partition] = offset_of(position)
+                self._later.commit[partition] = offset_and_metadata(position)
 
     def _release(self, parts: tuple[Part, ...]) -> None:
         self._forget_partitions(parts)
@@ -529,6 +533,6 @@ def partition_of(part: Part) -> TopicPartition:
     return TopicPartition(part.topic, part.partition)
 
 
-def offset_of(at: Position) -> OffsetAndMetadata:
-    """Return a position as `commit` and `seek` take it."""
-    return OffsetAndMetadata(at.offset, "", at.leader_epoch)
+def offset_and_metadata(position: Position) -> OffsetAndMetadata:
+    """Return a region's position as `commit` and `seek` take it."""
+    return OffsetAndMetadata(position.offset, "", position.leader_epoch)

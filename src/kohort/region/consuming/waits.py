@@ -40,7 +40,7 @@ class RetryWait:
         self.failures += 1
         return cause
 
-    def ended(self, *, works: bool = True) -> bool:
+    def end_wait(self, *, works: bool = True) -> bool:
         """End the wait, and return whether there was one; `works` means that the operation has succeeded."""
         if self.failures and works and self._works:
             log.info("%s, after %s failures", self._works, self.failures)

@@ -517,7 +517,7 @@ class Plane:
 
     # -- description for operators
 
-    def seen(self) -> RegionSeen:
+    def describe_region(self) -> RegionSeen:
         """Return the description of the region."""
         waits = {report.member: report for report in self.waiting_to_register.values()}
         members = [

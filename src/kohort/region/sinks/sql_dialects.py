@@ -63,7 +63,7 @@ class Dialect(Protocol):
         """Configure a connection: explicit transactions, and commits that survive a power loss."""
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the type that stores such values; empty: there is none."""
+        """Return the column type for an Arrow type; empty: the database has none."""
 
     def alone(self, cursor: Any, place: str) -> None:
         """Prevent concurrent checks of this table until the transaction ends."""
@@ -80,7 +80,7 @@ class Dialect(Protocol):
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
         """Return whether a table of this name exists."""
 
-    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
         """Return the description of a table (its name with or without the schema), if it exists."""
 
     def staging(self, target: str, staging: str) -> str:
@@ -146,7 +146,7 @@ class Sqlite:
         connection.execute("PRAGMA synchronous = EXTRA")
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the type that stores such values; empty: there is none.
+        """Return the column type for an Arrow type; empty: SQLite has none.
 
         Times and decimals are texts: SQLite would round them.
         """
@@ -181,7 +181,7 @@ class Sqlite:
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
         return cursor.fetchone() is not None
 
-    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
         """Return the description of the table, if it exists."""
         name = table[-1]
         cursor.execute("SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,))
@@ -278,7 +278,7 @@ class Postgres:
         connection.autocommit = True
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the type that stores such values; empty: there is none."""
+        """Return the column type for an Arrow type; empty: PostgreSQL has none."""
         if pa.types.is_timestamp(kind):
             return "" if kind.unit == "ns" else "timestamptz" if kind.tz else "timestamp"
         if pa.types.is_decimal(kind):
@@ -316,7 +316,7 @@ class Postgres:
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
         return bool(cursor.fetchone()[0])
 
-    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
         """Return the description of the table, if it exists."""
         cursor.execute(
             "SELECT oid, relkind::text, relrowsecurity, has_table_privilege(oid, 'SELECT') AND "

@@ -144,7 +144,7 @@ class SqlTable(Bound):
             at.dialect.alone(at.cursor, self.table)
             for statement in _TABLES:
                 at.run(statement)
-            found = at.dialect.found(at.cursor, at.names)
+            found = at.dialect.find_table(at.cursor, at.names)
             if found is not None:
                 self._fitting(found, given, types)
             owned = self._owner(at, locked=True)
@@ -179,7 +179,7 @@ class SqlTable(Bound):
                 f"Table {self.table} holds rows already, and they are of no region: give region {self._region!r} an "
                 "empty table"
             )
-        beside = at.dialect.found(at.cursor, at.staging_names)
+        beside = at.dialect.find_table(at.cursor, at.staging_names)
         if beside is not None and "kohort_key" not in beside.columns:
             raise InvalidInputError(f"Table {'.'.join(at.staging_names)} is in the way of staged rows: rename it")
         at.run("DROP TABLE IF EXISTS {staging}")

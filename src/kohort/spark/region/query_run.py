@@ -481,7 +481,7 @@ class RegionQuery:
                 member.abandon()
             self.over.set()
             return
-        log.warning("[query %s] failed: %s", self.name, error)
+        log.warning("[query %s] the query failed: %s", self.name, error)
         cause = f"{self.name} has failed: {_worker_exception(error)}"
         if self._failures.another(error, self._where()):
             remedy = f"mend it, then `kohort region resume {lead.machine.region} --execute`, and start the queries"

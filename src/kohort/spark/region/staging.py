@@ -122,7 +122,7 @@ class StagingTask:
                 wait.record_failure(error)
                 time.sleep(max(0.0, wait.again_s - time.monotonic()))
             else:
-                wait.ended()
+                wait.end_wait()
                 return key
 
 

@@ -35,7 +35,7 @@ def lose(text: str, remedy: str, *, strict: bool) -> None:
     """
     if strict:
         raise OffsetError(f"{text}; failOnDataLoss=false {remedy}")
-    log.warning("%s; failOnDataLoss=false %s", text, remedy)
+    log.warning("records may be lost: %s; failOnDataLoss=false %s", text, remedy)
 
 
 # -- The catalog of topics

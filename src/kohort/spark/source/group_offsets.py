@@ -383,7 +383,7 @@ class GroupOffsets:
         if self._options.subscribe_pattern is not None:  # a coordinator matches Kafka's internal topics too
             wanted = tuple(tp for tp in held.partitions if tp.topic not in INTERNAL_TOPICS)
             held = AssignedPartitions(wanted, held.generation)
-        present, void = self._topics.look({tp.topic for tp in held.partitions})
+        present, void = self._topics.look_up_topics({tp.topic for tp in held.partitions})
         if void:
             self._taken = None
             self._void |= void

@@ -315,7 +315,7 @@ class SourceMembership:
                 assignment = self._member.wait_assignment(max(0.0, min(left_ms, WAIT_WARNING_MS)))
             except TimedOutError as error:
                 if left_ms <= WAIT_WARNING_MS:
-                    raise TimedOutError(no_assignment(self._member, limit_ms, self._bound)) from error
+                    raise TimedOutError(no_assignment_error(self._member, limit_ms, self._bound)) from error
                 if not warned:
                     log.warning("%s", waits_for_assignment(self._member, limit_ms))
                 warned = True
@@ -474,7 +474,7 @@ class SourceMembership:
         """Log once that other members subscribe to other topics."""
         warning = self._subscription_check.warning(self._member.assignment().member_id)
         if warning is not None:
-            log.warning("%s", warning)
+            log.warning("subscriptions of the group differ: %s", warning)
 
     def _warn_if_long(self) -> None:
         """Log once that a rebalance would not wait for the running batch.
@@ -520,12 +520,15 @@ def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, 
     )
 
 
-def no_assignment(member: GroupMember, limit_ms: int, bound: Limit) -> str:
-    """Return the error text of a query that got no partitions in time."""
+def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: Limit) -> str:
+    """Return the error text of a query that got no partitions within `limit_ms`.
+
+    `batch_limit` says how long a rebalance waits for a running batch.
+    """
     return (
         f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.why_unassigned()}. A rebalance "
-        f"waits for the running batches of all members, for {bound.option} of each: raise joinTimeoutMs above that, or "
-        f"look at who is in the group: kohort groups describe {member.group_id}"
+        f"waits for the running batches of all members, for {batch_limit.option} of each: raise joinTimeoutMs above "
+        f"that, or look at who is in the group: kohort groups describe {member.group_id}"
     )
 
 

@@ -198,7 +198,7 @@ class Reading:
             text = f"{error.message}: what was left of offsets {span.start} to {span.end} of {part.partition} is lost"
             if strict:
                 raise OffsetError(text, error.code, part.partition) from error
-            log.warning("%s", text)
+            log.warning("records lost: %s", text)
 
 
 _readers: dict[tuple[int, Reading, tuple[str, ...]], RangeReader] = {}

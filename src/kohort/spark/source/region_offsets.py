@@ -240,10 +240,9 @@ class RegionOffsets:
         return bool(self._ask("begin", version=held.version, batch=batch).get("ok"))
 
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
-        """Report that a batch is over; only the region commits.
+        """Report to the application that a batch is complete. The source commits nothing: the region does.
 
-        The answer is not waited for, because this may be called by the thread that receives answers. Messages arrive in
-        order.
+        Do not wait for the answer, because the thread that receives answers may call this. Messages arrive in order.
         """
         del timeout_ms
         self._send(self._request("end", batch=batch.batch) | {"number": NOBODY_WAITS})

@@ -47,7 +47,7 @@ class TopicIds:
         self._watched |= {tp.topic for tp in offset.spans}
         return another
 
-    def look(self, topics: Iterable[str]) -> tuple[Present, set[str]]:
+    def look_up_topics(self, topics: Iterable[str]) -> tuple[Present, set[str]]:
         """Look up the topics of the present assignment.
 
         Returns:
