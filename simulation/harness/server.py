@@ -129,7 +129,7 @@ class Server:
         self.shard = self.make_shard(
             0, self._journal, self._journal.next_term, self.config, self._driver, self._watched
         )
-        self.shard.load()
+        self.shard.start_loading()
 
     def _watched(self, config: GroupConfig) -> GroupMachine:
         """A machine whose steps the checkers see."""

@@ -290,7 +290,7 @@ class Driven:
 
     def load(self) -> None:
         """Load, and do what follows at once."""
-        self.shard.load()
+        self.shard.start_loading()
         self.turns.settle()
 
     def ask(self, make: Callable[[int], Any]) -> int:

@@ -72,7 +72,7 @@ async def ask_while_it_moves(folder: Path) -> list[Any]:
     committed: asyncio.Future[Any] = loop.create_future()
     shard.ask(OffsetCommit(1, "g", "", -1, (OffsetToCommit("t", 0, 7),)), committed.set_result)
     await committed
-    shard.load()
+    shard.start_loading()
     shard.ask(OffsetFetch(2, "g", (TopicPartition("t", 0),)), answers.append)
     await loaded(shard)
     fetched: asyncio.Future[Any] = loop.create_future()

@@ -267,7 +267,7 @@ def test_a_damaged_journal_is_not_served_and_not_read_again(driven: Driven) -> N
 def test_a_load_answers_who_waits_and_forgets_what_is_queued(driven: Driven) -> None:
     held = driven.ask(ListGroups)
     commit = driven.commit("a", 1)
-    driven.shard.load()
+    driven.shard.start_loading()
     assert [driven.answer(held), driven.answer(commit)] == [LOADING, LOADING]
     driven.turns.settle()
     assert driven.written() == {"old": 7}
@@ -278,15 +278,15 @@ def test_a_load_answers_who_waits_and_forgets_what_is_queued(driven: Driven) -> 
 def test_a_second_load_takes_the_place_of_the_first(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kohort.coordinator.shard.LOAD_SLICE_S", -1.0)
     asked = driven.settings_asked
-    driven.shard.load()
-    driven.shard.load()
+    driven.shard.start_loading()
+    driven.shard.start_loading()
     driven.turns.settle()
     assert driven.settings_asked == asked + 1
     driven.journal.fails = [no_space]
     driven.commit("a", 1)
     driven.turns.settle()
     loads = driven.journal.loads
-    driven.shard.load()
+    driven.shard.start_loading()
     driven.turns.pass_time(LONG_S)
     assert driven.journal.loads == loads + 1
     assert serves_what_is_written(driven)
@@ -372,7 +372,7 @@ def test_a_topic_deleted_meanwhile_takes_its_offsets_with_it(driven: Driven, pla
             driven.commit("a", 1)
             driven.turns.settle()
         if place == "loading":
-            driven.shard.load()
+            driven.shard.start_loading()
     driven.shard.queue_event(TopicsDeleted((TOPIC,)))
     while driven.shard.settle():
         pass

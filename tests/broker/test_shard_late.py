@@ -361,7 +361,7 @@ def test_a_load_waits_for_what_is_still_to_be_read(late: Late) -> None:
 
 def test_a_load_that_is_overtaken_by_the_end_leaves_no_groups(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard, "LOAD_SLICE_S", -1.0)  # a turn for each list that is read
-    late.shard.load()
+    late.shard.start_loading()
     late.shard.close()
     late.turns.settle()
     assert not late.shard.knows("old")

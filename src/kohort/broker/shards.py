@@ -81,7 +81,7 @@ class GroupShards:
         """Take a shard over for a term: load it, then serve it. A shard that is here already is closed first."""
         self.end(index)
         shard = self._shards[index] = self._make(index, term)
-        shard.load()
+        shard.start_loading()
 
     def end(self, index: int) -> None:
         """Give a shard up: waiting requests fail with NOT_COORDINATOR. A shard that is not here is ignored."""

@@ -437,7 +437,7 @@ class Shard:
 
     # -- loading
 
-    def load(self) -> None:
+    def start_loading(self) -> None:
         """Begin to replay the journal; requests are refused until that is done.
 
         Does nothing in a final phase.

@@ -50,10 +50,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
     plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id)
 
     def reply_commit(value: OffsetCommitReply | ErrorCode | None) -> None:
-        """Send the response: the coordinator's reply, or one error for all partitions.
-
-        None: every partition was refused, and the coordinator was not asked.
-        """
+        """Send the coordinator's reply, or one error for all partitions; None: the coordinator was not asked."""
         make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
         request.reply(
             TxnOffsetCommitResponse(
