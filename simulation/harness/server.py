@@ -222,7 +222,7 @@ class Server:
         self.world.log(f"coordinator: the shard is lost, and loads again in {away_ms} ms")
         if away_ms:
             self._later(away_ms, self._become_leader)
-        driver.turn(shard.close if away_ms else shard.load)
+        driver.turn(shard.close if away_ms else shard.start_loading)
 
     def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
         """A request arrives."""

@@ -171,7 +171,7 @@ class ToyGroup(GroupMembership):
         member.alive(step, SESSION_MS)
         return member
 
-    def load(self, step: Step) -> None:
+    def build_soft_state(self, step: Step) -> None:
         for member_id in self.members:
             self.expect(step, member_id)
 

@@ -651,7 +651,7 @@ class Shard:
         delay_ms = int(exponential_backoff(self._failures, RELOAD_DELAY_MS, RELOAD_DELAY_MAX_MS))
         self._driver.log_error(f"shard {self.index}: {why}; reloading in {delay_ms / 1000:.1f} s", fault)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.load)
+        self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.start_loading)
 
     def _fenced(self, error: FencedError) -> None:
         proven_ms = None if self._appends is None else self._appends.proven_ms

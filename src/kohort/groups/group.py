@@ -110,7 +110,7 @@ class GroupMembership(LongPollingGroup):
         """Return the group's protocol type for ListGroups."""
 
     @abstractmethod
-    def load(self, step: Step) -> None:
+    def build_soft_state(self, step: Step) -> None:
         """Build the soft state after a replay; sessions restart."""
 
     @abstractmethod

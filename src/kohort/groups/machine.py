@@ -263,7 +263,7 @@ class GroupMachine:
         context.sessions_from_ms = now.mono_ms + ownership_proof_ms
         self._offsets.on_loaded()
         for group in list(context.ledger.groups.values()):
-            group.membership.load(context)
+            group.membership.build_soft_state(context)
         self._offsets.schedule()
         return context.effects
 

@@ -65,8 +65,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
             )
         )
 
-    transactions = host.transactions
-    if transactions is None:
+    if (transactions := host.transactions) is None:
         reply_commit(NOT_TAKEN)
         return
     if not message.group_id:

@@ -38,8 +38,7 @@ LENT_MAX = 256
 """The most log files that the store has closed but responses in progress still read."""
 DESCRIPTORS_MIN = 128
 MACOS_FILES_MAX = 10_240
-"""The most open files that macOS gives to a process whose hard limit is "unlimited". Source: OPEN_MAX of its
-sys/syslimits.h."""
+"""The most open files that macOS gives to a process whose hard limit is "unlimited": OPEN_MAX in sys/syslimits.h."""
 
 
 class Descriptors(NamedTuple):

@@ -415,7 +415,7 @@ class ClassicRequests(ClassicRebalance):
         if self.drop_pending(step, member_id):
             self.complete_if_all_joined(step)
 
-    def load(self, step: Step) -> None:
+    def build_soft_state(self, step: Step) -> None:
         """Build the soft state from the group's record; sessions restart. Source: spec 3.7.
 
         A generation that began and was never synchronized is over: its members, and those of the one before, join

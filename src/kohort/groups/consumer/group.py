@@ -396,7 +396,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         """Take over a group's own settings."""
         self.settings = event.settings
 
-    def load(self, step: Step) -> None:
+    def build_soft_state(self, step: Step) -> None:
         """Build the soft state after a replay: restart sessions and revocation timers, and request a missing target.
 
         Regular expressions are resolved again, which finds topics that changed while no coordinator ran.

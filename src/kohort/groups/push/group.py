@@ -227,7 +227,7 @@ class PushRegistry(PushRebalance):
             step.forget_connection(claim.connection, claim.group_id, claim.member_id)
             self.register(step, claim)
 
-    def load(self, step: Step) -> None:
+    def build_soft_state(self, step: Step) -> None:
         """Wait for each member for one session after a replay, and rebalance."""
         self.loaded = True
         for member_id, saved in self.members.items():
