@@ -15,7 +15,7 @@ groups = sys.argv[3:] or None
 
 
 def complaint(group: GroupLag) -> str:
-    """What is wrong with a group; empty: nothing is."""
+    """Return the faults of a group; empty: it has none."""
     late = [part for part in group.read if (part.time_lag_ms or 0) > limit_ms]
     if not late and group.status <= LagStatus.WARN:
         return ""

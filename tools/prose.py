@@ -22,7 +22,7 @@ ALLOWED = ROOT / "tools" / "prose_allowed.json"
 SENTENCE_WORDS_MAX = 25
 SHORT_NAME_LETTERS = 8
 SHARED_BY_MAX = 5
-CODE = ("src/", "tests/", "simulation/", "bench/", "frameworks/", "tools/")
+CODE = ("src/", "tests/", "simulation/", "bench/", "frameworks/", "tools/", "examples/")
 SKIPPED = ("docs/style.md", "tests/test_prose.py", "tools/prose.py")
 """Files that show what is not to be written."""
 RULES = {

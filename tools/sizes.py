@@ -13,7 +13,7 @@ from pathlib import Path
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
 ROOT = Path(__file__).resolve().parent.parent
-CHECKED = ("src/", "simulation/", "bench/", "frameworks/", "tools/")
+CHECKED = ("src/", "simulation/", "bench/", "frameworks/", "tools/", "examples/")
 
 
 def tracked_sources() -> list[Path]:

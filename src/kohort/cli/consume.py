@@ -162,7 +162,7 @@ class _Columns(RecordWriter):
 _COMMON = Common()
 _POLL_MS = 200
 _GONE = getattr(select, "POLLERR", 0) | getattr(select, "POLLHUP", 0)
-"""What a poll reports when the other end is gone. macOS reports POLLNVAL for every terminal, which says nothing."""
+"""Poll events of an end that is gone. macOS reports POLLNVAL for every terminal, which says nothing."""
 
 
 def consume(  # noqa: PLR0913 - one keyword for each option
