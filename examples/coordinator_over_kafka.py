@@ -1,7 +1,7 @@
 """Runs kohort's coordinator over Apache Kafka, and a consumer on it: `python coordinator_over_kafka.py KAFKA`.
 
 The coordinator keeps groups and offsets in a topic of that cluster. In production it is a service of its own (see
-deploy/), at an address that its clients know; here it is a child of this program, and ends with it.
+deploy/), at an address that its clients know. Here it is a child of this program, and ends with it.
 """
 
 import subprocess

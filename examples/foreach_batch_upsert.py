@@ -1,7 +1,7 @@
 """Keeps the latest price of each product in a SQLite table: `python foreach_batch_upsert.py SERVERS [TABLE.db]`.
 
 Spark repeats a batch after a crash. An upsert by key makes the repetition harmless, as long as an older price never
-replaces a newer one: the partition's offset says which is newer, since a key always has the same partition.
+replaces a newer one. The offset says which is newer, since a key always has the same partition.
 """
 
 import sqlite3

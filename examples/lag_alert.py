@@ -1,7 +1,7 @@
 """Says which groups do not keep up, and why: `python lag_alert.py SERVERS [SECONDS [GROUP ...]]`. For cron, or a probe.
 
-Exit code 0: every group keeps up. 1: a group has records that have waited for longer than SECONDS (60), or the status
-of a group is worse than WARN. Two reads, 5 s apart, tell a group that works from one that stands still.
+Exit code 0: every group keeps up. Exit code 1: records of a group have waited for longer than SECONDS (60), or its
+status is worse than WARN. Two reads, 5 s apart, tell a group that works from one that stands still.
 """
 
 import sys

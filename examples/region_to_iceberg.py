@@ -1,7 +1,7 @@
 """Writes a topic into an Iceberg table, and asks DuckDB: `python region_to_iceberg.py SERVERS [COUNT]`.
 
-The member reads COUNT records, 1,000 by default, and leaves. Start the program without the lines that count, in as many
-processes as the work needs and with a member name each, for a table that goes on.
+The member reads COUNT records, 1,000 by default, and leaves. For a table that goes on, leave out the lines that count.
+Start as many processes as the work needs, with a member name each.
 """
 
 import sys
