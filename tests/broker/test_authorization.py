@@ -13,7 +13,7 @@ from kohort.broker.api import push
 from kohort.broker.authorization import NEEDS, PUSH_NEEDS, Caller, Need, Resource
 from kohort.broker.dispatch import Dispatcher
 from kohort.broker.routes import GROUP_ROUTES, ROUTES, unknown_api_versions
-from kohort.broker.run import RunningBroker
+from kohort.broker.run import BrokerServer
 from kohort.broker.security.principals import ANYONE, Principal
 from kohort.errors import ErrorCode, NotAuthorizedError
 from kohort.ids import AclOperation
@@ -102,7 +102,7 @@ def guarded(folder: Path, keeper: Gatekeeper, client: Callable[[str], None]) -> 
     """A broker whose authorizer it is, push frames as well; `client` runs in a thread, with its address."""
 
     async def run() -> None:
-        broker = RunningBroker(asyncio.get_running_loop(), folder, "127.0.0.1:0", {"push.min.session.timeout.ms": 600})
+        broker = BrokerServer(asyncio.get_running_loop(), folder, "127.0.0.1:0", {"push.min.session.timeout.ms": 600})
         dispatcher = Dispatcher(broker.node, ROUTES, unknown_api_versions, keeper, pushing=push.take)
         broker.serving.server.on_frame = dispatcher.dispatch
         broker.listen()
@@ -248,7 +248,7 @@ def test_a_request_that_is_not_allowed_reaches_no_handler(tmp_path: Path) -> Non
 
     async def run() -> tuple[int, int, str]:
         loop = asyncio.get_running_loop()
-        broker = RunningBroker(loop, tmp_path, "127.0.0.1:0", {})
+        broker = BrokerServer(loop, tmp_path, "127.0.0.1:0", {})
         broker.serving.server.on_frame = Dispatcher(broker.node, ROUTES, unknown_api_versions, keeper).dispatch
         broker.listen()
         try:

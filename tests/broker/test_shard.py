@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kohort.broker.api.offset_transactions import txn_offset_commit
-from kohort.broker.run import RunningBroker
+from kohort.broker.run import BrokerServer
 from kohort.coordinator import shard as shard_module
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
@@ -33,7 +33,7 @@ async def loaded(shard: Shard) -> None:
 async def play(folder: Path) -> list[Any]:
     """A commit, a request on which the coordinator breaks, and another, in one batch; then the commit's trace."""
     loop = asyncio.get_running_loop()
-    broker = RunningBroker(loop, folder, "127.0.0.1:0", {})
+    broker = BrokerServer(loop, folder, "127.0.0.1:0", {})
     broker.listen()
     shard = next(iter(broker.node.groups))
     await loaded(shard)
@@ -63,7 +63,7 @@ def test_a_fault_in_the_coordinator_costs_one_request(tmp_path: Path, caplog: py
 async def ask_while_it_moves(folder: Path) -> list[Any]:
     """Send one request while the coordinator loads, after it has loaded, and after it has gone."""
     loop = asyncio.get_running_loop()
-    broker = RunningBroker(loop, folder, "127.0.0.1:0", {})
+    broker = BrokerServer(loop, folder, "127.0.0.1:0", {})
     broker.listen()
     shard = next(iter(broker.node.groups))
     await loaded(shard)
@@ -99,7 +99,7 @@ def test_scenario_10_a_coordinator_that_loads_or_moves_never_says_that_there_is_
 async def refused_offsets(folder: Path) -> list[int]:
     """Return the error of a transactional offset commit that the journal cannot hold."""
     loop = asyncio.get_running_loop()
-    broker = RunningBroker(loop, folder, "127.0.0.1:0", {})
+    broker = BrokerServer(loop, folder, "127.0.0.1:0", {})
     broker.listen()
     broker.node.topics.create("t", 1)
     for shard in broker.node.groups:

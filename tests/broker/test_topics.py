@@ -146,7 +146,7 @@ def test_log_names_who_used_a_topic_that_is_made_on_use_and_that_it_had_just_bee
     assert "topic orders made with 3 partitions, because it was used: Metadata 13 from 127.0.0.1:" in first
     assert first.endswith("(forgetful)")
     assert "'no such name' is not allowed" in refused
-    assert "topic orders deleted: DeleteTopics 5 from 127.0.0.1:" in deleted
+    assert "topic orders deleted by request DeleteTopics 5 from 127.0.0.1:" in deleted
     assert "WARNING" in again
     assert "topic orders is there again, with 3 partitions, because it was used: Metadata 13" in again
     assert "It had been deleted 0 s before: DeleteTopics 5 from 127.0.0.1:" in again

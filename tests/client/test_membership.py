@@ -469,7 +469,7 @@ def test_log_reports_an_unreachable_group_at_last_and_then_less_often(
     trial.world.run(60_000)
     reported = [record.getMessage() for record in caplog.records]
     assert 2 <= len(reported) <= 4
-    assert all("[group g] still not done after" in text and "coordinator" in text for text in reported)
+    assert all("[group g] no answer of the coordinator after" in text and "coordinator" in text for text in reported)
 
 
 def test_an_instance_id_that_another_took_ends_the_member_for_good() -> None:

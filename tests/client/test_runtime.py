@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from kohort.client.net.runtime import Cancelled, Promise, Runtime, Task
+from kohort.client.net.runtime import Promise, Runtime, Task, TaskCancelled
 from kohort.errors import TimedOutError
 
 
@@ -78,7 +78,7 @@ def test_a_cancelled_task_never_runs_again() -> None:
     gate.resolve(None)
     runtime.advance(1)
     assert seen == []
-    with pytest.raises(Cancelled):
+    with pytest.raises(TaskCancelled):
         task.result()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kohort.broker.run import RunningBroker
+from kohort.broker.run import BrokerServer
 from kohort.cluster.zookeeper.shown import BrokerInZooKeeper
 
 READY_S = 60.0
@@ -41,7 +41,7 @@ class BrokerHere:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        broker = RunningBroker(self._loop, self._data, "127.0.0.1:0", self._settings, self.beside)
+        broker = BrokerServer(self._loop, self._data, "127.0.0.1:0", self._settings, self.beside)
         try:
             await broker.begin()
             self.address = broker.address

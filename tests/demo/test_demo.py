@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.support.waiting import LAST_RESORT
 
 from kohort.demo.account import SCHEMA, differences, draw, settle, show, summed, worst_connections
-from kohort.demo.flights import ALL, flights, flights_table
+from kohort.demo.flights import ALL, flights_table, recorded_flights
 from kohort.demo.play import DemoOptions
 from kohort.errors import InvalidInputError
 
@@ -23,7 +23,7 @@ ROWS = 20_000
 
 
 def test_flights_are_all_there_and_unknown_values_are_null() -> None:
-    every = list(flights())
+    every = list(recorded_flights())
     assert len(every) == ALL == 336_776
     assert sum(flight.tail is None for flight in every) == 2_512
     assert sum(b'"dep_delay":null' in flight.value for flight in every) == 8_255

@@ -360,7 +360,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "who died is not missed": _instead(
         RegionMembers, "gone", lambda machine, one, cause: machine.plane.unregister(one)
     ),
-    "who is late is waited for": _instead(Checkpoints, "look_for_late", lambda machine: None),
+    "who is late is waited for": _instead(Checkpoints, "fail_if_overdue", lambda machine: None),
     "who does not come back is waited for": _instead(RegionMembers, "look_for_lost", lambda machine: None),
     "the region runs before all are back": _instead(Recovery, "end_if_all_are_back", _runs_without_all),
     "a reset leaves a member where it was": _in_table(MEMBER, "on_reset", _keeps_what_was_read),

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from kohort.broker.run import RunningBroker, serve
+from kohort.broker.run import BrokerServer, serve
 from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import KafkaError
 
@@ -56,7 +56,7 @@ def _say(message: dict[str, Any]) -> None:
 class Control:
     """The executor of the parent's control messages, which also ends the broker when the parent has ended."""
 
-    def __init__(self, broker: RunningBroker, ended: asyncio.Event, parent: int) -> None:
+    def __init__(self, broker: BrokerServer, ended: asyncio.Event, parent: int) -> None:
         self._broker = broker
         self._ended = ended
         self._parent = parent

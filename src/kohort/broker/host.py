@@ -151,13 +151,15 @@ class ServerRequest:
         return [b"\xff"]
 
     def fail(self, error: ErrorCode, why: str) -> None:
-        """Answer with an error instead of asking the consumer.
+        """Answer with an error in the consumer's place.
 
         The answer to a Ping has no error field, so its connection is closed instead.
         """
         if self.api == PushType.PING.api:
             log.warning(
-                "closing the connection from %s: Ping was not sent to the push consumer: %s", self.connection.name, why
+                "closing the connection from %s instead of sending its Ping to the push consumer: %s",
+                self.connection.name,
+                why,
             )
             self.connection.close()
         else:

@@ -34,7 +34,7 @@ LISTEN_DEFAULT = "127.0.0.1:9092"
 class Beside(Protocol):
     """A companion of the broker, such as its cluster membership. The companion knows the broker, not the reverse."""
 
-    async def open(self, broker: RunningBroker) -> None:
+    async def open(self, broker: BrokerServer) -> None:
         """Start the companion before the broker accepts clients.
 
         Raises:
@@ -45,8 +45,8 @@ class Beside(Protocol):
         """Stop the companion, before the broker closes. May be called again, and before `open` has returned."""
 
 
-class RunningBroker:
-    """A broker on a running loop."""
+class BrokerServer:
+    """A broker on the caller's event loop: its log store, node and listeners. `begin` opens it to clients."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ def serve(
     data_dir: str | Path,
     listen: str = LISTEN_DEFAULT,
     properties: Mapping[str, Any] | None = None,
-    on_ready: Callable[[RunningBroker, asyncio.Event], None] | None = None,
+    on_ready: Callable[[BrokerServer, asyncio.Event], None] | None = None,
     beside: Beside | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
@@ -165,11 +165,11 @@ def serve(
         KafkaError: an option is invalid, or the port or the folder is in use.
     """
 
-    def start(loop: asyncio.AbstractEventLoop) -> RunningBroker:
-        return RunningBroker(loop, Path(data_dir), listen, properties or {}, beside)
+    def start(loop: asyncio.AbstractEventLoop) -> BrokerServer:
+        return BrokerServer(loop, Path(data_dir), listen, properties or {}, beside)
 
     restrict_umask()
-    serve_until_ended(start, RunningBroker.begin, on_ready)
+    serve_until_ended(start, BrokerServer.begin, on_ready)
 
 
 def run_broker(
@@ -182,7 +182,7 @@ def run_broker(
     """Run the command `kohort broker`; return the exit code. `on_listening` gets the address before it is printed."""
     log_to_stderr()
 
-    def ready(broker: RunningBroker, ended: asyncio.Event) -> None:
+    def ready(broker: BrokerServer, ended: asyncio.Event) -> None:
         if on_listening is not None:
             on_listening(broker.advertised_address)
         announce(broker, ended)

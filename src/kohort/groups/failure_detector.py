@@ -172,7 +172,7 @@ class MonitoredMember:
         self.gone_ms = None
 
     def unbind(self, step: Step) -> None:
-        """Unbind a removed member from its connection."""
+        """Unbind a member from its connection, because it is removed: the connection's end no longer concerns it."""
         step.forget_connection(self.connection, self.session.group_id, self.session.subject)
 
     def touch(self, step: Step, session_ms: int) -> None:

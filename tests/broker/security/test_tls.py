@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kohort import Admin, Broker
-from kohort.broker.run import RunningBroker
+from kohort.broker.run import BrokerServer
 from kohort.broker.security import pending, tokens
 from kohort.broker.security.principals import Principal
 from kohort.errors import InvalidInputError
@@ -174,12 +174,12 @@ def test_new_certificates_serve_new_connections_without_a_restart(
 
 
 def run_in_process(
-    folder: Path, listen: str, properties: dict[str, str], client: Callable[[RunningBroker], None]
+    folder: Path, listen: str, properties: dict[str, str], client: Callable[[BrokerServer], None]
 ) -> None:
     """Run a broker on a loop of this process, and `client` in a thread."""
 
     async def run() -> None:
-        broker = RunningBroker(asyncio.get_running_loop(), folder, listen, properties)
+        broker = BrokerServer(asyncio.get_running_loop(), folder, listen, properties)
         broker.listen()
         try:
             await asyncio.to_thread(client, broker)
@@ -211,7 +211,7 @@ def test_user_of_a_client_is_the_name_in_its_certificate(
         "ssl.principal.mapping.rules": rules,
     }
 
-    def look(broker: RunningBroker) -> None:
+    def look(broker: BrokerServer) -> None:
         with TlsClient(broker.address, tmp_path, certificate) as client:
             client.send(METADATA)
             if user is None:
@@ -229,7 +229,7 @@ def test_strangers_that_keep_the_broker_waiting_make_room(tmp_path: Path, monkey
     monkeypatch.setattr(pending, "YOUNG_S", 0.0)
     make_certificates(tmp_path)
 
-    def crowd(broker: RunningBroker) -> None:
+    def crowd(broker: BrokerServer) -> None:
         strangers = [RawClient(broker.address) for _ in range(60)]
         with TlsClient(broker.address, tmp_path) as client:
             assert client.ask(METADATA).brokers
@@ -261,7 +261,7 @@ def test_issuer_that_does_not_answer_holds_up_no_logins_with_passwords(
         "sasl.oauthbearer.expected.issuer": "https://issuer.example",
     }
 
-    def log_in(broker: RunningBroker) -> None:
+    def log_in(broker: BrokerServer) -> None:
         strangers = [RawClient(broker.address) for _ in range(2 * pending.THREADS)]
         for stranger in strangers:
             stranger.ask(SaslHandshakeRequest(mechanism="OAUTHBEARER"))
@@ -288,7 +288,7 @@ def test_garbage_of_many_clients_leaves_nothing_behind(tmp_path: Path) -> None:
     hello = outgoing.read()
     listen = "SSL://127.0.0.1:0,SASL_SSL://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:0"
 
-    def noise(broker: RunningBroker) -> None:
+    def noise(broker: BrokerServer) -> None:
         before = threading.active_count()
         addresses = [address.partition("://")[2] for address in broker.listeners.split(",")]
         for number in range(240):

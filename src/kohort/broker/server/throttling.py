@@ -110,8 +110,8 @@ class MutationBucket:
         return self._left
 
 
-class QuotaMeter:
-    """The use of one request. Its response names the throttle time.
+class RequestQuotaMeter:
+    """The quota usage of one request: bytes, partition changes and processing time. Its response names the throttle time.
 
     Attributes:
         throttle_ms: the longest throttle time so far.
@@ -223,9 +223,9 @@ class Throttling:
         self._limits.clear()
         self.active = bool(self._quotas.all())
 
-    def begin(self, request: Request[Message], size: int) -> QuotaMeter:
+    def begin(self, request: Request[Message], size: int) -> RequestQuotaMeter:
         """Begin to measure a request of `size` bytes."""
-        meter = QuotaMeter(self, request.principal.name, request.client_id or "")
+        meter = RequestQuotaMeter(self, request.principal.name, request.client_id or "")
         if request.key == PRODUCE:
             meter.count_value(PRODUCER, size)
         return meter

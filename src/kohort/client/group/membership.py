@@ -341,7 +341,7 @@ class Membership(ABC):
 
     async def _lose_held(self, why: str) -> None:
         """Report that other members may own the held partitions, and wait until the application has acknowledged it."""
-        log.warning("[group %s] this member lost its partitions: %s (%s)", self.group, why, self._answer_age_text())
+        log.warning("[group %s] this member lost its partitions: %s; %s", self.group, why, self._answer_age_text())
         self._unsettle()
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
@@ -410,9 +410,9 @@ class Membership(ABC):
     def _answer_age_text(self) -> str:
         """Return, for the log, the age of the last answered request, and whether this client stood still."""
         runtime = self.cluster.runtime
-        text = f"the last request that was answered was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
+        text = f"the last answered request was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
         still_ms = runtime.paused_ms(self._heard_ms)
-        return f"{text}, and this client stood still for {still_ms:.0f} ms meanwhile" if still_ms else text
+        return f"{text}, and the process was paused for {still_ms:.0f} ms since" if still_ms else text
 
     def _end_lease(self) -> None:
         """End the lease, because nothing is held."""
@@ -441,12 +441,17 @@ class Membership(ABC):
             raise
 
     def _log_retry(self, why: object, failures: int) -> None:
-        """Log that the coordinator could not be asked, or refused for now.
+        """Log that the coordinator did not answer, or refused for now.
 
-        A warning only when it lasts: a restarting broker causes it too.
+        It is a warning only after `_LASTING_FAILURES` attempts, because a restarting broker causes a few.
         """
         if failures >= _LASTING_FAILURES and self._throttle.due("not yet"):
-            log.warning("[group %s] still not done after %d attempts: %s", self.group, failures, why)
+            log.warning(
+                "[group %s] no answer of the coordinator after %d attempts, still retrying: %s",
+                self.group,
+                failures,
+                why,
+            )
         else:
             log.debug("[group %s] retrying at the coordinator: %s", self.group, why)
 

@@ -66,7 +66,7 @@ class ReachabilityLog:
             final: Retries do not cure the failure: calls that need the connection fail.
         """
         if paused:
-            log.info("the connection to %s ended: %s", address, reason)
+            log.info("connection to broker %s lost: %s", address, reason)
         elif self._throttle.due(address):
             named = "" if named_by is None else f", named by {named_by}"
             then = "calls that need it fail" if final else "retrying"

@@ -28,8 +28,11 @@ _PAUSES = 32
 """Number of late timers kept, newest first: many are late at once."""
 
 
-class Cancelled(BaseException):
-    """Raised inside a coroutine whose task was cancelled; not an error."""
+class TaskCancelled(BaseException):
+    """Thrown into a coroutine when its task is cancelled, as `asyncio.CancelledError`.
+
+    It is a BaseException, so that `except Exception` does not catch it.
+    """
 
 
 class Awaited(Protocol):
@@ -157,14 +160,14 @@ class Task(Promise[T]):
             self._runtime.cancel_later(self)
             return
         try:
-            self._coro.throw(Cancelled())
-        except (Cancelled, StopIteration):
-            self.fail(Cancelled())
+            self._coro.throw(TaskCancelled())
+        except (TaskCancelled, StopIteration):
+            self.fail(TaskCancelled())
         except Exception as error:  # noqa: BLE001 - its cleanup failed
             self.fail(error)
             self._runtime.task_failed(self)
         else:
-            self.fail(Cancelled())
+            self.fail(TaskCancelled())
 
     def step(self) -> None:
         """Run until the next await that must wait."""
@@ -174,7 +177,7 @@ class Task(Promise[T]):
             waiting = self._coro.send(None)
         except StopIteration as stop:
             self.resolve(stop.value)
-        except Cancelled as cancelled:
+        except TaskCancelled as cancelled:
             self.fail(cancelled)
         except Exception as error:  # noqa: BLE001 - the task's awaiter gets it
             self.fail(error)

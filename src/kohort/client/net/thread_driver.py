@@ -28,7 +28,7 @@ from kohort.client.net.connection import (
     describe,
     tls_error,
 )
-from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
+from kohort.client.net.runtime import Promise, Steppable, TaskCancelled, Work
 from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
@@ -269,7 +269,7 @@ def transfer_outcome(promise: Promise[T], future: Future[T] | asyncio.Future[T])
         return
     if promise.error is None:
         future.set_result(promise.result())
-    elif isinstance(promise.error, Cancelled):
+    elif isinstance(promise.error, TaskCancelled):
         future.set_exception(ClientClosed("the call was cancelled"))
     else:
         future.set_exception(promise.error)

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Coroutine
 
 from kohort.broker.host import GroupHost
-from kohort.broker.run import RunningBroker
+from kohort.broker.run import BrokerServer
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.retry import retry_forever
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
@@ -72,7 +72,7 @@ class BrokerInZooKeeper:
         self._tasks: list[asyncio.Task[None]] = []
         self._mirror: GroupMirror | None = None
 
-    async def open(self, broker: RunningBroker) -> None:
+    async def open(self, broker: BrokerServer) -> None:
         """Register, wait until elected, then mirror topics and groups.
 
         Raises:

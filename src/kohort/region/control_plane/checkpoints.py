@@ -143,7 +143,7 @@ class Checkpoints:
             plane.due.pop("cut", None)
             self.schedule()
 
-    def look_for_late(self) -> None:
+    def fail_if_overdue(self) -> None:
         """Reset the region if a member does not drain, contribute or report its generation before the deadline."""
         plane = self.plane
         cutting = plane.cutting

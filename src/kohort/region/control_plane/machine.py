@@ -146,8 +146,8 @@ class RegionMachine:
         self.membership.look_for_lost()
         self.membership.look_for_siblings()
         self.checkpoints.look_at_time()
-        self.checkpoints.look_for_late()
-        self.recovery.look_for_late()
+        self.checkpoints.fail_if_overdue()
+        self.recovery.restart_if_overdue()
 
 
 TABLE: dict[type, Mapping[RegionState, Reaction]] = {

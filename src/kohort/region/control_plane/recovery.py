@@ -203,8 +203,8 @@ class Recovery:
         plane.state = RegionState.RUNNING
         plane.request(RegionRuns())
 
-    def look_for_late(self) -> None:
-        """Restart the reset if a member misses the deadline."""
+    def restart_if_overdue(self) -> None:
+        """Restart the reset for all members if one of them misses the deadline. The late member stays registered."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("reset", plane.now_ms + 1):
             late = sorted(member.name for member in plane.members.values() if member.phase is MemberPhase.GOING_BACK)

@@ -110,10 +110,10 @@ class IcebergLog:
                 )
         return self.load()
 
-    # -- what a state of the table says of the region
+    # -- the region's properties of a table
 
-    def claim(self, table: Table) -> OwnerMarker | None:
-        """Return what the region has written of itself; None: nothing yet.
+    def read_owner_marker(self, table: Table) -> OwnerMarker | None:
+        """Return the region's owner marker from the table's properties; None: there is none.
 
         Raises:
             InvalidInputError: a newer kohort has written it.
@@ -133,8 +133,8 @@ class IcebergLog:
             raise InvalidInputError(f"{self._place} was written by a newer kohort, in format {claim.format}")
         return claim
 
-    def write_claim(self, table: Table, claim: OwnerMarker) -> bool:
-        """Commit what the region says of itself; return as `commit`."""
+    def write_owner_marker(self, table: Table, claim: OwnerMarker) -> bool:
+        """Commit the region's owner marker as a table property; return as `commit`."""
         return self._commit_changes(
             table, {"region": msgspec.json.encode(claim).decode()}, {"region": claim.region}, (), ()
         )

@@ -212,7 +212,7 @@ class IcebergTable(Bound):
         return InvalidInputError(f"{self.place} is not known to region {self._region!r}: call check(schema) first")
 
     def _is_claimed(self, table: Table) -> bool:
-        claim = self._log.claim(table)
+        claim = self._log.read_owner_marker(table)
         if claim is None:
             return False
         if claim.place != self.place:
@@ -276,7 +276,7 @@ class IcebergTable(Bound):
             claim = OwnerMarker(
                 1, self._region, self._bound(), owner_marker.text_of(schema), (), columns, place=self.place
             )
-            if self._log.write_claim(table, claim):
+            if self._log.write_owner_marker(table, claim):
                 self._kept = claim
                 return table
         raise self._too_late()
@@ -443,11 +443,11 @@ class IcebergTable(Bound):
         for _ in range(COMMITS_MAX):
             self._bound()
             lake = self._log.find() if self._is_there() else None
-            claim = None if lake is None else self._log.claim(lake)
+            claim = None if lake is None else self._log.read_owner_marker(lake)
             if lake is None or claim is None:
                 return ""
             moved = msgspec.structs.replace(claim, place=self.place)
-            if claim.place == self.place or self._log.write_claim(lake, moved):
+            if claim.place == self.place or self._log.write_owner_marker(lake, moved):
                 self._kept = None
                 return claim.place
         raise self._too_late()
@@ -455,7 +455,7 @@ class IcebergTable(Bound):
     def _written_name(self) -> str:
         self._bound()
         lake = self._log.find() if self._is_there() else None
-        claim = None if lake is None else self._log.claim(lake)
+        claim = None if lake is None else self._log.read_owner_marker(lake)
         return "" if claim is None else claim.place
 
     def sweep(self, keep: Keep) -> None:

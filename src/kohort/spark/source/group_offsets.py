@@ -586,7 +586,11 @@ class GroupOffsets:
         ids = self._topics.of(kept)
         released = sorted(set(readable.spans) - set(kept))
         if released:
-            log.warning("batch %s: partitions left to the group: %s", planned.batch, ", ".join(map(str, released)))
+            log.warning(
+                "batch %s: repeated without partitions %s, which continue from the group's committed offsets",
+                planned.batch,
+                ", ".join(map(str, released)),
+            )
         return Replay(
             BatchOffset(planned.query, planned.batch, planned.generation, kept, ids, planned.group),
             BatchOffset(planned.query, planned.batch, held.generation, ours, ids),
