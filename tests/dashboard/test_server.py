@@ -6,6 +6,7 @@ import http.client
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.dashboard.conftest import Dashboard, behind
@@ -19,7 +20,10 @@ from kohort.client.admin.values import ScramCredential
 from kohort.dashboard import cluster_lookups
 from kohort.dashboard.cluster_lookups import KeptAnswers
 from kohort.errors import ErrorCode, KafkaError, RetriableError
+from kohort.region import region
 from kohort.region.region import Region
+from kohort.region.region_key import KEY_VARIABLE
+from kohort.region.region_topic import TOPIC
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
@@ -122,8 +126,8 @@ def test_regions_are_shown_with_members_and_sinks(serve: Serve, our_broker: Brok
     servers = our_broker.bootstrap_servers
     dashboard = serve(servers)
     make_topic(servers, name)
-    with Region(name, servers, checkpoint_every="200ms") as region:
-        worker = Worker(region, "m1", Collected(), name)
+    with Region(name, servers, checkpoint_every="200ms") as served:
+        worker = Worker(served, "m1", Collected(), name)
         until(lambda: worker.consumer.metrics.partitions == 4, "the member reads")
         listed = dashboard.get("regions")["regions"]
         assert [row["groups"] for row in listed if row["region"] == name] == [[name]]
@@ -131,6 +135,35 @@ def test_regions_are_shown_with_members_and_sinks(serve: Serve, our_broker: Brok
         assert [(member["member"], len(member["partitions"])) for member in found["members"]] == [("m1", 4)]
         assert found["sinks"][0]["sink"].startswith("test:")
         worker.close()
+
+
+def test_looking_for_regions_creates_no_topic_and_no_key(
+    serve: Serve, broker: Broker, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region, "ANSWER_S", 0.5)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    dashboard = serve(broker.bootstrap_servers)
+    assert dashboard.get("regions")["regions"] == []
+    assert dashboard.ask("region", name=name)[0] in (404, 503)
+    assert TOPIC not in {row["topic"] for row in dashboard.get("topics")["topics"]}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_region_of_another_key_is_listed_and_no_key_is_made(
+    serve: Serve, broker: Broker, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "owner"))
+    make_topic(broker.bootstrap_servers, name)
+    with Region(name, broker.bootstrap_servers) as served:
+        served.serve()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "visitor"))
+        dashboard = serve(broker.bootstrap_servers)
+        [row] = dashboard.get("regions")["regions"]
+        assert row["region"] == name and "do not count here" in row["stopped"]
+        status, said = dashboard.ask("region", name=name)
+        assert status == 400 and "key" in said["error"]
+    assert not (tmp_path / "visitor").exists()
 
 
 def test_page_gets_an_event_after_each_read_and_the_end_closes_it(serve: Serve, our_broker: Broker) -> None:
