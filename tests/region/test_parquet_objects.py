@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import pickle
 import shutil
@@ -273,6 +274,69 @@ def test_error_of_a_store_holds_no_signature() -> None:
     with pytest.raises(RetriableError) as away, store._translated("x"):
         raise GenericError(f"error for url (https://store/x?sv=1&sig=abc) with {SECRET}\nDebug source: {SECRET}")
     assert "sig" not in str(away.value) and SECRET not in str(away.value)
+
+
+class _Echo(http.server.BaseHTTPRequestHandler):
+    """A store that refuses every request, as S3 does: with the request's headers in its answer, on one line."""
+
+    status = 403
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = f"<?xml version='1.0'?><Error><Code>SignatureDoesNotMatch</Code><X>{self.headers}</X></Error>"
+        data = body.replace("\n", " ").encode()
+        self.send_response(self.status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD = do_POST = do_DELETE = do_PUT
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 500, 501])
+def test_error_holds_no_token_that_the_answer_of_a_store_repeats(status: int, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-the-session")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.setattr(_Echo, "status", status)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "allow_http": "true", "region": "r"}
+        store = ObjectStore("s3://bucket/out", options)
+        calls: list[Callable[[], object]] = [
+            lambda: store.put_object("x", b"1"),
+            lambda: store.create_object("x", b"1"),
+            lambda: store.read_object("x"),
+            lambda: store.object_sizes(["x"]),
+            lambda: store.list_names("f"),
+            lambda: store.remove_objects(["x", "y"]),
+        ]
+        for number, call in enumerate(calls):
+            with pytest.raises(KafkaError, match=f"status code: {status}") as refused:
+                call()
+            said = str(refused.value)
+            assert "token-of-the-session" not in said and SECRET not in said and "Signature=" not in said
+            assert "SignatureDoesNotMatch" in said or number == 3, "answers to HEAD have no text"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_error_holds_no_secret_of_the_environment(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-the-session")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", "key-of-the-environment")
+    store = ObjectStore("s3://bucket/out", OPTIONS)
+    with pytest.raises(RetriableError) as away, store._translated("x"):
+        raise GenericError("proxy http://user:pass-word@proxy/: token-of-the-session, key-of-the-environment")
+    for secret in ("pass-word", "token-of", "key-of"):
+        assert secret not in str(away.value)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,14 @@ _ACCOUNT: Final = "account "
 _SECRET: Final = re.compile("secret|key|token|password|sas|credential|account", re.IGNORECASE)
 _MISSING: Final = "status code: 404"
 _QUERY: Final = re.compile(r"\?[^\s)>\"']*")
+_USER: Final = re.compile(r"(?<=//)[^/\s]*@")
+_BODY: Final = re.compile(r"(status code: \d{3}(?: [A-Za-z' -]+)?).*")
+"""A refusal. What follows is the server's answer, which may repeat the request with its headers."""
+_CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+"""The name of an error in the answer of a store."""
+_VARIABLES: Final = ("AWS_", "AZURE_", "GOOGLE_")
+_FILES: Final = ("_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
+"""The ends of variables that name a file, which errors show."""
 _RACERS: Final = 16
 """Number of puts that race for one name. Some servers refuse a calm second put, and let most of 32 racers win."""
 _THREADS: Final = 16
@@ -209,11 +217,21 @@ class ObjectStore:
             raise RetriableError(f"The store of {self.url}/{path} does not answer: {line}") from None
 
     def _line(self, error: BaseException) -> str:
-        text = _QUERY.sub("?…", (str(error).splitlines() or [type(error).__name__])[0])
-        for name, value in self._options.items():
-            if len(value) > 3 and _SECRET.search(name):
-                text = text.replace(value, "***")
+        """Return the first line without the server's answer and without secrets, with the name of the store's error."""
+        whole = str(error)
+        line = (whole.splitlines() or [type(error).__name__])[0]
+        code = _CODE.search(whole)
+        text = _BODY.sub(lambda found: found[1] + (f" ({code[1]})" if code else ""), line)
+        text = _USER.sub("…@", _QUERY.sub("?…", text))
+        for secret in sorted(self._secrets(), key=len, reverse=True):
+            text = text.replace(secret, "***")
         return text
+
+    def _secrets(self) -> set[str]:
+        """Return the secrets among the options, and those that the library takes from the environment."""
+        given = list(self._options.items())
+        given += [(n, v) for n, v in os.environ.items() if n.startswith(_VARIABLES) and not n.endswith(_FILES)]
+        return {value for name, value in given if len(value) > 3 and _SECRET.search(name)}
 
     # -- objects
 
