@@ -21,6 +21,7 @@ from kohort.region.sinks import Keep
 from kohort.region.sinks.by_name import sink_of
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceEntry, SequenceLog, _void_names
+from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import object_runs
 from tests.region import place_runs as runs
@@ -281,7 +282,8 @@ class _Echo(http.server.BaseHTTPRequestHandler):
 
     status = 403
 
-    def do_PUT(self) -> None:
+    def answer(self) -> None:
+        """Answer a request of any method."""
         self.rfile.read(int(self.headers.get("content-length") or 0))
         body = f"<?xml version='1.0'?><Error><Code>SignatureDoesNotMatch</Code><X>{self.headers}</X></Error>"
         data = body.replace("\n", " ").encode()
@@ -291,10 +293,12 @@ class _Echo(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    do_GET = do_HEAD = do_POST = do_DELETE = do_PUT
-
     def log_message(self, *_: object) -> None:
         """Write no log."""
+
+
+for _method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
+    setattr(_Echo, f"do_{_method}", _Echo.answer)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 500, 501])
@@ -327,6 +331,25 @@ def test_error_holds_no_token_that_the_answer_of_a_store_repeats(status: int, mo
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "az://c/out?sv=1&sig=SASSECRET",
+        "az://c/out#sig=SASSECRET",
+        "https://user:SASSECRET@host/c/out?sig=SASSECRET",
+        "https://user:SAS/SASSECRET@host/c",
+        "s3://bucket/out\n?sig=SASSECRET",
+        "user:SASSECRET@host/c",
+        "hdfs://user:SASSECRET@node/out?token=SASSECRET",
+    ],
+)
+def test_error_shows_no_secret_of_a_url_that_is_refused(url: str) -> None:
+    for call in (lambda: ObjectStore(url, {}), lambda: sink_of(url), lambda: SqlTable(url, "t")):
+        with pytest.raises(InvalidInputError) as refused:
+            call()
+        assert "SASSECRET" not in str(refused.value)
 
 
 def test_error_holds_no_secret_of_the_environment(monkeypatch: Patch) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.settings.validation import shown_url
 
 try:
     from obstore.exceptions import (
@@ -88,7 +89,9 @@ class _StoreUrl(NamedTuple):
 def _parsed(url: str) -> _StoreUrl:
     found = _URL.fullmatch(url)
     if found is None:
-        raise InvalidInputError(f"{url} is no URL of an object store: give s3://, gs:// or az://, a bucket and a path")
+        raise InvalidInputError(
+            f"{shown_url(url)} is no URL of an object store: give s3://, gs:// or az://, a bucket and a path"
+        )
     scheme, bucket, prefix = found[1].lower(), found[2], (found[3] or "").rstrip("/")
     if "@" in bucket or ":" in bucket:
         raise InvalidInputError(
@@ -97,7 +100,7 @@ def _parsed(url: str) -> _StoreUrl:
         )
     parts = prefix.split("/") if prefix else []
     if _REFUSED.search(bucket + prefix) or any(part in ("", ".", "..") for part in parts):
-        raise InvalidInputError(f"{url} has an empty part, or a character that readers take for a pattern")
+        raise InvalidInputError(f"{shown_url(url)} has an empty part, or a character that readers take for a pattern")
     return _StoreUrl("s3" if scheme == "s3a" else scheme, bucket, prefix)
 
 
