@@ -163,7 +163,7 @@ class ObjectStore:
 
     def _endpoint(self, endpoint: str, variable: str, option: str = "endpoint") -> str:
         parts = urlsplit(endpoint)
-        if "@" in parts.netloc or parts.query:
+        if "@" in endpoint or parts.query:
             raise InvalidInputError("The endpoint of an object store holds credentials: name them as options")
         if os.environ.get(variable):
             self._options.setdefault("allow_http", os.environ[variable])
