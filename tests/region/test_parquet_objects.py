@@ -19,7 +19,7 @@ from kohort.region import ParquetFolder
 from kohort.region.consuming.staging import is_away
 from kohort.region.sinks import Keep
 from kohort.region.sinks.by_name import sink_of
-from kohort.region.sinks.object_store import ObjectStore
+from kohort.region.sinks.object_store import ObjectStore, store_named
 from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceEntry, SequenceLog, _void_names
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
@@ -258,6 +258,14 @@ def test_place_names_the_server_and_no_credential(monkeypatch: Patch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     assert from_environment.bind("r", REGION).place == "parquet:s3://bucket/out[http://store:9000]"
     assert SECRET not in repr([amazon, own, azure, from_environment]) + own.place + azure.place
+
+
+@pytest.mark.parametrize(
+    ("server", "allowed"), [("https://store:9000", False), ("http://store:9000", True), ("HTTPS://store", False)]
+)
+def test_name_of_a_place_allows_plain_http_only_for_a_server_of_it(server: str, allowed: bool) -> None:
+    for url in ("s3://bucket/out", "gs://bucket/out"):
+        assert ObjectStore(*store_named(f"{url}[{server}]"))._allows_http() == allowed
 
 
 def test_store_that_does_not_answer_is_waited_for(monkeypatch: Patch) -> None:

@@ -112,7 +112,9 @@ def store_named(name: str) -> tuple[str, dict[str, str]]:
         if part.startswith(_ACCOUNT):
             options["account_name"] = part.removeprefix(_ACCOUNT)
         else:
-            options |= {"base_url" if url.startswith("gs:") else "endpoint": part, "allow_http": "true"}
+            options["base_url" if url.startswith("gs:") else "endpoint"] = part
+            if part.lower().startswith("http:"):
+                options["allow_http"] = "true"
     return url, options
 
 
