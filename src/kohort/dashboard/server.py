@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kohort.dashboard.cluster_lookups import BusyError, ClusterLookups
+from kohort.dashboard.connection_limits import LimitedProtocol
 from kohort.dashboard.observer import ClusterObserver
 from kohort.dashboard.record_peek import PeekRequest
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
@@ -36,7 +37,6 @@ LOOKUP_THREADS = 6
 """The most calls to the cluster at once, for all pages."""
 STREAMS_MAX = 64
 """The most pages that get events. Others are refused them, and try again."""
-CONNECTIONS_MAX = 256
 REQUEST_BYTES_MAX = 16 << 10
 """The most bytes of a request's line and headers."""
 HEARTBEAT_S = 15.0
@@ -277,7 +277,7 @@ class DashboardServer(ClosedOnExit):
         config = uvicorn.Config(
             self._routes.app(),
             loop="asyncio",
-            http="h11",
+            http=LimitedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -285,7 +285,6 @@ class DashboardServer(ClosedOnExit):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=STOP_S,
             h11_max_incomplete_event_size=REQUEST_BYTES_MAX,
         )
@@ -296,6 +295,11 @@ class DashboardServer(ClosedOnExit):
 
     def _run(self) -> None:
         asyncio.run(self._server.serve([self._sock]))
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._server.server_state.connections)
 
     def close(self) -> None:
         """End the streams and the server; may be called again."""
@@ -317,7 +321,7 @@ def _loopback_socket(host: str, port: int) -> socket.socket:
                 f"other machines reach {host}, and the dashboard has no login: listen on 127.0.0.1, and reach it by "
                 "ssh -L or through a proxy that logs users in"
             )
-        sock.listen(CONNECTIONS_MAX)
+        sock.listen()
     except OSError as error:
         sock.close()
         raise KafkaError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
