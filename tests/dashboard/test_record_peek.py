@@ -13,7 +13,7 @@ from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.dashboard import record_peek
 from kohort.dashboard.record_peek import ANSWER_BYTES_MAX, FIELD_BYTES_MAX, INDENTED_MAX, PeekRequest, field_view, peek
-from kohort.errors import InvalidInputError, NotFoundError
+from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +175,26 @@ def test_answer_of_zero_bytes_is_bounded(our_broker: Broker) -> None:
     found = look(our_broker, "zeros")
     assert 0 < len(found["records"]) < 10 and found["stopped"] == "8 MiB are shown"
     assert len(msgspec.json.encode(found)) <= ANSWER_BYTES_MAX + 1000
+
+
+def test_batch_beyond_the_bytes_of_a_look_is_not_decompressed(our_broker: Broker) -> None:
+    """40 MiB of zero bytes are some kilobytes on the wire, so that only the decompressed size tells."""
+    with (
+        Admin(our_broker.bootstrap_servers) as admin,
+        Producer(
+            our_broker.bootstrap_servers, compression_type="gzip", max_request_size=64 << 20, buffer_memory=128 << 20
+        ) as producer,
+    ):
+        admin.create_topics([NewTopic("bomb", 1, 1)]).all()
+        producer.send("bomb", bytes(40 << 20), partition=0).result()
+    tracemalloc.start()
+    try:
+        with pytest.raises(KafkaError, match="max.decompressed.batch.bytes"):
+            peek(our_broker.bootstrap_servers, {"max.decompressed.batch.bytes": 1 << 30}, PeekRequest("bomb"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 80 << 20
 
 
 def test_look_ends_within_a_poll_when_its_time_is_over(our_broker: Broker, topic: str) -> None:

@@ -43,6 +43,8 @@ _SETTINGS = {
     "auto.offset.reset": "earliest",
     "fetch.max.bytes": 4 << 20,
     "max.poll.records": 1_000,
+    "max.decompressed.batch.bytes": BYTES_SCANNED_MAX,
+    "queued.max.bytes": BYTES_SCANNED_MAX,
 }
 """The settings of the consumer of a look, whatever the file of client properties says."""
 
