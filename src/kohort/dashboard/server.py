@@ -34,7 +34,9 @@ from kohort.lag.snapshot import reason_of
 log = logging.getLogger("kohort.dashboard")
 
 LOOKUP_THREADS = 6
-"""The most calls to the cluster at once, for all pages."""
+"""The most calls to the cluster at once for topics and records, for all pages."""
+REGION_THREADS = 2
+"""The most calls at once for regions, which may wait for a control plane."""
 STREAMS_MAX = 64
 """The most pages that get events. Others are refused them, and try again."""
 REQUEST_BYTES_MAX = 16 << 10
@@ -137,7 +139,9 @@ class DashboardRoutes:
 
     def __init__(self, observer: ClusterObserver, lookups: ClusterLookups) -> None:
         self._observer, self._lookups = observer, lookups
-        self._threads = ThreadPoolExecutor(LOOKUP_THREADS, "kohort-dashboard-lookup")
+        self._cluster = ThreadPoolExecutor(LOOKUP_THREADS, "kohort-dashboard-lookup")
+        self._regions = ThreadPoolExecutor(REGION_THREADS, "kohort-dashboard-region")
+        self._memory = ThreadPoolExecutor(1, "kohort-dashboard-group")  # waits for no cluster
         self._files = {path: _file(name, kind) for path, (name, kind) in FILES.items()}
         self._streams = 0
         self.is_closing = False
@@ -145,23 +149,21 @@ class DashboardRoutes:
     def close(self) -> None:
         """End the streams, and start no more calls."""
         self.is_closing = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._cluster, self._regions, self._memory):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def app(self) -> ASGIApp:
         """Return the application."""
         observer, lookups = self._observer, self._lookups
-        answers: dict[str, Callable[[Request], Any]] = {
-            "/api/group": lambda request: observer.group(_text(request, "name")),
-            "/api/topics": lambda request: self._with_readers(lookups.topics()),
-            "/api/topic": lambda request: self._with_readers(lookups.topic(_text(request, "name"))),
-            "/api/records": lambda request: lookups.records(_peek_request(request)),
-            "/api/regions": lambda request: {"cluster": observer.cluster(), **lookups.regions()},
-            "/api/region": lambda request: {
-                "cluster": observer.cluster(),
-                "region": lookups.region(_text(request, "name")),
-            },
+        answers: dict[str, tuple[ThreadPoolExecutor, Callable[[Request], Any]]] = {
+            "/api/group": (self._memory, lambda request: observer.group(_text(request, "name"))),
+            "/api/topics": (self._cluster, lambda request: self._with_readers(lookups.topics())),
+            "/api/topic": (self._cluster, lambda request: self._with_readers(lookups.topic(_text(request, "name")))),
+            "/api/records": (self._cluster, lambda request: lookups.records(_peek_request(request))),
+            "/api/regions": (self._regions, lambda request: {"cluster": observer.cluster(), **lookups.regions()}),
+            "/api/region": (self._regions, self._region),
         }
-        routes = [Route(path, self._in_thread(answer), methods=["GET"]) for path, answer in answers.items()]
+        routes = [Route(path, self._in_thread(*answer), methods=["GET"]) for path, answer in answers.items()]
         routes += [Route(path, self._file, methods=["GET"]) for path in FILES]
         routes.append(Route("/api/overview", self._overview, methods=["GET"]))
         routes.append(Route("/api/events", self._events, methods=["GET"]))
@@ -174,11 +176,17 @@ class DashboardRoutes:
     async def _overview(self, request: Request) -> Response:
         return _json(self._observer.overview())
 
-    def _in_thread(self, answer: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
+    def _region(self, request: Request) -> dict[str, Any]:
+        found = self._lookups.region(_text(request, "name"))
+        return {"cluster": self._observer.cluster(), "region": found}
+
+    def _in_thread(
+        self, threads: ThreadPoolExecutor, answer: Callable[[Request], Any]
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
                 body = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, lambda: msgspec.json.encode(answer(request))
+                    threads, lambda: msgspec.json.encode(answer(request))
                 )
             except KafkaError as error:
                 return _failure(error)
