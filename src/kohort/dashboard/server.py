@@ -29,6 +29,7 @@ from kohort.dashboard.observer import ClusterObserver
 from kohort.dashboard.record_peek import PeekRequest
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.io.closing import ClosedOnExit
+from kohort.io.platforms import reserve_port
 from kohort.lag.snapshot import reason_of
 
 log = logging.getLogger("kohort.dashboard")
@@ -322,7 +323,7 @@ def _loopback_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserve_port(sock)
         sock.bind((host, port))
         if not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
             raise InvalidInputError(
