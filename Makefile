@@ -189,7 +189,7 @@ lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for n
 	@for pins in frameworks/pins/*.in; do $(LOCK) $(LOCK_ARGS) $$pins -o $${pins%.in}.txt || exit 1; done
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
 	@echo pip-audit | $(LOCK) $(LOCK_ARGS) - -o requirements/audit.txt
-	@printf 'check-wheel-contents\ntwine\n' | $(LOCK) $(LOCK_ARGS) - -o requirements/release.txt
+	@printf 'check-wheel-contents\ncibuildwheel\ntwine\n' | $(LOCK) $(LOCK_ARGS) - -o requirements/release.txt
 
 clean: ## remove the environment and what was built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

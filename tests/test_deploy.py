@@ -24,8 +24,8 @@ RUN_AS = 10001
 
 
 def unit(path: Path) -> configparser.ConfigParser:
-    """A unit of systemd, whose names have capital letters."""
-    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    """A unit of systemd, whose names have capital letters and may be repeated."""
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(path)
     return parser
@@ -51,7 +51,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
     for path in UNITS:
         program, *words = shlex.split(unit(path)["Service"]["ExecStart"])
         assert program.endswith("/kohort")
-        yield path.name, words
+        yield path.name, [word.replace("%d/", "/run/credentials/kohort/") for word in words]
     made = dict(instructions())
     assert json.loads(made["ENTRYPOINT"]) == ["kohort"]
     yield "Containerfile", json.loads(made["CMD"])
@@ -89,6 +89,8 @@ def test_unit_runs_without_rights_and_starts_again(path: Path) -> None:
     service = unit(path)["Service"]
     assert (service["DynamicUser"], service["NoNewPrivileges"], service["ProtectSystem"]) == ("yes", "yes", "strict")
     assert service["Restart"] == "on-failure"
+    given = re.findall(r"/etc/kohort/\S+", service["ExecStart"])
+    assert given == [], "only a file that everybody may read could be read by the service's own user: LoadCredential"
     assert unit(path)["Install"]["WantedBy"] == "multi-user.target"
 
 
@@ -96,6 +98,7 @@ def test_image_and_pods_run_without_root() -> None:
     assert [text for name, text in instructions() if name == "USER"] == [str(RUN_AS)]
     for _, pod, container in containers():
         assert pod["securityContext"]["runAsUser"] == RUN_AS
+        assert pod["automountServiceAccountToken"] is False
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         ports = {port["name"] for port in container["ports"]}
         probes = [container[name] for name in ("readinessProbe", "livenessProbe") if name in container]
@@ -103,6 +106,21 @@ def test_image_and_pods_run_without_root() -> None:
         assert used and used <= ports
         volumes = {volume["name"] for volume in pod["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_image_without_login_is_published_on_loopback() -> None:
+    made = dict(instructions())
+    assert "--insecure" in json.loads(made["CMD"])
+    published = re.findall(r" -p (\S+) ", (DEPLOY / "Containerfile").read_text())
+    assert published == ["127.0.0.1:9092:9092"]
+
+
+def test_published_files_are_made_by_pinned_tools_alone() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert [step["uses"] for step in steps if not step.get("uses", "actions/").startswith("actions/")] == []
+    installed = [step["run"] for step in steps if "pip install" in step.get("run", "")]
+    assert [line for line in installed if "--require-hashes" not in line and "pip install dist/*.whl" not in line] == []
 
 
 def test_image_is_built_of_files_that_there_are() -> None:

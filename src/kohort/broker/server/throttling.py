@@ -111,7 +111,7 @@ class MutationBucket:
 
 
 class RequestQuotaMeter:
-    """The quota usage of one request: bytes, partition changes and processing time. Its response names the throttle time.
+    """The quota usage of one request: bytes, partition changes and processing time. The response has the throttle time.
 
     Attributes:
         throttle_ms: the longest throttle time so far.
