@@ -15,7 +15,7 @@ from kohort.client.admin.values import NewTopic
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
-from kohort.dashboard import connection_limits
+from kohort.dashboard import server
 
 Serve = Callable[..., Dashboard]
 BIG = 3 << 20
@@ -65,7 +65,7 @@ def is_closed(sock: socket.socket) -> bool:
 def test_connections_that_wait_keep_nobody_out(
     serve: Serve, sockets: Connect, our_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 5)
     dashboard = serve(our_broker.bootstrap_servers)
     waiting = [sockets(dashboard) for _ in range(20)]
     assert dashboard.send("/")[0] == 200
@@ -76,7 +76,7 @@ def test_connections_that_wait_keep_nobody_out(
 def test_connection_is_closed_while_all_others_have_requests(
     serve: Serve, sockets: Connect, our_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
     dashboard = serve(our_broker.bootstrap_servers)
     events = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
     streams = [sockets(dashboard, events) for _ in range(2)]
@@ -94,7 +94,7 @@ def test_connection_is_closed_while_all_others_have_requests(
 def test_connection_without_a_whole_request_is_closed(
     serve: Serve, sockets: Connect, our_broker: Broker, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    monkeypatch.setattr(connection_limits, "WAIT_S", 0.5)
+    monkeypatch.setattr(server, "WAIT_S", 0.5)
     dashboard = serve(our_broker.bootstrap_servers)
     assert is_closed(sockets(dashboard, data))
     until(lambda: dashboard.server.connections == 0, "its place is free")
@@ -103,7 +103,7 @@ def test_connection_without_a_whole_request_is_closed(
 def test_stream_of_events_outlasts_the_wait(
     serve: Serve, sockets: Connect, our_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "WAIT_S", 0.2)
+    monkeypatch.setattr(server, "WAIT_S", 0.2)
     dashboard = serve(our_broker.bootstrap_servers)
     stream = sockets(dashboard, b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     text = b""
@@ -116,7 +116,7 @@ def test_stream_of_events_outlasts_the_wait(
 def test_answer_that_nobody_reads_is_given_up(
     serve: Serve, sockets: Connect, our_broker: Broker, big: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "WAIT_S", 0.5)
+    monkeypatch.setattr(server, "WAIT_S", 0.5)
     dashboard = serve(our_broker.bootstrap_servers)
     stuck = sockets(dashboard, big)
     assert stuck.recv(12) == b"HTTP/1.1 200"
@@ -126,7 +126,7 @@ def test_answer_that_nobody_reads_is_given_up(
 def test_answer_that_is_read_slowly_arrives(
     serve: Serve, sockets: Connect, our_broker: Broker, big: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "WAIT_S", 1.0)
+    monkeypatch.setattr(server, "WAIT_S", 1.0)
     dashboard = serve(our_broker.bootstrap_servers)
     slow = sockets(dashboard, big.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     got = 0
@@ -138,7 +138,7 @@ def test_answer_that_is_read_slowly_arrives(
 def test_answers_that_nobody_reads_are_bounded_together(
     serve: Serve, sockets: Connect, our_broker: Broker, big: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "UNSENT_BYTES_MAX", 10 << 20)
+    monkeypatch.setattr(server, "UNSENT_BYTES_MAX", 10 << 20)
     dashboard = serve(our_broker.bootstrap_servers)
     for _ in range(4):
         assert sockets(dashboard, big).recv(12) == b"HTTP/1.1 200"

@@ -397,7 +397,7 @@ def test_answer_is_kept_for_a_while_also_a_failure() -> None:
     assert len(calls) == 3
 
 
-def test_look_ups_are_bounded_by_number_and_come_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_ups_are_bounded_by_number_and_allowed_again_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_lookups, "LOOKUPS_AT_ONCE", 2)
     now = [0.0]
     kept = KeptAnswers(lambda: now[0])
@@ -422,7 +422,7 @@ def test_name_whose_answer_fails_leaves_nothing_behind(monkeypatch: pytest.Monke
     monkeypatch.setattr(cluster_lookups.LookupBudget, "spend", fail)
     with pytest.raises(ValueError, match="unforeseen"):
         kept.answer("refused", dict)
-    assert kept.names() == set()
+    assert kept.kept_names() == set()
 
 
 def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,4 +437,4 @@ def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     for number in (0, 1, 2, 3, 1, 0):
         kept.answer(str(number), make)
     assert len(calls) == 5, "only the oldest was made again"
-    assert kept.names() == {"2", "3", "0"}
+    assert kept.kept_names() == {"2", "3", "0"}

@@ -109,7 +109,7 @@ class KeptAnswers:
                 self._making.pop(self._kept.popitem(last=False)[0], None)
         return found
 
-    def names(self) -> set[str]:
+    def kept_names(self) -> set[str]:
         """Return the names of which anything is kept."""
         with self._lock:
             return {*self._kept, *self._making}
