@@ -52,7 +52,9 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
         "group.notify.at.once": "off",
         "group.notice.disconnects": "off",
     }
-    with kafka, Broker(tmp_path_factory.mktemp("alike"), settings) as ours:
+    with pytest.warns(UserWarning, match="ignores: group.consumer.assignment.interval.ms$"):
+        broker = Broker(tmp_path_factory.mktemp("alike"), settings)
+    with kafka, broker as ours:
         for address in (kafka.bootstrap_servers, ours.bootstrap_servers):
             harness.ready(address)
         yield kafka.bootstrap_servers, ours.bootstrap_servers

@@ -315,8 +315,8 @@ def codecs_and_records(answer: Any) -> None:
     """Two compressors make other bytes of the same."""
     without_session(answer)
     data = bytes(answer.responses[0].partitions[0].records)
-    answer = [(header.compression, read_records(data[at:])) for at, header in iter_headers(data)]
-    answer.responses[0].partitions[0].records = repr(answer).encode()
+    found = [(header.compression, read_records(data[at:])) for at, header in iter_headers(data)]
+    answer.responses[0].partitions[0].records = repr(found).encode()
 
 
 def without_session(answer: Any) -> None:
