@@ -10,6 +10,7 @@ from tests.dashboard.conftest import Dashboard, behind
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Producer, TopicPartition
+from kohort.client.admin.values import NewTopic
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
@@ -101,6 +102,32 @@ def test_pages_work_by_keys_and_show_markup_as_text(chromium: Any, serve: Serve,
     page.goto(f"http://{dashboard.server.address}/#/group/nobody")
     page.wait_for_selector("text=there is no group")
     assert [said for said in window.said if "404" not in said] == [], "neither an error nor a refusal by the policy"
+    window.close()
+
+
+def test_record_of_a_time_beyond_the_calendar_is_shown_and_an_unknown_page_too(
+    chromium: Any, serve: Serve, broker: Broker
+) -> None:
+    """A date of JavaScript ends at 8.64e15 ms, and the timestamp of a record at 9.2e18 ms."""
+    with Admin(broker.bootstrap_servers) as admin, Producer(broker.bootstrap_servers) as producer:
+        far = str(2**63 - 1)
+        admin.create_topics([NewTopic("far", 1, 1, configs={"message.timestamp.after.max.ms": far})]).all()
+        producer.send("far", b"near", partition=0)
+        producer.send("far", b"beyond", partition=0, timestamp_ms=9 * 10**15)
+        producer.flush()
+    dashboard = serve(broker.bootstrap_servers)
+    until(lambda: "payments" in dashboard.groups(), "the groups are read")
+    window = Window(chromium, dashboard)
+    for name in ("constructor", "toString", "__proto__", "nothing"):
+        window.page.goto(f"http://{dashboard.server.address}/#/{name}")
+        window.page.reload()
+        window.page.wait_for_selector("h1:has-text('Groups')")
+        window.page.wait_for_selector("text=payments")
+    window.page.goto(f"http://{dashboard.server.address}/#/topic/far")
+    window.page.click("text=Look at records")
+    until(lambda: window.page.locator("article").count() == 2, "both records are shown")
+    assert "9000000000000000 ms" in window.text("main") and "near" in window.text("main")
+    assert window.said == []
     window.close()
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 from typing import Any
 
+import msgspec
 import pytest
 
 from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.dashboard import record_peek
-from kohort.dashboard.record_peek import FIELD_BYTES_MAX, PeekRequest, field_view, peek
-from kohort.errors import InvalidInputError, NotFoundError
+from kohort.dashboard.record_peek import ANSWER_BYTES_MAX, FIELD_BYTES_MAX, INDENTED_MAX, PeekRequest, field_view, peek
+from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +113,91 @@ def test_json_keeps_numbers_that_a_browser_would_round() -> None:
     assert view == {
         "size": 40, "cut": False, "json": True, "text": '{\n  "id": 12345678901234567890123,\n  "at": 1.10\n}',
     }  # fmt: skip
+
+
+NESTED = b"[" * 900 + b",".join([b"1"] * 1148) + b"]" * 900
+"""4,095 bytes of JSON. With two spaces for each level they are 2 MB or more."""
+
+
+def test_json_that_indents_would_blow_up_is_shown_as_it_is() -> None:
+    assert len(NESTED) == 4095
+    assert field_view(NESTED) == {"size": 4095, "cut": False, "text": NESTED.decode(), "json": False}
+    strings = b"[" * 1000 + b'"]]]]]]]]]",' * 80 + b"1" + b"]" * 1000
+    view = field_view(strings)
+    assert view is not None and view["text"] == strings.decode(), "brackets in strings end no level"
+
+
+def test_indented_json_is_within_its_limit() -> None:
+    rows = b"[" + b",".join([b'{"a":[],"b":{"c":1}}'] * 120) + b"]"
+    view = field_view(rows)
+    assert view is not None and view["json"] and len(view["text"]) <= INDENTED_MAX
+
+
+def test_records_of_nested_json_take_little_memory(our_broker: Broker) -> None:
+    with Admin(our_broker.bootstrap_servers) as admin, Producer(our_broker.bootstrap_servers) as producer:
+        admin.create_topics([NewTopic("nested", 1, 1)]).all()
+        for _ in range(3):
+            producer.send("nested", NESTED, key=NESTED, partition=0, headers=[("h", NESTED)] * 20)
+        producer.flush()
+    tracemalloc.start()
+    try:
+        found = look(our_broker, "nested")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(found["records"]) == 3
+    assert peak < 32 << 20
+
+
+def test_only_records_that_are_shown_are_made_ready(
+    our_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    whole = record_peek.record_view
+
+    def counted(record: Any) -> dict[str, Any]:
+        made.append(record.offset)
+        return whole(record)
+
+    monkeypatch.setattr(record_peek, "record_view", counted)
+    assert values(look(our_broker, topic, contains="v", limit=2)) == ["v59", "v58"]
+    assert len(made) == 2
+
+
+def test_answer_of_zero_bytes_is_bounded(our_broker: Broker) -> None:
+    """Each zero byte is `\\u0000` in JSON, so that 7 MB of records would be 43 MB."""
+    zeros = b"\0" * FIELD_BYTES_MAX
+    with Admin(our_broker.bootstrap_servers) as admin, Producer(our_broker.bootstrap_servers) as producer:
+        admin.create_topics([NewTopic("zeros", 1, 1)]).all()
+        for _ in range(35):
+            producer.send("zeros", zeros, partition=0, headers=[("h", zeros)] * 50)
+        producer.flush()
+    found = look(our_broker, "zeros")
+    assert 0 < len(found["records"]) < 10 and found["stopped"] == "8 MiB are shown"
+    assert len(msgspec.json.encode(found)) <= ANSWER_BYTES_MAX + 1000
+
+
+def test_batch_beyond_the_bytes_of_a_look_is_not_decompressed(our_broker: Broker) -> None:
+    """40 MiB of zero bytes are some kilobytes on the wire, so that only the decompressed size tells."""
+    with (
+        Admin(our_broker.bootstrap_servers) as admin,
+        Producer(
+            our_broker.bootstrap_servers, compression_type="gzip", max_request_size=64 << 20, buffer_memory=128 << 20
+        ) as producer,
+    ):
+        admin.create_topics([NewTopic("bomb", 1, 1)]).all()
+        producer.send("bomb", bytes(40 << 20), partition=0).result()
+    tracemalloc.start()
+    try:
+        with pytest.raises(KafkaError, match="max.decompressed.batch.bytes"):
+            peek(our_broker.bootstrap_servers, {"max.decompressed.batch.bytes": 1 << 30}, PeekRequest("bomb"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 80 << 20
+
+
+def test_look_ends_within_a_poll_when_its_time_is_over(our_broker: Broker, topic: str) -> None:
+    clock = iter([0.0, 1.0, 2.0, 6.0])
+    found = peek(our_broker.bootstrap_servers, {}, PeekRequest(topic, contains="nothing"), lambda: next(clock))
+    assert (found["scanned"], found["stopped"]) == (3, "5 s have passed")

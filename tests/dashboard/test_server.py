@@ -6,6 +6,7 @@ import http.client
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.dashboard.conftest import Dashboard, behind
@@ -17,9 +18,12 @@ from kohort import Admin, Broker, Consumer
 from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import ScramCredential
 from kohort.dashboard import cluster_lookups
-from kohort.dashboard.cluster_lookups import KeptAnswers
-from kohort.errors import ErrorCode, KafkaError, RetriableError
+from kohort.dashboard.cluster_lookups import BusyError, KeptAnswers
+from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError
+from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
+from kohort.region.region_key import KEY_VARIABLE
+from kohort.region.region_topic import TOPIC
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
@@ -122,8 +126,8 @@ def test_regions_are_shown_with_members_and_sinks(serve: Serve, our_broker: Brok
     servers = our_broker.bootstrap_servers
     dashboard = serve(servers)
     make_topic(servers, name)
-    with Region(name, servers, checkpoint_every="200ms") as region:
-        worker = Worker(region, "m1", Collected(), name)
+    with Region(name, servers, checkpoint_every="200ms") as served:
+        worker = Worker(served, "m1", Collected(), name)
         until(lambda: worker.consumer.metrics.partitions == 4, "the member reads")
         listed = dashboard.get("regions")["regions"]
         assert [row["groups"] for row in listed if row["region"] == name] == [[name]]
@@ -131,6 +135,99 @@ def test_regions_are_shown_with_members_and_sinks(serve: Serve, our_broker: Brok
         assert [(member["member"], len(member["partitions"])) for member in found["members"]] == [("m1", 4)]
         assert found["sinks"][0]["sink"].startswith("test:")
         worker.close()
+
+
+def test_looking_for_regions_creates_no_topic_and_no_key(
+    serve: Serve, broker: Broker, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    dashboard = serve(broker.bootstrap_servers)
+    assert dashboard.get("regions")["regions"] == []
+    assert dashboard.ask("region", name=name)[0] == 404
+    assert TOPIC not in {row["topic"] for row in dashboard.get("topics")["topics"]}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_region_of_another_key_is_listed_and_no_key_is_made(
+    serve: Serve, broker: Broker, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "owner"))
+    make_topic(broker.bootstrap_servers, name)
+    with Region(name, broker.bootstrap_servers) as served:
+        served.serve()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "visitor"))
+        dashboard = serve(broker.bootstrap_servers)
+        [row] = dashboard.get("regions")["regions"]
+        assert row["region"] == name and "do not count here" in row["stopped"]
+        status, said = dashboard.ask("region", name=name)
+        assert status == 400 and "key" in said["error"]
+    assert not (tmp_path / "visitor").exists()
+
+
+def test_made_up_names_are_refused_and_other_pages_answer(serve: Serve, our_broker: Broker, name: str) -> None:
+    """Each name that nobody has would open connections and log in, and a region's would wait for a control plane."""
+    behind(our_broker.bootstrap_servers, name, name)
+    dashboard = serve(our_broker.bootstrap_servers)
+    until(lambda: name in dashboard.groups(), "the group is read")
+    assert dashboard.ask("region", name=f"{name}-made-up")[0] == 404
+    asked = [dashboard.ask("topic", name=f"{name}-{number}")[0] for number in range(200)]
+    assert set(asked) == {404, 429}
+    assert dashboard.ask("records", topic=name)[0] == 429
+    assert dashboard.ask("group", name=name)[0] == 200
+
+
+def test_group_is_shown_while_look_ups_of_regions_and_topics_wait(
+    serve: Serve, our_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind(our_broker.bootstrap_servers, name, name)
+    dashboard = serve(our_broker.bootstrap_servers)
+    until(lambda: name in dashboard.groups(), "the group is read")
+    go, waits = threading.Event(), threading.Semaphore(0)
+
+    def wait(*_: object) -> dict[str, object]:
+        waits.release()
+        go.wait(60)
+        return {"topic": name, "regions": []}
+
+    for method in ("topic", "region", "regions"):
+        monkeypatch.setattr(cluster_lookups.ClusterLookups, method, wait)
+    asking = [
+        threading.Thread(target=dashboard.ask, args=(answer,), kwargs={"name": f"{name}-{number}"})
+        for number in range(8)
+        for answer in ("topic", "region")
+    ]
+    try:
+        for thread in asking:
+            thread.start()
+        for _ in range(8):
+            assert waits.acquire(timeout=60)
+        assert dashboard.get("group", name=name)["group"]["lag"] == 7
+    finally:
+        go.set()
+        for thread in asking:
+            thread.join()
+
+
+def test_region_without_a_control_plane_is_given_up_after_the_limit(
+    broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--timeout` is the limit, not the 10 s that commands wait."""
+    limits: list[float] = []
+    whole = Region.describe
+
+    def describe(self: Region, timeout_s: float = 0.0) -> RegionSeen:
+        limits.append(timeout_s)
+        return whole(self, timeout_s)
+
+    monkeypatch.setattr(Region, "describe", describe)
+    make_topic(broker.bootstrap_servers, name)
+    with Region(name, broker.bootstrap_servers) as served:
+        served.serve()
+    lookups = cluster_lookups.ClusterLookups(broker.bootstrap_servers, {}, {}, 300)
+    with pytest.raises(TimedOutError, match="no control plane"):
+        lookups.region(name)
+    assert limits == [0.3]
 
 
 def test_page_gets_an_event_after_each_read_and_the_end_closes_it(serve: Serve, our_broker: Broker) -> None:
@@ -300,6 +397,34 @@ def test_answer_is_kept_for_a_while_also_a_failure() -> None:
     assert len(calls) == 3
 
 
+def test_look_ups_are_bounded_by_number_and_allowed_again_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_lookups, "LOOKUPS_AT_ONCE", 2)
+    now = [0.0]
+    kept = KeptAnswers(lambda: now[0])
+    for name in ("a", "b", "a", "b"):
+        assert kept.answer(name, dict) == {}
+    with pytest.raises(BusyError, match="try again"):
+        kept.answer("c", dict)
+    now[0] += 1 / cluster_lookups.LOOKUPS_PER_S
+    assert kept.answer("c", dict) == {}
+    with pytest.raises(BusyError):
+        kept.answer("d", dict)
+
+
+def test_name_whose_answer_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> dict[str, object]:
+        raise ValueError("unforeseen")
+
+    kept = KeptAnswers(lambda: 0.0)
+    for number in range(10):
+        with pytest.raises(ValueError, match="unforeseen"):
+            kept.answer(f"failing {number}", fail)
+    monkeypatch.setattr(cluster_lookups.LookupBudget, "spend", fail)
+    with pytest.raises(ValueError, match="unforeseen"):
+        kept.answer("refused", dict)
+    assert kept.kept_names() == set()
+
+
 def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_lookups, "ANSWERS_KEPT", 3)
     calls: list[str] = []
@@ -312,3 +437,4 @@ def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     for number in (0, 1, 2, 3, 1, 0):
         kept.answer(str(number), make)
     assert len(calls) == 5, "only the oldest was made again"
+    assert kept.kept_names() == {"2", "3", "0"}

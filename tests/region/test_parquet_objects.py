@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import pickle
 import shutil
@@ -18,8 +19,9 @@ from kohort.region import ParquetFolder
 from kohort.region.consuming.staging import is_away
 from kohort.region.sinks import Keep
 from kohort.region.sinks.by_name import sink_of
-from kohort.region.sinks.object_store import ObjectStore
+from kohort.region.sinks.object_store import ObjectStore, store_named
 from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceEntry, SequenceLog, _void_names
+from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import object_runs
 from tests.region import place_runs as runs
@@ -258,6 +260,14 @@ def test_place_names_the_server_and_no_credential(monkeypatch: Patch) -> None:
     assert SECRET not in repr([amazon, own, azure, from_environment]) + own.place + azure.place
 
 
+@pytest.mark.parametrize(
+    ("server", "allowed"), [("https://store:9000", False), ("http://store:9000", True), ("HTTPS://store", False)]
+)
+def test_name_of_a_place_allows_plain_http_only_for_a_server_of_it(server: str, allowed: bool) -> None:
+    for url in ("s3://bucket/out", "gs://bucket/out"):
+        assert ObjectStore(*store_named(f"{url}[{server}]"))._allows_http() == allowed
+
+
 def test_store_that_does_not_answer_is_waited_for(monkeypatch: Patch) -> None:
     unreachable = {**OPTIONS, "endpoint": "http://127.0.0.1:1", "allow_http": "true"}
     sink = pickle.loads(pickle.dumps(ParquetFolder("s3://bucket/out", storage_options=unreachable).bind("r", REGION)))
@@ -275,6 +285,91 @@ def test_error_of_a_store_holds_no_signature() -> None:
     assert "sig" not in str(away.value) and SECRET not in str(away.value)
 
 
+class _Echo(http.server.BaseHTTPRequestHandler):
+    """A store that refuses every request, as S3 does: with the request's headers in its answer, on one line."""
+
+    status = 403
+
+    def answer(self) -> None:
+        """Answer a request of any method."""
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = f"<?xml version='1.0'?><Error><Code>SignatureDoesNotMatch</Code><X>{self.headers}</X></Error>"
+        data = body.replace("\n", " ").encode()
+        self.send_response(self.status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+for _method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
+    setattr(_Echo, f"do_{_method}", _Echo.answer)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 500, 501])
+def test_error_holds_no_token_that_the_answer_of_a_store_repeats(status: int, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-the-session")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.setattr(_Echo, "status", status)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "allow_http": "true", "region": "r"}
+        store = ObjectStore("s3://bucket/out", options)
+        calls: list[Callable[[], object]] = [
+            lambda: store.put_object("x", b"1"),
+            lambda: store.create_object("x", b"1"),
+            lambda: store.read_object("x"),
+            lambda: store.object_sizes(["x"]),
+            lambda: store.list_names("f"),
+            lambda: store.remove_objects(["x", "y"]),
+        ]
+        for number, call in enumerate(calls):
+            with pytest.raises(KafkaError, match=f"status code: {status}") as refused:
+                call()
+            said = str(refused.value)
+            assert "token-of-the-session" not in said and SECRET not in said and "Signature=" not in said
+            assert "SignatureDoesNotMatch" in said or number == 3, "answers to HEAD have no text"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "az://c/out?sv=1&sig=SASSECRET",
+        "az://c/out#sig=SASSECRET",
+        "https://user:SASSECRET@host/c/out?sig=SASSECRET",
+        "https://user:SAS/SASSECRET@host/c",
+        "s3://bucket/out\n?sig=SASSECRET",
+        "user:SASSECRET@host/c",
+        "hdfs://user:SASSECRET@node/out?token=SASSECRET",
+    ],
+)
+def test_error_shows_no_secret_of_a_url_that_is_refused(url: str) -> None:
+    for call in (lambda: ObjectStore(url, {}), lambda: sink_of(url), lambda: SqlTable(url, "t")):
+        with pytest.raises(InvalidInputError) as refused:
+            call()
+        assert "SASSECRET" not in str(refused.value)
+
+
+def test_error_holds_no_secret_of_the_environment(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-the-session")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", "key-of-the-environment")
+    store = ObjectStore("s3://bucket/out", OPTIONS)
+    with pytest.raises(RetriableError) as away, store._translated("x"):
+        raise GenericError("proxy http://user:pass-word@proxy/: token-of-the-session, key-of-the-environment")
+    for secret in ("pass-word", "token-of", "key-of"):
+        assert secret not in str(away.value)
+
+
 @pytest.mark.parametrize(
     ("url", "options", "why"),
     [
@@ -284,6 +379,11 @@ def test_error_of_a_store_holds_no_signature() -> None:
         ("s3://bucket/a*", {}, "pattern"),
         ("s3://bucket/a?versionId=1", {}, "pattern"),
         ("s3://bucket/out", {"endpoint": "https://key:secret@store"}, "holds credentials"),
+        ("s3://bucket/out", {"endpoint": "key:secret@store:9000"}, "holds credentials"),
+        ("s3://bucket/out", {"endpoint": "//key:secret@store:9000"}, "holds credentials"),
+        ("s3://bucket/out", {"endpoint": "https:/key:secret@store"}, "holds credentials"),
+        ("gs://bucket/out", {"base_url": "key:secret@store"}, "holds credentials"),
+        ("az://box/out", {"endpoint": "key:secret@store"}, "holds credentials"),
         ("s3://bucket/out", {"nonsense": "1"}, "can't be opened"),
         ("hdfs://node/out", {}, "hard links"),
         ("/data/out", {"region": "x"}, "is a folder"),

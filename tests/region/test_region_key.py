@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kohort import Admin, Broker
 from kohort.errors import InvalidInputError
 from kohort.region.region import Region
-from kohort.region.region_key import KEY_VARIABLE, Author, RegionKey, region_key
+from kohort.region.region_key import KEY_VARIABLE, Author, RegionKey, found_key, region_key
+from kohort.region.region_log import regions
+from kohort.region.region_topic import TOPIC
 
 LONG = "x" * 32
 AUTHOR = Author(5, 2)
@@ -49,6 +52,18 @@ def test_key_that_can_be_guessed_is_refused(state: Path) -> None:
     state.chmod(0o600)
     with pytest.raises(InvalidInputError, match="too short"):
         region_key()
+
+
+def test_reading_creates_no_key_and_no_topic(state: Path) -> None:
+    with Broker() as broker:
+        servers = broker.bootstrap_servers
+        assert regions(servers, {}) == {}
+        with Region("r", servers, serves=False) as region:
+            assert not region.is_served() and region.state_of("m1") is None
+        with Admin(servers) as admin:
+            assert TOPIC not in {info.name for info in admin.list_topics(internal=True)}
+    assert found_key() is None and not state.parent.exists()
+    assert region_key() == found_key()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])

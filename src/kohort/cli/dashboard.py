@@ -35,7 +35,9 @@ def dashboard(
     """Web page of a cluster's groups: lag, members, changes, topics, records, regions. Ends with SIGTERM or Ctrl-C.
 
     Prints the line `ready http://HOST:PORT/`. The page changes nothing in the cluster. It has no login, so it listens
-    on loopback addresses only. It is served while the cluster is away, and says so. Needs the extra `dashboard`.
+    on loopback addresses only. Every user of this machine can reach it there, and sees all groups, topics and records
+    that the command's own login may read. It is served while the cluster is away, and says so. Needs the extra
+    `dashboard`.
 
     --timeout limits the calls for topics, records and regions: 5000 unless given.
 

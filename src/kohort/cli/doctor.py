@@ -19,7 +19,7 @@ from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.output import print_note, show
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.io.platforms import require_posix
+from kohort.io.platforms import require_posix, reserve_port
 
 _COMMON = Common()
 _PYTHON_MIN = (3, 11)
@@ -220,7 +220,7 @@ def _port(listen: str) -> Iterator[Finding]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     what, need = f"port {listen}", "kohort broker"
     with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserve_port(listener)
         try:
             listener.bind((host, port))
         except OSError as error:

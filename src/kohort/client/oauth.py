@@ -22,6 +22,7 @@ from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError
 from kohort.io.backoff import exponential_backoff
 from kohort.settings.jaas import jaas_options
+from kohort.settings.validation import shown_url
 
 ANSWER_BYTES_MAX = 1 << 20
 KEPT_SHARE = 0.8
@@ -56,7 +57,7 @@ class TokenEndpoint:
         self._scheme = urllib.parse.urlsplit(url).scheme
         if self._scheme not in ("https", "http", "file"):
             raise InvalidInputError(
-                f"sasl.oauthbearer.token.endpoint.url must begin with https:// or file://, not {url}"
+                f"sasl.oauthbearer.token.endpoint.url must begin with https:// or file://, not {shown_url(url)}"
             )
         options = jaas_options(config.sasl_jaas_config) if config.sasl_jaas_config else {}
         self._id = config.sasl_oauthbearer_client_id or options.get("clientId")
@@ -127,7 +128,7 @@ class TokenEndpoint:
             with error:
                 answer = error.read(500).decode(errors="replace")
             kind = OSError if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else _EndpointRefusal
-            raise kind(f"{self._url} answered {error.code}: {answer}") from None
+            raise kind(f"{shown_url(self._url)} answered {error.code}: {answer}") from None
         return _token_of(self._url, data)
 
 
@@ -137,7 +138,7 @@ def _token_of(url: str, data: bytes) -> tuple[str, float]:
         answer = {}
     token = answer.get("access_token")
     if not isinstance(token, str) or not token:
-        raise ValueError(f"{url} answered without an access_token")
+        raise ValueError(f"{shown_url(url)} answered without an access_token")
     lifetime = answer.get("expires_in", 0)
     return token, float(lifetime) if isinstance(lifetime, int | float | str) and str(lifetime).isdecimal() else 0.0
 

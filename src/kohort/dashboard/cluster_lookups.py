@@ -14,8 +14,9 @@ from typing import Any
 from kohort.client.admin.admin import Admin
 from kohort.client.net.metadata import TopicInfo
 from kohort.dashboard.record_peek import PeekRequest, peek
-from kohort.errors import KafkaError, RetriableError
+from kohort.errors import KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition
+from kohort.settings.config import did_you_mean
 
 ANSWER_KEPT_S = 4.0
 """How long an answer of the cluster counts. Failures count as long, so that a cluster that is away is left in peace."""
@@ -27,19 +28,46 @@ PARTITIONS_SHOWN = 1_000
 """The most partitions on a topic's page."""
 PEEKS_MAX = 2
 """The most looks at records at once: each takes up to 32 MiB."""
+LOOKUPS_AT_ONCE = 40
+"""The most look-ups that the cluster gets at once, after a time without any; each may open connections and log in."""
+LOOKUPS_PER_S = 5.0
+"""The most look-ups per second in the long run. Answers that are kept are none."""
 
 View = dict[str, Any]
 
 
 class BusyError(RetriableError):
-    """`PEEKS_MAX` looks at records are under way."""
+    """`PEEKS_MAX` looks at records are under way, or look-ups come faster than `LOOKUPS_PER_S`."""
 
 
-class KeptAnswers:
-    """Answers by name, each made by one thread at a time and kept for `ANSWER_KEPT_S`."""
+class LookupBudget:
+    """The look-ups that the cluster gets: `LOOKUPS_AT_ONCE`, and then `LOOKUPS_PER_S`."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
+        self._lock = threading.Lock()
+        self._left, self._at_s = float(LOOKUPS_AT_ONCE), now_s()
+
+    def spend(self) -> None:
+        """Count a look-up.
+
+        Raises:
+            BusyError: there were too many.
+        """
+        with self._lock:
+            now_s = self._now_s()
+            self._left = min(LOOKUPS_AT_ONCE, self._left + (now_s - self._at_s) * LOOKUPS_PER_S)
+            self._at_s = now_s
+            if self._left < 1:
+                raise BusyError("the dashboard is asked for too much of the cluster at once: try again")
+            self._left -= 1
+
+
+class KeptAnswers:
+    """Answers by name, each made by one thread at a time and kept for `ANSWER_KEPT_S`. Making one spends the budget."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, budget: LookupBudget | None = None) -> None:
+        self._now_s, self._budget = now_s, LookupBudget(now_s) if budget is None else budget
         self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}
         self._kept: OrderedDict[str, tuple[float, View | KafkaError]] = OrderedDict()
@@ -48,26 +76,43 @@ class KeptAnswers:
         """Return the answer that is kept, else make it.
 
         Raises:
+            BusyError: there were too many look-ups.
             KafkaError: making it failed, now or as long ago as answers are kept.
         """
         with self._lock:
             making = self._making.setdefault(name, threading.Lock())
-        with making:
+        try:
+            with making:
+                found = self._found(name, make)
+        finally:
             with self._lock:
-                at_s, found = self._kept.get(name, (float("-inf"), None))
-            if found is None or self._now_s() - at_s >= ANSWER_KEPT_S:
-                try:
-                    found = make()
-                except KafkaError as error:
-                    found = error
-                with self._lock:
-                    self._kept[name] = (self._now_s(), found)
-                    self._kept.move_to_end(name)
-                    while len(self._kept) > ANSWERS_KEPT:
-                        self._making.pop(self._kept.popitem(last=False)[0], None)
+                if name not in self._kept:  # it was refused, or failed in a way that is not kept
+                    self._making.pop(name, None)
         if isinstance(found, KafkaError):
             raise found
         return found
+
+    def _found(self, name: str, make: Callable[[], View]) -> View | KafkaError:
+        with self._lock:
+            at_s, found = self._kept.get(name, (float("-inf"), None))
+        if found is not None and self._now_s() - at_s < ANSWER_KEPT_S:
+            return found
+        self._budget.spend()
+        try:
+            found = make()
+        except KafkaError as error:
+            found = error
+        with self._lock:
+            self._kept[name] = (self._now_s(), found)
+            self._kept.move_to_end(name)
+            while len(self._kept) > ANSWERS_KEPT:
+                self._making.pop(self._kept.popitem(last=False)[0], None)
+        return found
+
+    def kept_names(self) -> set[str]:
+        """Return the names of which anything is kept."""
+        with self._lock:
+            return {*self._kept, *self._making}
 
 
 class ClusterLookups:
@@ -86,7 +131,9 @@ class ClusterLookups:
         limit = {"default.api.timeout.ms": limit_ms}
         self._servers = servers
         self._connection, self._consumer = {**connection, **limit}, {**consumer, **limit}
-        self._kept = KeptAnswers()
+        self._limit_s = limit_ms / 1000
+        self._budget = LookupBudget()
+        self._kept = KeptAnswers(budget=self._budget)
         self._peeks = threading.Semaphore(PEEKS_MAX)
 
     def topics(self) -> View:
@@ -137,6 +184,7 @@ class ClusterLookups:
             BusyError: `PEEKS_MAX` looks are under way.
             NotFoundError: There is no such topic or partition.
         """
+        self._budget.spend()
         if not self._peeks.acquire(blocking=False):
             raise BusyError(f"{PEEKS_MAX} looks at records are under way: try again")
         try:
@@ -158,8 +206,12 @@ class ClusterLookups:
         """Return a region with its members and sinks.
 
         Raises:
+            NotFoundError: The topic of the regions has no records of it.
             TimedOutError: Its control plane does not answer.
         """
+        known = [row["region"] for row in self.regions()["regions"]]
+        if name not in known:
+            raise NotFoundError(f"there is no region {name!r}{did_you_mean(name, known)}")
         return self._kept.answer(f"region {name}", lambda: self._region(name))
 
     def _region(self, name: str) -> View:
@@ -168,7 +220,7 @@ class ClusterLookups:
 
         named = {key.replace(".", "_"): value for key, value in self._connection.items()}
         with Region(name, self._servers, serves=False, **named) as region:
-            return region_view(region.describe())
+            return region_view(region.describe(self._limit_s))
 
 
 def _topic_row(info: TopicInfo) -> View:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -28,7 +29,13 @@ FIELD_BYTES_MAX = 4_096
 """The most bytes of a key, a value or a header that a page gets."""
 HEADERS_SHOWN_MAX = 50
 """The most headers of a record that a page gets."""
+INDENTED_MAX = 4 * FIELD_BYTES_MAX
+"""The longest indented JSON of a field. Indented, 4,096 bytes of nested lists become 3.7 MB."""
+ANSWER_BYTES_MAX = 8 << 20
+"""The most bytes of the records that a page gets, as JSON. A zero byte alone takes six."""
 _POLL_MS = 200
+_JSON_MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{},:]', re.DOTALL)
+"""Strings, and the characters that a line or a space follows in indented JSON."""
 _SETTINGS = {
     "group.id": None,
     "enable.auto.commit": False,
@@ -36,6 +43,8 @@ _SETTINGS = {
     "auto.offset.reset": "earliest",
     "fetch.max.bytes": 4 << 20,
     "max.poll.records": 1_000,
+    "max.decompressed.batch.bytes": BYTES_SCANNED_MAX,
+    "queued.max.bytes": BYTES_SCANNED_MAX,
 }
 """The settings of the consumer of a look, whatever the file of client properties says."""
 
@@ -78,7 +87,7 @@ class _Scan:
 
     request: PeekRequest
     ends: Mapping[TopicPartition, int]
-    found: dict[TopicPartition, deque[View]] = field(default_factory=dict)
+    found: dict[TopicPartition, deque[Record]] = field(default_factory=dict)
     records: int = 0
     bytes: int = 0
 
@@ -97,7 +106,7 @@ class _Scan:
         newest = self.request.offset is None
         kept = self.found.setdefault(tp, deque(maxlen=self.request.limit if newest else None))
         if newest or len(kept) < self.request.limit:
-            kept.append(record_view(record))
+            kept.append(record)
 
     @property
     def stopped(self) -> str | None:
@@ -137,7 +146,12 @@ def peek(
             for tp in waiting:
                 consumer.seek(tp, begins[tp])
             stopped = _scan(consumer, scan, waiting, now_s() + SCAN_S, now_s)
-    return {"records": _in_order(scan), "scanned": scan.records, "stopped": None if stopped == "limit" else stopped}
+    views, stopped_by = _views(_in_order(scan))
+    return {
+        "records": views,
+        "scanned": scan.records,
+        "stopped": stopped_by or (None if stopped == "limit" else stopped),
+    }
 
 
 def _scan(
@@ -152,6 +166,8 @@ def _scan(
             scan.take_record(record)
             if stopped := scan.stopped:
                 return stopped
+            if now_s() >= deadline_s:
+                return f"{SCAN_S:.0f} s have passed"
         if now_s() >= deadline_s:
             return f"{SCAN_S:.0f} s have passed"
     return None
@@ -176,12 +192,25 @@ def _begin(request: PeekRequest, start: int, end: int, partitions: int) -> int:
     return max(start, end - (share if request.contains else min(share, request.limit)))
 
 
-def _in_order(scan: _Scan) -> list[View]:
-    records = [view for kept in scan.found.values() for view in kept]
+def _in_order(scan: _Scan) -> list[Record]:
+    records = [record for kept in scan.found.values() for record in kept]
     if scan.request.offset is not None:
         return records
-    records.sort(key=lambda view: (view["timestamp"], view["partition"], view["offset"]), reverse=True)
+    records.sort(key=lambda record: (record.timestamp, record.partition, record.offset), reverse=True)
     return records[: scan.request.limit]
+
+
+def _views(records: Sequence[Record]) -> tuple[list[View], str | None]:
+    """Return the records as a page gets them, at least one, and why some are left out; None: none is."""
+    views: list[View] = []
+    size = 0
+    for record in records:
+        view = record_view(record)
+        size += len(msgspec.json.encode(view))
+        if views and size > ANSWER_BYTES_MAX:
+            return views, f"{ANSWER_BYTES_MAX >> 20} MiB are shown"
+        views.append(view)
+    return views, None
 
 
 def record_view(record: Record) -> View:
@@ -215,8 +244,27 @@ def field_view(data: bytes | None) -> View | None:
         return {**view, "base64": base64.b64encode(shown).decode()}
     view["text"], view["json"] = text, False
     if not view["cut"] and text[:1] in ("{", "["):
-        try:
-            view["text"], view["json"] = msgspec.json.format(text, indent=2), True
-        except (msgspec.DecodeError, RecursionError):
-            return view  # a text that begins as JSON does
+        indented = _indented(text)
+        if indented is not None:
+            view["text"], view["json"] = indented, True
     return view
+
+
+def _indented(text: str) -> str | None:
+    """Return JSON with indents; None for another text, and for JSON that would be longer than `INDENTED_MAX`.
+
+    The length is counted before the text is made.
+    """
+    size, depth = len(text), 0
+    for mark in _JSON_MARKS.finditer(text):
+        character = text[mark.start()]
+        if character == '"':
+            continue
+        depth += (character in "[{") - (character in "]}")
+        size += 1 if character == ":" else 1 + 2 * max(0, depth)
+        if size > INDENTED_MAX:
+            return None
+    try:
+        return msgspec.json.format(text, indent=2)
+    except (msgspec.DecodeError, RecursionError):
+        return None  # a text that begins as JSON does

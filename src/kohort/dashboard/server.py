@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,21 +22,32 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kohort.dashboard.cluster_lookups import BusyError, ClusterLookups
 from kohort.dashboard.observer import ClusterObserver
 from kohort.dashboard.record_peek import PeekRequest
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.io.closing import ClosedOnExit
+from kohort.io.platforms import reserve_port
 from kohort.lag.snapshot import reason_of
 
 log = logging.getLogger("kohort.dashboard")
 
 LOOKUP_THREADS = 6
-"""The most calls to the cluster at once, for all pages."""
+"""The most calls to the cluster at once for topics and records, for all pages."""
+REGION_THREADS = 2
+"""The most calls at once for regions, which may wait for a control plane."""
 STREAMS_MAX = 64
 """The most pages that get events. Others are refused them, and try again."""
 CONNECTIONS_MAX = 256
+"""The most connections. A further one replaces the one that has waited longest for a request, or is closed."""
+WAIT_S = 10.0
+"""How long a connection may be without a whole request, or an answer without progress."""
+UNSENT_BYTES_MAX = 64 << 20
+"""The most bytes of answers that wait for their readers; then the connection with most of them is closed."""
+_CHECK_PARTS = 10
+"""Number of checks in `WAIT_S`."""
 REQUEST_BYTES_MAX = 16 << 10
 """The most bytes of a request's line and headers."""
 HEARTBEAT_S = 15.0
@@ -137,7 +148,9 @@ class DashboardRoutes:
 
     def __init__(self, observer: ClusterObserver, lookups: ClusterLookups) -> None:
         self._observer, self._lookups = observer, lookups
-        self._threads = ThreadPoolExecutor(LOOKUP_THREADS, "kohort-dashboard-lookup")
+        self._cluster = ThreadPoolExecutor(LOOKUP_THREADS, "kohort-dashboard-lookup")
+        self._regions = ThreadPoolExecutor(REGION_THREADS, "kohort-dashboard-region")
+        self._memory = ThreadPoolExecutor(1, "kohort-dashboard-group")  # waits for no cluster
         self._files = {path: _file(name, kind) for path, (name, kind) in FILES.items()}
         self._streams = 0
         self.is_closing = False
@@ -145,23 +158,21 @@ class DashboardRoutes:
     def close(self) -> None:
         """End the streams, and start no more calls."""
         self.is_closing = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._cluster, self._regions, self._memory):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def app(self) -> ASGIApp:
         """Return the application."""
         observer, lookups = self._observer, self._lookups
-        answers: dict[str, Callable[[Request], Any]] = {
-            "/api/group": lambda request: observer.group(_text(request, "name")),
-            "/api/topics": lambda request: self._with_readers(lookups.topics()),
-            "/api/topic": lambda request: self._with_readers(lookups.topic(_text(request, "name"))),
-            "/api/records": lambda request: lookups.records(_peek_request(request)),
-            "/api/regions": lambda request: {"cluster": observer.cluster(), **lookups.regions()},
-            "/api/region": lambda request: {
-                "cluster": observer.cluster(),
-                "region": lookups.region(_text(request, "name")),
-            },
+        answers: dict[str, tuple[ThreadPoolExecutor, Callable[[Request], Any]]] = {
+            "/api/group": (self._memory, lambda request: observer.group(_text(request, "name"))),
+            "/api/topics": (self._cluster, lambda request: self._with_readers(lookups.topics())),
+            "/api/topic": (self._cluster, lambda request: self._with_readers(lookups.topic(_text(request, "name")))),
+            "/api/records": (self._cluster, lambda request: lookups.records(_peek_request(request))),
+            "/api/regions": (self._regions, lambda request: {"cluster": observer.cluster(), **lookups.regions()}),
+            "/api/region": (self._regions, self._region),
         }
-        routes = [Route(path, self._in_thread(answer), methods=["GET"]) for path, answer in answers.items()]
+        routes = [Route(path, self._in_thread(*answer), methods=["GET"]) for path, answer in answers.items()]
         routes += [Route(path, self._file, methods=["GET"]) for path in FILES]
         routes.append(Route("/api/overview", self._overview, methods=["GET"]))
         routes.append(Route("/api/events", self._events, methods=["GET"]))
@@ -174,11 +185,17 @@ class DashboardRoutes:
     async def _overview(self, request: Request) -> Response:
         return _json(self._observer.overview())
 
-    def _in_thread(self, answer: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
+    def _region(self, request: Request) -> dict[str, Any]:
+        found = self._lookups.region(_text(request, "name"))
+        return {"cluster": self._observer.cluster(), "region": found}
+
+    def _in_thread(
+        self, threads: ThreadPoolExecutor, answer: Callable[[Request], Any]
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
                 body = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, lambda: msgspec.json.encode(answer(request))
+                    threads, lambda: msgspec.json.encode(answer(request))
                 )
             except KafkaError as error:
                 return _failure(error)
@@ -258,6 +275,86 @@ def _peek_request(request: Request) -> PeekRequest:
     )
 
 
+class LimitedProtocol(H11Protocol):
+    """A connection that is closed when it waits for too long, or when others need its place.
+
+    uvicorn's own limit answers 503 to everyone while it is reached, and closes nothing. Here a connection without a
+    request makes room for a new one, so that nobody is kept out by connections that only wait.
+    """
+
+    _check: asyncio.TimerHandle | None = None
+    _waits_since_s = 0.0
+    _unsent_then, _stands_since_s = 0, 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection's place, that of a waiting one if there is no other."""
+        if len(self.connections) >= CONNECTIONS_MAX and not self._make_room():
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._waits_since_s = self._stands_since_s = self.loop.time()
+        self._check_later()
+
+    def _make_room(self) -> bool:
+        waiting = [found for found in self._others() if found.is_waiting()]
+        if not waiting:
+            return False
+        oldest = min(waiting, key=lambda found: found._waits_since_s)
+        self.connections.discard(oldest)
+        oldest.transport.abort()
+        return True
+
+    def _others(self) -> list[LimitedProtocol]:
+        return [cast(LimitedProtocol, found) for found in self.connections]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give the place back."""
+        if self._check is not None:
+            self._check.cancel()
+        if self.transport is not None:  # it had a place
+            super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        self._waits_since_s = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Stop the answer until its reader has read, and close those that have too much unread."""
+        super().pause_writing()
+        others = self._others()
+        unsent = sum(found.unsent() for found in others)
+        while unsent > UNSENT_BYTES_MAX:
+            most = max(others, key=LimitedProtocol.unsent)
+            unsent -= most.unsent()
+            others.remove(most)
+            most.transport.abort()
+
+    def unsent(self) -> int:
+        """Return the number of bytes that the reader has not taken."""
+        return self.transport.get_write_buffer_size()
+
+    def is_waiting(self) -> bool:
+        """Return whether there is neither a request nor an answer."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.unsent()
+
+    def _check_later(self) -> None:
+        self._check = self.loop.call_later(WAIT_S / _CHECK_PARTS, self._end_if_stuck)
+
+    def _end_if_stuck(self) -> None:
+        """Close a connection that waits for a request, or for its reader, for longer than `WAIT_S`."""
+        now_s, unsent = self.loop.time(), self.unsent()
+        if not unsent or unsent < self._unsent_then:
+            self._stands_since_s = now_s
+        self._unsent_then = unsent
+        if unsent:
+            self._waits_since_s = now_s  # the answer is not over yet
+        if now_s - (self._waits_since_s if self.is_waiting() else self._stands_since_s) >= WAIT_S:
+            self.transport.abort()
+        else:
+            self._check_later()
+
+
 class DashboardServer(ClosedOnExit):
     """The HTTP server, on a thread of its own until it is closed.
 
@@ -277,7 +374,7 @@ class DashboardServer(ClosedOnExit):
         config = uvicorn.Config(
             self._routes.app(),
             loop="asyncio",
-            http="h11",
+            http=LimitedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -285,7 +382,6 @@ class DashboardServer(ClosedOnExit):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=STOP_S,
             h11_max_incomplete_event_size=REQUEST_BYTES_MAX,
         )
@@ -296,6 +392,11 @@ class DashboardServer(ClosedOnExit):
 
     def _run(self) -> None:
         asyncio.run(self._server.serve([self._sock]))
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._server.server_state.connections)
 
     def close(self) -> None:
         """End the streams and the server; may be called again."""
@@ -310,14 +411,14 @@ def _loopback_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserve_port(sock)
         sock.bind((host, port))
         if not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
             raise InvalidInputError(
                 f"other machines reach {host}, and the dashboard has no login: listen on 127.0.0.1, and reach it by "
                 "ssh -L or through a proxy that logs users in"
             )
-        sock.listen(CONNECTIONS_MAX)
+        sock.listen()
     except OSError as error:
         sock.close()
         raise KafkaError(f"can't listen on {host}:{port}: {error.strerror or error}") from None

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from kohort.errors import KafkaError
+from kohort.io.platforms import reserve_port
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -90,6 +91,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     block_on_close = False
+    allow_reuse_address = False  # `reserve_port` decides
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -99,6 +101,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def server_bind(self) -> None:
         """Bind without a look-up of the host's name."""
+        reserve_port(self.socket)
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()

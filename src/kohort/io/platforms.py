@@ -6,6 +6,7 @@ docs/platforms.md lists every such call with what happens where it is absent.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 
 from kohort.errors import InvalidInputError
@@ -27,6 +28,14 @@ def require_posix(what: str) -> None:
             f"{what} needs Linux or macOS: on Windows run it in WSL 2 or in a container; the consumer, producer, admin "
             "client and the commands that use them work here (docs/platforms.md)"
         ) from None
+
+
+def reserve_port(sock: socket.socket) -> None:
+    """Let a server that is restarted bind its port at once, and no other process beside it. Call before `bind`.
+
+    On Windows SO_REUSEADDR lets any process listen on the port too, and SO_EXCLUSIVEADDRUSE forbids that.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
 
 
 def after_fork_in_child(callback: Callable[[], None]) -> None:

@@ -288,14 +288,17 @@ class Region(ClosedOnExit):
 
     # -- operators
 
-    def describe(self) -> messages.RegionSeen:
+    def describe(self, timeout_s: float = ANSWER_S) -> messages.RegionSeen:
         """Return the control plane's description of the region.
+
+        Args:
+            timeout_s: how long to look for the control plane, and then to wait for its answer.
 
         Raises:
             TimedOutError: the control plane does not answer.
         """
         with self._call("describe"):
-            return self._ask(messages.Describe())
+            return self._ask(messages.Describe(), timeout_s=timeout_s)
 
     def complete(self) -> int:
         """Return the last sequence that all sinks show; 0: none. Readers of several sinks read up to it.
@@ -470,12 +473,12 @@ class Region(ClosedOnExit):
                 self._closes_later = False
                 self.close()
 
-    def _ask(self, *said: messages.Report | messages.Ask) -> messages.RegionSeen:
-        link = self._reach()
+    def _ask(self, *said: messages.Report | messages.Ask, timeout_s: float = ANSWER_S) -> messages.RegionSeen:
+        link = self._reach(timeout_s)
         try:
             for message in (*said, messages.Describe()):
                 link.send(encode(message))
-            for body in link.bodies(ANSWER_S):
+            for body in link.bodies(timeout_s):
                 answer = decode_heard(body)
                 if isinstance(answer, messages.Declined):
                     raise InvalidInputError(f"region {self.name} declines the request: {answer.why}")
@@ -485,8 +488,8 @@ class Region(ClosedOnExit):
             link.close()
         raise TimedOutError(f"the control plane of region {self.name} does not respond")
 
-    def _reach(self) -> Link:
-        until_s = time.monotonic() + ANSWER_S
+    def _reach(self, timeout_s: float) -> Link:
+        until_s = time.monotonic() + timeout_s
         while True:
             try:
                 return self._election.reach()

@@ -2,7 +2,7 @@
 
 The key seals every record of the region's topic and proves the right to connect to the control plane. It is the
 operator's (`key=` or `$KOHORT_REGION_KEY`), the same in all processes of the region. Where none is given, it is a file
-of this user on this machine, which is created when it is first needed. So one machine needs no setting.
+of this user on this machine, which is created when something is first sealed with it. So one machine needs no setting.
 
 A seal binds a record to the producer id and epoch that wrote it. A copy of a record under another producer is no fact.
 """
@@ -25,6 +25,7 @@ KEY_VARIABLE: Final = "KOHORT_REGION_KEY"
 KEY_CHARACTERS_MIN: Final = 32
 """Least characters of an operator's key. A reader of the topic can try keys offline against a seal; 32 characters of
 `secrets.token_urlsafe` have 192 bits."""
+FILE: Final = "region.key"
 SEAL: Final = "kohort-seal"
 """Name of the record header with the seal."""
 _ID_BYTES: Final = 4
@@ -87,15 +88,36 @@ def region_key(given: str | None = None) -> RegionKey:
     Raises:
         InvalidInputError: the key is too short, or the machine's can't be kept or is open to other users.
     """
-    for text, origin in ((given, "key="), (os.environ.get(KEY_VARIABLE), f"${KEY_VARIABLE}")):
-        if text:
-            return _operators_key(text, origin)
-    return _machine_key(_machine_folder())
+    return _given_key(given) or _machine_key(_machine_folder())
+
+
+def found_key() -> RegionKey | None:
+    """Return the environment's key or this user's on this machine, and create none; None: there is none.
+
+    Raises:
+        InvalidInputError: the key is too short, or the machine's can't be read or is open to other users.
+    """
+    path = _machine_folder() / FILE
+    if os.environ.get(KEY_VARIABLE) or path.is_symlink() or path.exists():
+        return region_key()
+    return None
+
+
+def no_key() -> RegionKey:
+    """Return a key that has sealed no record, to read with where there is none."""
+    return RegionKey(secrets.token_bytes(KEY_CHARACTERS_MIN), "no key")
 
 
 def is_operators(given: str | None) -> bool:
     """Return whether an operator gives the key, so that other machines can have it too."""
     return bool(given or os.environ.get(KEY_VARIABLE))
+
+
+def _given_key(given: str | None) -> RegionKey | None:
+    for text, origin in ((given, "key="), (os.environ.get(KEY_VARIABLE), f"${KEY_VARIABLE}")):
+        if text:
+            return _operators_key(text, origin)
+    return None
 
 
 def _operators_key(text: str, origin: str) -> RegionKey:
@@ -115,7 +137,7 @@ def _machine_folder() -> Path:
 
 def _machine_key(folder: Path) -> RegionKey:
     """Read this user's key, or create it: a process that is slower uses the file of the faster one."""
-    path = folder / "region.key"
+    path = folder / FILE
     try:
         if not path.is_symlink() and not path.exists():
             folder.mkdir(0o700, parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.batches import Delivery
 from kohort.client.producer.producer import Producer
 from kohort.client.settings import Servers
-from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, NotFoundError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.io.channel import Link
 from kohort.region.agreement import adopt
@@ -34,12 +34,13 @@ from kohort.region.leader_election import ControlPlaneAddress
 from kohort.region.parts import Part
 from kohort.region.record_codec import key_of, retired, value_of
 from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Position, Term
-from kohort.region.region_key import Author, RegionKey, region_key
+from kohort.region.region_key import Author, RegionKey, found_key, no_key, region_key
 from kohort.region.region_topic import (
     CLAIMS,
     TOPIC,
     SavedFacts,
     TopicReader,
+    check_topic,
     claim_key,
     first_claim,
     is_of,
@@ -71,21 +72,30 @@ def _now_ms() -> int:
 
 
 class Home:
-    """One application's view of its region's topic. Any thread may call its methods."""
+    """One application's view of its region's topic. Any thread may call its methods.
+
+    Reading creates nothing. The topic, and the machine's key, are created by what writes.
+    """
 
     def __init__(
         self, region: str, servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
     ) -> None:
         """Initialise the view; the first call connects. Without a key, the environment's or the machine's counts."""
+        self._unsealed = no_key()
         self._region, self._servers, self._settings = region, servers, dict(settings)
         self._given = key
         self._lock = threading.Lock()
-        self._readers: dict[int, TopicReader] = {}
+        self._readers: dict[tuple[int, str], TopicReader] = {}
         self._partitions = 0
 
     @cached_property
     def _key(self) -> RegionKey:
         return region_key() if self._given is None else self._given
+
+    def _reading_key(self) -> RegionKey:
+        """Return the key to read with. While there is none, no record counts."""
+        found = self.__dict__.get("_key") or self._given or found_key()
+        return self._unsealed if found is None else found
 
     def token(self, term: int) -> bytes:
         """Return the shared secret of a term, which both ends of a control plane connection prove to each other."""
@@ -98,18 +108,32 @@ class Home:
                 self._partitions = make_or_check(self._servers, self._settings)
             return self._partitions
 
+    def found_partitions(self) -> int:
+        """Return the number of the topic's partitions; 0: there is no topic."""
+        with self._lock:
+            if not self._partitions:
+                self._partitions = check_topic(self._servers, self._settings)
+            return self._partitions
+
     def follow(self, partition: int | None = None) -> list[Fact]:
         """Return the current facts in a partition; None: the region's."""
-        return self.reader(partition).follow()
+        return self.reader(partition).follow() if self.found_partitions() else []
 
     def reader(self, partition: int | None = None) -> TopicReader:
-        """Return the reader of a partition; None: the region's."""
-        partitions = self.partitions()
+        """Return the reader of a partition; None: the region's.
+
+        Raises:
+            NotFoundError: there is no topic.
+        """
+        partitions = self.found_partitions()
+        if not partitions:
+            raise NotFoundError(f"there is no topic {TOPIC}: no region has begun")
         with self._lock:
+            key = self._reading_key()
             number = partition_of(self._region, partitions) if partition is None else partition
-            if number not in self._readers:
-                self._readers[number] = TopicReader(self._servers, self._settings, number, self._key, self._region)
-            return self._readers[number]
+            if (number, key.name) not in self._readers:
+                self._readers[number, key.name] = TopicReader(self._servers, self._settings, number, key, self._region)
+            return self._readers[number, key.name]
 
     def saved(self) -> SavedFacts:
         """Return the region's current facts.
@@ -117,6 +141,8 @@ class Home:
         Raises:
             InvalidInputError: the topic has records of the region, and none counts with this process's key.
         """
+        if not self.found_partitions():
+            return SavedFacts()
         reader = self.reader()
         saved = saved_of(self._region, reader.follow(), reader.table.unproven)
         saved.refuse_unproven(self._region)
@@ -202,6 +228,7 @@ class Home:
 
     def _put(self, key: bytes, value: bytes | None) -> None:
         """Write a claim or its end, in a transaction of its own: the control plane's id would fence that."""
+        self.partitions()
         own = {"transactional_id": f"{transactional_id_of(self._region)}/claim-{uuid4().hex}", "linger_ms": 0}
         with Producer(self._servers, **{**self._settings, **own}) as producer:
             producer.init_transactions()
@@ -285,12 +312,15 @@ class Home:
 def regions(
     servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
 ) -> dict[str, tuple[SavedFacts, list[str]]]:
-    """Return every region in the topic: its facts and its groups, also those whose records do not count here."""
+    """Return every region in the topic: its facts and its groups, also those whose records do not count here.
+
+    Nothing is created: without a topic there is no region, and without a key no record counts.
+    """
     home = Home("", servers, settings, key)
     unproven: dict[str, str] = {}
     facts: list[Fact] = []
     try:
-        for partition in range(home.partitions()):
+        for partition in range(home.found_partitions()):
             facts += home.follow(partition)
             unproven |= home.reader(partition).table.unproven
     finally:

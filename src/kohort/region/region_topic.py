@@ -68,9 +68,25 @@ def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
             groups apart from the cluster.
         NotAuthorizedError: no permission to describe it, or to create it if it is missing.
     """
+    return _checked(servers, settings, creates=True)
+
+
+def check_topic(servers: Servers, settings: Mapping[str, Any]) -> int:
+    """Check the topic, and create nothing; return the number of its partitions, 0 if it is missing.
+
+    Raises:
+        InvalidInputError: as `make_or_check`.
+        NotAuthorizedError: no permission to describe it.
+    """
+    return _checked(servers, settings, creates=False)
+
+
+def _checked(servers: Servers, settings: Mapping[str, Any], *, creates: bool) -> int:
     _refuse_coordinators(servers, settings)
     with Admin(servers, **settings) as admin:
         found = _describe(admin)
+        if found is None and not creates:
+            return 0
         if found is None:
             try:
                 admin.create_topics([NewTopic(TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})]).all()

@@ -21,6 +21,7 @@ import difflib
 import inspect
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -151,6 +152,19 @@ ANYTHING = Validator("anything", lambda value: value)
 def is_secret(name: str) -> bool:
     """Return whether a parameter of this name holds a secret, which messages must not show."""
     return any(word in name.lower() for word in SECRET)
+
+
+_SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)+(?://)?")
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as a message shows it: without user, password, query and fragment, which may be secrets."""
+    found = _SCHEME.match(url)
+    scheme, rest = (found[0], url[found.end() :]) if found and ("//" in found[0] or "@" not in url) else ("", url)
+    address, more = re.match(r"([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    if "@" in address:
+        address = f"…@{address.rpartition('@')[2]}"
+    return f"{scheme}{address}{'…' if more else ''}"
 
 
 def shown(value: object) -> str:

@@ -17,7 +17,7 @@ async function get(path) {
 
 function route() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  const page = pages[name] ? name : "groups";
+  const page = Object.hasOwn(pages, name) ? name : "groups";
   let about = "";
   try {
     about = decodeURIComponent(rest.join("/"));
@@ -134,7 +134,7 @@ document.addEventListener("keydown", (event) => {
   const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
   if (typing && event.key === "Escape") event.target.blur();
   if (typing || event.ctrlKey || event.metaKey || event.altKey || document.getElementById("keys").open) return;
-  if (keys[event.key]) {
+  if (Object.hasOwn(keys, event.key)) {
     event.preventDefault();
     keys[event.key]();
   }

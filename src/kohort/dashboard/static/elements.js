@@ -54,8 +54,11 @@ export function badge(status) {
   return element("span", { className: `badge ${status}` }, `${MARKS[status] ?? ""} ${status}`);
 }
 
+// A time; the number itself where there is no such date, since producers choose the timestamps of records.
 export function moment(ms) {
-  return element("time", { dateTime: new Date(ms).toISOString(), title: new Date(ms).toISOString() }, clock(ms));
+  const at = new Date(ms);
+  if (Number.isNaN(at.getTime())) return element("span", {}, `${ms} ms`);
+  return element("time", { dateTime: at.toISOString(), title: at.toISOString() }, clock(ms));
 }
 
 export function link(page, name, properties = {}) {

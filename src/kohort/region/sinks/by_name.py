@@ -9,6 +9,7 @@ from kohort.region.files import is_store_url
 from kohort.region.sinks import Sink
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
+from kohort.settings.validation import shown_url
 
 
 def sink_of(place: str) -> Sink:
@@ -32,7 +33,7 @@ def sink_of(place: str) -> Sink:
     if kind == "sql" and "://" in url and table:
         return SqlTable(_with_options(url), table)
     raise InvalidInputError(
-        f"{place!r} names no sink that can be reached by its name: give parquet:/folder, "
+        f"{shown_url(place)!r} names no sink that can be reached by its name: give parquet:/folder, "
         "parquet:s3://bucket/folder, delta:/folder, iceberg:/warehouse#namespace.table, sql:sqlite:////file.db#table "
         "or sql:postgresql://host:port/database#table (the user by PGUSER); for any other call Region.adopt with the "
         "sink"

@@ -36,6 +36,7 @@ from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import check_fits, check_names, in_order, shaped
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
+from kohort.settings.validation import shown_url
 
 try:
     from pyiceberg.catalog import Catalog, load_catalog
@@ -512,7 +513,7 @@ class IcebergTable(Bound):
 def _local(warehouse: str) -> str:
     if "://" in warehouse and not warehouse.startswith("file:"):
         raise InvalidInputError(
-            f"The catalog in a warehouse is a file, which {warehouse} can't hold: give catalog={{'type': 'rest' or "
-            f"'sql', 'uri': …, 'warehouse': {warehouse!r}}}"
+            f"The catalog in a warehouse is a file, which {shown_url(warehouse)} can't hold: give "
+            "catalog={'type': 'rest' or 'sql', 'uri': …, 'warehouse': …}"
         )
     return local_path(warehouse, "The warehouse of an IcebergTable")

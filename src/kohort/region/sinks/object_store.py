@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.settings.validation import shown_url
 
 try:
     from obstore.exceptions import (
@@ -60,6 +61,14 @@ _ACCOUNT: Final = "account "
 _SECRET: Final = re.compile("secret|key|token|password|sas|credential|account", re.IGNORECASE)
 _MISSING: Final = "status code: 404"
 _QUERY: Final = re.compile(r"\?[^\s)>\"']*")
+_USER: Final = re.compile(r"(?<=//)[^/\s]*@")
+_BODY: Final = re.compile(r"(status code: \d{3}(?: [A-Za-z' -]+)?).*")
+"""A refusal. What follows is the server's answer, which may repeat the request with its headers."""
+_CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+"""The name of an error in the answer of a store."""
+_VARIABLES: Final = ("AWS_", "AZURE_", "GOOGLE_")
+_FILES: Final = ("_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
+"""The ends of variables that name a file, which errors show."""
 _RACERS: Final = 16
 """Number of puts that race for one name. Some servers refuse a calm second put, and let most of 32 racers win."""
 _THREADS: Final = 16
@@ -80,7 +89,9 @@ class _StoreUrl(NamedTuple):
 def _parsed(url: str) -> _StoreUrl:
     found = _URL.fullmatch(url)
     if found is None:
-        raise InvalidInputError(f"{url} is no URL of an object store: give s3://, gs:// or az://, a bucket and a path")
+        raise InvalidInputError(
+            f"{shown_url(url)} is no URL of an object store: give s3://, gs:// or az://, a bucket and a path"
+        )
     scheme, bucket, prefix = found[1].lower(), found[2], (found[3] or "").rstrip("/")
     if "@" in bucket or ":" in bucket:
         raise InvalidInputError(
@@ -89,7 +100,7 @@ def _parsed(url: str) -> _StoreUrl:
         )
     parts = prefix.split("/") if prefix else []
     if _REFUSED.search(bucket + prefix) or any(part in ("", ".", "..") for part in parts):
-        raise InvalidInputError(f"{url} has an empty part, or a character that readers take for a pattern")
+        raise InvalidInputError(f"{shown_url(url)} has an empty part, or a character that readers take for a pattern")
     return _StoreUrl("s3" if scheme == "s3a" else scheme, bucket, prefix)
 
 
@@ -101,7 +112,9 @@ def store_named(name: str) -> tuple[str, dict[str, str]]:
         if part.startswith(_ACCOUNT):
             options["account_name"] = part.removeprefix(_ACCOUNT)
         else:
-            options |= {"base_url" if url.startswith("gs:") else "endpoint": part, "allow_http": "true"}
+            options["base_url" if url.startswith("gs:") else "endpoint"] = part
+            if part.lower().startswith("http:"):
+                options["allow_http"] = "true"
     return url, options
 
 
@@ -152,7 +165,7 @@ class ObjectStore:
 
     def _endpoint(self, endpoint: str, variable: str, option: str = "endpoint") -> str:
         parts = urlsplit(endpoint)
-        if "@" in parts.netloc or parts.query:
+        if "@" in endpoint or parts.query:
             raise InvalidInputError("The endpoint of an object store holds credentials: name them as options")
         if os.environ.get(variable):
             self._options.setdefault("allow_http", os.environ[variable])
@@ -209,11 +222,21 @@ class ObjectStore:
             raise RetriableError(f"The store of {self.url}/{path} does not answer: {line}") from None
 
     def _line(self, error: BaseException) -> str:
-        text = _QUERY.sub("?…", (str(error).splitlines() or [type(error).__name__])[0])
-        for name, value in self._options.items():
-            if len(value) > 3 and _SECRET.search(name):
-                text = text.replace(value, "***")
+        """Return the first line without the server's answer and without secrets, with the name of the store's error."""
+        whole = str(error)
+        line = (whole.splitlines() or [type(error).__name__])[0]
+        code = _CODE.search(whole)
+        text = _BODY.sub(lambda found: found[1] + (f" ({code[1]})" if code else ""), line)
+        text = _USER.sub("…@", _QUERY.sub("?…", text))
+        for secret in sorted(self._secrets(), key=len, reverse=True):
+            text = text.replace(secret, "***")
         return text
+
+    def _secrets(self) -> set[str]:
+        """Return the secrets among the options, and those that the library takes from the environment."""
+        given = list(self._options.items())
+        given += [(n, v) for n, v in os.environ.items() if n.startswith(_VARIABLES) and not n.endswith(_FILES)]
+        return {value for name, value in given if len(value) > 3 and _SECRET.search(name)}
 
     # -- objects
 

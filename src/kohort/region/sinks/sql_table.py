@@ -47,6 +47,7 @@ from kohort.region.sinks.sql_dialects import (
     values,
 )
 from kohort.region.staged import StagedKey
+from kohort.settings.validation import shown_url
 
 _STAGED: Final = "__staged"
 _TABLES: Final = (
@@ -453,8 +454,8 @@ def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
         said = urlencode([parameter for parameter in parse_qsl(url.query) if "pass" not in parameter[0]], safe="/=")
         return PostgresUrl(connect), urlunsplit(("postgresql", user + host, url.path, said, ""))
     raise InvalidInputError(
-        f"SqlTable does not know {url.scheme or connect!r}: give sqlite:///file.db, postgresql://user@host/database, "
-        "or a function that connects"
+        f"SqlTable does not know {url.scheme or shown_url(connect)!r}: give sqlite:///file.db, "
+        "postgresql://user@host/database, or a function that connects"
     )
 
 
