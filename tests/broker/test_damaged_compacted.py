@@ -102,7 +102,11 @@ def test_all_other_records_are_served_and_the_damage_is_logged_once(
         said = capfd.readouterr().err
         assert "Traceback" not in said
         if field != "records":
-            logged = [line for line in said.splitlines() if f"kohort.log: t-0/{path.name} is damaged at byte" in line]
+            logged = [
+                line
+                for line in said.splitlines()
+                if f"kohort.log: damaged records: t-0/{path.name} is damaged at byte" in line
+            ]
             assert len(logged) == 1, said
 
 
