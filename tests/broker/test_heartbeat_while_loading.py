@@ -44,7 +44,7 @@ def test_an_answer_that_knows_nothing_prolongs_no_lease(
     client.introduce(software, "1", "")
     client.lease_ms = lease_ms
     host: Any = SimpleNamespace(
-        token=lambda: next(tokens), groups=groups, group_config=GroupConfig(notify_at_once="off")
+        next_request_id=lambda: next(tokens), groups=groups, group_config=GroupConfig(notify_at_once="off")
     )
     message = SimpleNamespace(group_id="g", generation_id=7, member_id="put-out", group_instance_id=None)
 

@@ -52,7 +52,7 @@ def test_a_round_that_fails_in_several_places_is_followed_by_one(partitions: tup
             is_damaged=lambda _: False,
         ),
         waits=SimpleNamespace(changed=lambda _: None),
-        token=lambda: 1,
+        next_request_id=lambda: 1,
     )
     transactions = Transactions(host)
     prepared = Transaction("x", 1, 0, 60_000, Status.PREPARE_COMMIT, partitions)

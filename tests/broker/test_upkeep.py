@@ -12,7 +12,7 @@ from kohort.ids import TopicPartition
 from tests.support.waiting import until
 
 IGNORED = {"num.io.threads": 3, "fetch.purgatory.purge.interval.requests": 5, "ssl.protocol": "TLSv1.3"}
-NAMED = "ignores: fetch.purgatory.purge.interval.requests, ssl.protocol$"
+NAMED = "ignores: fetch.purgatory.purge.interval.requests, num.io.threads, ssl.protocol$"
 
 
 def test_retention_takes_records_at_the_interval_that_is_set() -> None:

@@ -88,7 +88,8 @@ def selections(case: Case) -> list[tuple[str, ...]]:
     """No rights, all but one, and all unless the answer differs then for another reason."""
     some = [tuple(text for text in case.rights if text != missing) for missing in case.rights]
     creates = case.api == "Metadata" and "TOPIC new" in case.rights[0]
-    chosen = dict.fromkeys([(), *some, *([] if creates or case.api == "DescribeQuorum" else [case.rights])])
+    other = creates or case.api in ("DescribeQuorum", "StreamsGroupHeartbeat")
+    chosen = dict.fromkeys([(), *some, *([] if other else [case.rights])])
     return [rights for rights in chosen if (case.api, rights) not in NO_ANSWER]
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from kohort import Admin, Producer
 from kohort.client.admin.values import ConfigResource, ResourceType
-from kohort.demo.flights import ALL, flights
+from kohort.demo.flights import ALL, recorded_flights
 from kohort.region.region import Region
 from tests.region.conftest import make_topic
 from tests.support.waiting import until
@@ -127,7 +127,7 @@ class Sent:
 
     def __init__(self, servers: str, topic: str) -> None:
         self.servers, self.topic = servers, topic
-        self.source = flights(ROWS)
+        self.source = recorded_flights(ROWS)
         self.values: dict[Where, bytes] = {}
 
     def send(self, count: int) -> None:
