@@ -26,6 +26,7 @@ RARE: dict[str, set[Seen]] = {
         ("PreparingRebalance", "timer PENDING_MEMBER", "CompletingRebalance"),
         ("PreparingRebalance", "timer PENDING_MEMBER", "Empty"),
         ("Stable", "ConnectionLost", "Empty"),
+        ("Stable", "ConnectionLost", "PreparingRebalance"),
         ("Stable", "Heartbeat", "PreparingRebalance"),
         ("Stable", "TopicsChanged", "CompletingRebalance"),
         ("Stable", "timer SYNC_PHASE", "Empty"),
@@ -63,6 +64,7 @@ RARE: dict[str, set[Seen]] = {
         ("Stable", "ConsumerAnswered", "PreparingRebalance"),
         ("Stable", "OwnersMissing", "PreparingRebalance"),
         ("Stable", "timer BACKOFF", "PreparingRebalance"),
+        ("Stable", "timer PING", "PreparingRebalance"),
     },
     MEMBER: set(),
 }
