@@ -49,7 +49,7 @@ def test_url_of_a_store_is_refused_by_all_that_lie_on_a_disk(
     for make in made:
         with pytest.raises(InvalidInputError, match="hard links and atomic renames") as refused:
             make(url)
-        assert url in refused.value.message
+        assert url.replace("c@a", "…@a") in refused.value.message
     assert list(tmp_path.iterdir()) == []
 
 
