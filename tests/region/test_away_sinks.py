@@ -146,10 +146,13 @@ def test_errors_that_pass_are_waited_for_and_others_are_not(error: Exception, wa
 
 
 def test_a_read_only_disk_is_reported_at_once(small_disk: Path, own_servers: str, name: str) -> None:
-    """A read-only disk was taken for one that is full, and tried again for ever."""
+    """A read-only disk was taken for one that is full, and tried again for ever.
+
+    Rows are staged when they are submitted, long before the next checkpoint.
+    """
     make_topic(own_servers, name)
     fill(own_servers, name, range(100))
-    with Region(name, own_servers, checkpoint_every="200ms") as region:
+    with Region(name, own_servers, checkpoint_every="3s") as region:
         worker = Worker(region, "m1", ParquetFolder(small_disk / "out"), name)
         units_of(worker)._unit_bytes = 1
         until(lambda: region.describe().published > 0, "a sequence is published")
