@@ -362,7 +362,11 @@ def test_a_table_that_is_made_anew_knows_nothing_of_the_former(tmp_path: Path) -
         ("flights", {"warehouse": "/x"}, "needs a namespace"),
         ("air.flights", {}, "either warehouse=FOLDER or catalog="),
         ("air.flights", {"warehouse": "/x", "catalog": {}}, "either warehouse=FOLDER or catalog="),
-        ("air.flights", {"warehouse": "s3://bucket/lake"}, "which s3://bucket/lake can't hold: give catalog=.*'warehouse': "),
+        (
+            "air.flights",
+            {"warehouse": "s3://bucket/lake"},
+            "which s3://bucket/lake can't hold: give catalog=.*'warehouse': ",
+        ),
         ("air.flights", {"warehouse": "/a#b"}, "holds '#'"),
         ("air.flights", {"warehouse": "/x", "partition_by": "day"}, r"partition_by=\['day'\]"),
         ("air.flights", {"warehouse": "/x", "partition_by": ["week(at)"]}, "partition_by has 'week"),
