@@ -225,7 +225,7 @@ class ObjectStore:
         """Return the first line without the server's answer and without secrets, with the name of the store's error."""
         whole = str(error)
         line = (whole.splitlines() or [type(error).__name__])[0]
-        code = _CODE.search(whole)
+        code = _CODE.search(whole)  # by text: the code of the answer, for the message alone
         text = _BODY.sub(lambda found: found[1] + (f" ({code[1]})" if code else ""), line)
         text = _USER.sub("…@", _QUERY.sub("?…", text))
         for secret in sorted(self._secrets(), key=len, reverse=True):
