@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 END = "-- end of the program --"
 
@@ -39,12 +38,6 @@ class Notebook:
                 stderr=errors,
                 text=True,
             )
-
-    def __enter__(self) -> Notebook:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def run(self, file: Path) -> str:
         """Run a file to its end and return what it printed.

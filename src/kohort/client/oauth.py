@@ -126,9 +126,9 @@ class TokenEndpoint:
                 data = answer.read(ANSWER_BYTES_MAX + 1)
         except urllib.error.HTTPError as error:
             with error:
-                answer = error.read(500).decode(errors="replace")
+                text = error.read(500).decode(errors="replace")
             kind = OSError if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else _EndpointRefusal
-            raise kind(f"{shown_url(self._url)} answered {error.code}: {answer}") from None
+            raise kind(f"{shown_url(self._url)} answered {error.code}: {text}") from None
         return _token_of(self._url, data)
 
 
