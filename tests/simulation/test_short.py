@@ -37,7 +37,7 @@ SEEN_AT = {
     "TakesAnyTarget": 106,
     "CountsTwice": 97,
     "CallsFencedUnavailable": 147,
-    "LooksAtNoTopicsAfterRestart": 79,
+    "LooksAtNoTopicsAfterRestart": 21,
     "CountsLeasesFromAnswers": 105,
     "WakesTheAway": 365,
     "ForgetsAssignments": 46,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.documentation.spec_page import ROOT, cells
 from tests.support import maven
+from tests.support.long_runs import IS_LONG
 from tests.support.waiting import LAST_RESORT
 
 from kohort import Broker
@@ -97,6 +98,30 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an end of a stream": {"stream": True, "endingOffsets": "latest"},
 }
 """Reads that both sources refuse."""
+SHORT = (
+    "all columns",
+    "several topics",
+    "a pattern of a prefix",
+    "partitions",
+    "offsets by partition",
+    "a timestamp",
+    "timestamps by partition",
+    "a timestamp that no record has",
+    "tasks",
+    "aborted transactions",
+    "a stream in parts",
+    "a stream from a time",
+    "two ways to choose",
+    "no topic",
+    "a batch from the end",
+    "offsets of another partition",
+    "a time that no record has",
+    "a reset",
+)
+"""The reads that `make test` makes, one or two of each kind; `make test-long` makes all."""
+ALIKE_NOW, REFUSED_NOW = (
+    {name: read for name, read in reads.items() if IS_LONG or name in SHORT} for reads in (ALIKE, REFUSED)
+)
 FINDS_NOTHING = {"a pattern that finds nothing": {"subscribePattern": "^nosuch"}}
 OF_SOURCE: dict[str, str] = {
     "subscribe": "t",
@@ -131,7 +156,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     jars = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False).glob("*.jar")
     with Broker(folder / "data", {"group.initial.rebalance.delay.ms": 0, "log.retention.ms": -1}) as broker:
         fill(broker.bootstrap_servers)
-        reads = {name: read(broker.bootstrap_servers, more) for name, more in (ALIKE | REFUSED | FINDS_NOTHING).items()}
+        chosen = ALIKE_NOW | REFUSED_NOW | FINDS_NOTHING
+        reads = {name: read(broker.bootstrap_servers, more) for name, more in chosen.items()}
         (folder / "reads.json").write_text(json.dumps(reads))
         env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
         subprocess.run(
@@ -176,7 +202,7 @@ def read(servers: str, more: dict[str, Any]) -> dict[str, Any]:
     return {"stream": stream, "options": {name: str(value) for name, value in given.items() if value is not None}}
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", ALIKE_NOW)
 def test_a_read_gives_the_rows_that_sparks_own_source_gives(outcomes: dict[str, Any], name: str) -> None:
     spark, ours = outcomes["reads"][name]["kafka"], outcomes["reads"][name]["kohort"]
     assert "error" not in spark and "error" not in ours
@@ -184,7 +210,7 @@ def test_a_read_gives_the_rows_that_sparks_own_source_gives(outcomes: dict[str, 
     assert bool(ours["rows"]) is (name != "a timestamp that no record has")
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_NOW)
 def test_a_read_is_refused_that_sparks_own_source_refuses(outcomes: dict[str, Any], name: str) -> None:
     spark, ours = outcomes["reads"][name]["kafka"], outcomes["reads"][name]["kohort"]
     assert "error" in spark and "kohort.errors" in ours["error"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,17 @@ def openssl(folder: Path, *args: str) -> None:
 
 
 def make_certificates(folder: Path) -> None:
-    """An authority, the broker's certificate and a client's, an expired one and one of another host, as PEM files."""
+    """An authority, the broker's certificate and a client's, an expired one and one of another host, as PEM files.
+
+    Each process makes one set and copies it: five RSA keys take two seconds, and hundreds of tests need them.
+    """
+    shutil.copytree(_certificates(), folder, dirs_exist_ok=True)
+
+
+@cache
+def _certificates() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="kohort-certificates-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     new = ("req", "-newkey", "rsa:2048", "-nodes")
     openssl(folder, *new, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-days", _DAYS, "-subj", "/CN=trial")
     (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
@@ -33,6 +47,7 @@ def make_certificates(folder: Path) -> None:
         sign = ("x509", "-req", "-in", "broker.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
         openssl(folder, *sign, "-out", f"{name}.crt", "-days", days, "-extfile", extensions)
         (folder / f"{name}.pem").write_text((folder / "broker.p8").read_text() + (folder / f"{name}.crt").read_text())
+    return folder
 
 
 class SecuredKafka(ApacheKafka):
