@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kohort.region.sinks import Sink as Sink
     from kohort.region.sinks.delta_table import DeltaTable as DeltaTable
     from kohort.region.sinks.iceberg_table import IcebergTable as IcebergTable
+    from kohort.region.sinks.kafka_topic import KafkaTopic as KafkaTopic
     from kohort.region.sinks.parquet_folder import ParquetFolder as ParquetFolder
     from kohort.region.sinks.rows import RowRefusedError as RowRefusedError
     from kohort.region.sinks.sql_table import SqlTable as SqlTable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "DeltaTable": "sinks.delta_table",
     "IcebergTable": "sinks.iceberg_table",
+    "KafkaTopic": "sinks.kafka_topic",
     "Keep": "sinks",
     "MemberSettings": "consuming.settings",
     "ParquetFolder": "sinks.parquet_folder",
@@ -46,6 +48,7 @@ _HOMES = {
 __all__ = [
     "DeltaTable",
     "IcebergTable",
+    "KafkaTopic",
     "Keep",
     "MemberSettings",
     "ParquetFolder",

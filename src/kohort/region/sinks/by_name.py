@@ -30,13 +30,18 @@ def sink_of(place: str) -> Sink:
         from kohort.region.sinks.iceberg_table import IcebergTable  # an extra of the package
 
         return IcebergTable(table, warehouse=url)
+    servers, _, topic = rest.rpartition("/")
+    if kind == "kafka" and servers and topic:
+        from kohort.region.sinks.kafka_topic import KafkaTopic  # pulls in the client
+
+        return KafkaTopic(servers, topic)
     if kind == "sql" and "://" in url and table:
         return SqlTable(_with_options(url), table)
     raise InvalidInputError(
         f"{shown_url(place)!r} names no sink that can be reached by its name: give parquet:/folder, "
-        "parquet:s3://bucket/folder, delta:/folder, iceberg:/warehouse#namespace.table, sql:sqlite:////file.db#table "
-        "or sql:postgresql://host:port/database#table (the user by PGUSER); for any other call Region.adopt with the "
-        "sink"
+        "parquet:s3://bucket/folder, delta:/folder, iceberg:/warehouse#namespace.table, sql:sqlite:////file.db#table, "
+        "sql:postgresql://host:port/database#table (the user by PGUSER) or kafka:host:port/topic; for any other call "
+        "Region.adopt with the sink"
     )
 
 
