@@ -214,9 +214,13 @@ def faults_of_page(path: str, text: str) -> Iterator[Fault]:
 
 
 def faults_of_names(trees: dict[str, ast.Module]) -> Iterator[Fault]:
-    """Class names and short function names that several definitions share; `trees` are those of the package."""
+    """Class names and short function names that several definitions share; `trees` are those of the package.
+
+    Methods of a Protocol are left out: each implementation has its names on purpose.
+    """
     classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
     functions: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    promised: set[str] = set()
     for path, tree in trees.items():
         for node in tree.body:  # a class within another bears its name too: `DescribeProducersResponse.TopicResponse`
             if isinstance(node, ast.ClassDef):
@@ -224,10 +228,12 @@ def faults_of_names(trees: dict[str, ast.Module]) -> Iterator[Fault]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
                 functions[node.name].append((path, node.lineno))
+            if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
+                promised |= {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
     for name, places in classes.items():
         yield from (Fault("class", path, line, name) for path, line in places[1:])
     for name, places in functions.items():
-        if len(name.strip("_")) < SHORT_NAME_LETTERS and len(places) > SHARED_BY_MAX:
+        if name not in promised and len(name.strip("_")) < SHORT_NAME_LETTERS and len(places) > SHARED_BY_MAX:
             path, line = places[0]
             yield Fault("short", path, line, f"{name}: {len(places)} definitions")
 

@@ -24,8 +24,8 @@ from kohort.region import KafkaTopic, Region
 from kohort.region.sinks import Keep
 from kohort.region.sinks import kafka_topic as module
 from kohort.region.sinks.by_name import sink_of
+from kohort.region.sinks.kafka_topic import StagingTopic
 from kohort.region.sinks.rows import RowRefusedError
-from kohort.region.sinks.staging_topic import StagingTopic
 from kohort.region.staged import StagedKey
 from tests.region.conftest import Worker, fill, make_topic
 from tests.region.topic_process import KEYS, REGION
@@ -143,7 +143,7 @@ def test_publisher_that_is_killed_at_any_call_has_done_nothing_or_all(begun: tup
 
 
 def test_publisher_that_wakes_behind_another_adds_nothing(begun: tuple[str, str], monkeypatch: Patch) -> None:
-    """It was held before its commit, while another published this sequence and the next."""
+    """A publisher is held before its commit, while another published this sequence and the next."""
     servers, topic = begun
     real = Producer.commit_transaction
 

@@ -52,7 +52,7 @@ FORMER_IDS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaTopic:
+class DescribedTopic:
     """A topic as the newest accepted answer describes it.
 
     Attributes:
@@ -135,8 +135,8 @@ class TopicView:
     """
 
     def __init__(self) -> None:
-        self.by_name: dict[str, KafkaTopic] = {}
-        self.by_id: dict[TopicId, KafkaTopic] = {}
+        self.by_name: dict[str, DescribedTopic] = {}
+        self.by_id: dict[TopicId, DescribedTopic] = {}
         self.hidden: set[str] = set()
         self._doubts: dict[str, Doubt] = {}
         self._former: OrderedDict[TopicId, bool] = OrderedDict()
@@ -274,7 +274,7 @@ class TopicView:
         if before is None or before.image != topic.image:
             self._image = None
 
-    def _update(self, known: KafkaTopic, answer: TopicAnswer) -> None:
+    def _update(self, known: DescribedTopic, answer: TopicAnswer) -> None:
         """Merge an answer about a known topic: the newer leader epoch wins, and partitions never become fewer."""
         newer = (
             known.leaders[number]
@@ -290,16 +290,16 @@ class TopicView:
             if topic.image != known.image:
                 self._image = None
 
-    def _made(self, answer: TopicAnswer, leaders: tuple[Leader, ...]) -> KafkaTopic:
+    def _made(self, answer: TopicAnswer, leaders: tuple[Leader, ...]) -> DescribedTopic:
         racks: tuple[tuple[str, ...], ...] = ()
         if self._racks:
             racks = tuple(
                 tuple(sorted({self._racks[node] for node in leader[2] if node in self._racks})) for leader in leaders
             )
         image = Topic(answer.name, answer.id, len(leaders), racks)
-        return KafkaTopic(answer.name, answer.id, len(leaders), leaders, image, answer.is_internal)
+        return DescribedTopic(answer.name, answer.id, len(leaders), leaders, image, answer.is_internal)
 
-    def _remove(self, known: KafkaTopic, *, replaced: bool) -> None:
+    def _remove(self, known: DescribedTopic, *, replaced: bool) -> None:
         del self.by_name[known.name], self.by_id[known.id]
         self.hidden.discard(known.name)
         self._former[known.id] = replaced
@@ -362,12 +362,12 @@ class KafkaTopics:
     # -- known topics
 
     @property
-    def by_name(self) -> Mapping[str, KafkaTopic]:
+    def by_name(self) -> Mapping[str, DescribedTopic]:
         """All topics by name."""
         return self._announced.by_name
 
     @property
-    def by_id(self) -> Mapping[UUID, KafkaTopic]:
+    def by_id(self) -> Mapping[UUID, DescribedTopic]:
         """All topics by id."""
         return self._announced.by_id
 

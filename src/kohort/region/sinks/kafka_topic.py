@@ -10,15 +10,27 @@ Publishing is one transaction: the rows, a tombstone for each staged key, and th
 publishers share one transactional id. `InitProducerId` ends the transaction of whoever published before, so the marker
 read after it is the last one. Readers with `isolation.level=read_committed` see a sequence once and whole in each
 partition; partitions do not become visible at one moment.
+
+A staged table is an Arrow stream cut into pieces, one record each:
+
+    key        the staged key's text form
+    value      a piece of the stream
+    headers    attempt (16 random bytes), piece (its number), pieces (their count)
+
+Rows count when all pieces of an attempt are there; of several attempts, the one that was whole last. A record without
+a value says that the key's rows are published. Both partitions are trimmed from their beginnings by DeleteRecords.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -26,18 +38,38 @@ import pyarrow.compute as pc
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
+from kohort.client.consumer.range_reader import RangeReader
+from kohort.client.net.metadata import TopicInfo
 from kohort.client.producer.producer import Producer
 from kohort.columns.arrow import HEADERS
 from kohort.columns.encode import ColumnNames
-from kohort.errors import CorruptDataError, FencedError, InvalidInputError, KafkaError, RetriableError
+from kohort.errors import (
+    CorruptDataError,
+    ErrorCode,
+    FencedError,
+    InvalidInputError,
+    KafkaError,
+    NotFoundError,
+    RetriableError,
+    TimedOutError,
+)
 from kohort.ids import TopicPartition
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import Bound
 from kohort.region.sinks.columns import filled_schema
 from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
 from kohort.region.sinks.rows import check_fits, in_order, plain, refusal_of, refuse_nulls, rows_where, shaped
-from kohort.region.sinks.staging_topic import MARKER, STAGED, Marker, StagingTopic, created, pieces_of, table_of
 from kohort.region.staged import StagedKey
+from kohort.wire.batch import BatchRecord
+
+MARKER: Final = 0
+STAGED: Final = 1
+APPEARS_S: Final = 30.0
+"""How long a topic that was created may take to appear: a cluster's brokers learn of it one after another."""
+PIECE_BYTES: Final = 512 * 1024
+"""Half of the smallest max.message.bytes that brokers have by default."""
+_PROPERTIES: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
 
 COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp")
 TRANSACTION_TIMEOUT_MS: Final = 300_000
@@ -49,7 +81,7 @@ _NO_LIMIT_MS: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """What the topic's brokers refuse, as far as a row can show it.
+    """The limits of the topic's brokers on a row.
 
     Attributes:
         schema: the columns of all rows.
@@ -130,7 +162,7 @@ class KafkaTopic(Bound):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create both topics if they are missing."""
         self._bound()
-        given = _typed(plain(schema))
+        given = _schema_of_rows(plain(schema))
         with self._admin() as admin:
             topic_id = created(admin, NewTopic(self.topic)).topic_id
             self._beside.create(admin)
@@ -139,13 +171,13 @@ class KafkaTopic(Bound):
             with self._fenced() as writer:
                 marker = writer.marker
                 if marker is None:
-                    marker = Marker(1, self._region, self._bound(), 0, text_of(given), self.place, topic_id)
+                    marker = SinkMarker(1, self._region, self._bound(), 0, text_of(given), self.place, topic_id)
                     writer.commit(marker)
         self._owned(marker)
         self._kept = None
         check_fits(f"topic {self.topic}", self._rules().schema, filled_schema(given, self._rules().schema))
 
-    def _owned(self, marker: Marker | None, *, named: bool = True) -> Marker:
+    def _owned(self, marker: SinkMarker | None, *, named: bool = True) -> SinkMarker:
         """Return the marker, checked to be this region's, and to have this sink's name."""
         if marker is None:
             raise InvalidInputError(f"Topic {self.topic} is not known to region {self._region!r}: call check first")
@@ -154,7 +186,7 @@ class KafkaTopic(Bound):
             raise other_name(self._region, marker.place, self.place)
         return marker
 
-    def _refuse_owner(self, marker: Marker) -> None:
+    def _refuse_owner(self, marker: SinkMarker) -> None:
         mine = self._bound()
         if marker.id != mine:
             remedy = "give each region a topic of its own"
@@ -317,7 +349,7 @@ class _Writer:
         self._producer, self._topic, self._beside = producer, topic, beside
         self.marker = beside.marker(to_the_end=True)
 
-    def commit(self, marker: Marker, tables: Iterable[pa.Table] = (), done: Iterable[str] = ()) -> None:
+    def commit(self, marker: SinkMarker, tables: Iterable[pa.Table] = (), done: Iterable[str] = ()) -> None:
         """Write rows, tombstones of their staged keys, and the marker, in one transaction; wait until readers see it.
 
         Kafka's coordinator answers when the commit is decided, and writes it into the partitions afterwards.
@@ -354,7 +386,7 @@ def _number(properties: dict[str, str | None], name: str) -> int:
     return int(properties.get(name) or _NO_LIMIT_MS)
 
 
-def _typed(schema: pa.Schema) -> pa.Schema:
+def _schema_of_rows(schema: pa.Schema) -> pa.Schema:
     """Return the schema of the rows with the types that records have.
 
     Raises:
@@ -394,22 +426,22 @@ def _refused(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
     """Yield a reason, a column, and the mask of the rows that the brokers would refuse for it."""
     if "partition" in rows.column_names:
         partition: Any = rows.column("partition")
-        outside = pc.or_(pc.less(partition, 0), pc.greater_equal(partition, rules.partitions))
+        outside = pc.or_(pc.less(partition, _int(0)), pc.greater_equal(partition, _int(rules.partitions)))
         yield f"No such partition: the topic has {rules.partitions}", "partition", outside
     if "timestamp" in rows.column_names:
         column = rows.column("timestamp")
         times: Any = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
-        yield "The timestamp is before 1970", "timestamp", pc.less(times, 0)
+        yield "The timestamp is before 1970", "timestamp", pc.less(times, _int(0))
         if rules.future_ms != _NO_LIMIT_MS:
             latest = int(time.time() * 1000) + rules.future_ms
             late = f"The timestamp is over {rules.future_ms} ms ahead (message.timestamp.after.max.ms)"
-            yield late, "timestamp", pc.greater(times, latest)
+            yield late, "timestamp", pc.greater(times, _int(latest))
     if "headers" in rows.column_names:
         lists = rows.column("headers").combine_chunks()
         bare = pc.is_null(pc.struct_field(pc.list_flatten(lists), "key"))
         at = pc.list_parent_indices(lists).filter(bare)
         yield "A header has no key", "headers", pc.is_in(pa.array(range(len(lists)), at.type), at)
-    size: Any = pa.scalar(RECORD_OVERHEAD_BYTES, pa.int64())
+    size = _int(RECORD_OVERHEAD_BYTES)
     for name in {"key", "value"} & set(rows.column_names):
         size = pc.add(size, pc.fill_null(pc.binary_length(rows.column(name)).cast(pa.int64()), 0))
     if "headers" in rows.column_names:
@@ -417,14 +449,18 @@ def _refused(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
     yield (
         f"A record has more than {rules.max_bytes} bytes (max.message.bytes)",
         "value",
-        pc.greater(size, rules.max_bytes),
+        pc.greater(size, _int(rules.max_bytes)),
     )
+
+
+def _int(number: int) -> Any:
+    return pa.scalar(number, pa.int64())
 
 
 def _header_bytes(lists: Any) -> Any:
     """Return the bytes of each row's headers."""
     entries = pc.list_flatten(lists)
-    lengths: Any = pa.scalar(16, pa.int64())
+    lengths = _int(16)
     for name in ("key", "value"):
         lengths = pc.add(lengths, pc.fill_null(pc.binary_length(pc.struct_field(entries, name)).cast(pa.int64()), 0))
     sums = (
@@ -432,3 +468,254 @@ def _header_bytes(lists: Any) -> Any:
     )
     found = dict(zip(sums.column("row").to_pylist(), sums.column("bytes_sum").to_pylist(), strict=True))
     return pa.array([found.get(row, 0) for row in range(len(lists))], pa.int64())
+
+
+class SinkMarker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of the owner marker.
+
+    Attributes:
+        format: the format's version, 1.
+        region: the region's name, for humans.
+        id: the region's id, which identifies it.
+        sequence: the last one published; 0: none.
+        schema: the schema of all rows, serialised by Arrow, in base64.
+        place: the name by which the region knows the sink.
+        topic_id: of the topic with the rows: another topic of that name has none of them.
+        emptied: whether the topic was emptied as this sequence.
+    """
+
+    format: int
+    region: str
+    id: UUID
+    sequence: int
+    schema: str
+    place: str
+    topic_id: UUID
+    emptied: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The pieces of one attempt at staging a key."""
+
+    count: int
+    offsets: dict[int, int] = field(default_factory=dict)
+
+
+class StagingTopic:
+    """The topic beside one sink's topic."""
+
+    def __init__(self, servers: str, topic: str, settings: Mapping[str, Any]) -> None:
+        self.topic, self._target, self._servers, self._settings = self.name_of(topic), topic, servers, settings
+
+    @staticmethod
+    def name_of(topic: str) -> str:
+        """Return the name of the topic beside."""
+        return f"{topic}.kohort-sink"
+
+    def create(self, admin: Admin) -> None:
+        """Create the topic if it is missing.
+
+        Raises:
+            InvalidInputError: another topic has its name, or it has other properties than it needs.
+        """
+        found = created(admin, NewTopic(self.topic, 2, configs=_PROPERTIES))
+        resource = ConfigResource(ResourceType.TOPIC, self.topic)
+        properties = admin.describe_configs([resource]).all()[resource]
+        wrong = [f"{name}={value}" for name, value in _PROPERTIES.items() if properties[name].value != value]
+        if len(found.partitions) != 2 or wrong:
+            raise InvalidInputError(
+                f"Topic {self.topic} keeps staged rows, and has {len(found.partitions)} partitions: it needs 2, and "
+                f"{', '.join(f'{name}={value}' for name, value in _PROPERTIES.items())}"
+            )
+
+    # The marker.
+
+    def marker(self, *, to_the_end: bool = False) -> SinkMarker | None:
+        """Return the last marker; None: there is none. Its sequence is 0 if the topic was deleted and created again.
+
+        Args:
+            to_the_end: wait for open transactions; otherwise read up to the first of them.
+        """
+        found: bytes | None = None
+        with self._reader() as reader:
+            for record in self._records(reader, MARKER, to_the_end=to_the_end):
+                found = record.value if record.value is None else bytes(record.value)
+            target = reader.present_topics([self._target]).get(self._target)
+        if found is None:
+            return None
+        try:
+            marker = msgspec.json.decode(found, type=SinkMarker)
+        except msgspec.DecodeError as error:
+            raise CorruptDataError(f"The owner marker in topic {self.topic} can't be read: {error}") from error
+        if marker.format != 1:
+            raise InvalidInputError(f"Topic {self.topic} was written by a newer kohort, in format {marker.format}")
+        if target is not None and target.topic_id == marker.topic_id:
+            return marker
+        topic_id = marker.topic_id if target is None else target.topic_id
+        return msgspec.structs.replace(marker, topic_id=topic_id, sequence=0, emptied=False)
+
+    # Staged rows.
+
+    def stage(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Write all pieces of a key; durable when it returns."""
+        attempt = uuid.uuid4().bytes
+        with Producer(self._servers, **self._settings) as producer:
+            sent = [
+                producer.send(
+                    self.topic,
+                    piece,
+                    name,
+                    partition=STAGED,
+                    headers=[("attempt", attempt), ("piece", b"%d" % at), ("pieces", b"%d" % len(pieces))],
+                )
+                for at, piece in enumerate(pieces)
+            ]
+            producer.flush()
+            for delivery in sent:
+                delivery.result()
+
+    @contextmanager
+    def staged(self) -> Iterator[StagedPieces]:
+        """Index the keys that are staged, in memory of a few numbers for each piece."""
+        with self._reader() as reader:
+            attempts: dict[str, dict[bytes, _Attempt]] = {}
+            whole: dict[str, list[int]] = {}
+            for record in self._records(reader, STAGED, to_the_end=True):
+                if record.value is None or record.key is None:
+                    continue
+                name, said = bytes(record.key).decode(errors="replace"), _piece_headers(record)
+                if said is None:
+                    continue
+                identity, at, count = said
+                attempt = attempts.setdefault(name, {}).setdefault(identity, _Attempt(count))
+                attempt.offsets[at] = record.offset
+                if len(attempt.offsets) == attempt.count:
+                    whole[name] = [attempt.offsets[number] for number in sorted(attempt.offsets)]
+            yield StagedPieces(reader, TopicPartition(self.topic, STAGED), whole)
+
+    def trim(self, admin: Admin, needed: Callable[[str, bool], bool]) -> None:
+        """Delete staged records before the first that is needed, and markers before the last.
+
+        Args:
+            admin: deletes the records.
+            needed: called with a key, and whether its rows are published.
+        """
+        seen: list[tuple[int, str]] = []
+        done: set[str] = set()
+        last_marker = -1
+        with self._reader() as reader:
+            end = self._end(reader, STAGED)
+            for record in self._records(reader, STAGED):
+                name = bytes(record.key or b"").decode(errors="replace")
+                if record.value is None:
+                    done.add(name)
+                elif not seen or seen[-1][1] != name:
+                    seen.append((record.offset, name))
+            for record in self._records(reader, MARKER):
+                last_marker = record.offset
+        cut = next((offset for offset, name in seen if needed(name, name in done)), end)
+        before = {TopicPartition(self.topic, STAGED): cut, TopicPartition(self.topic, MARKER): last_marker}
+        admin.delete_records({partition: offset for partition, offset in before.items() if offset > 0}).all()
+
+    # Reading.
+
+    def _reader(self) -> RangeReader:
+        return RangeReader(self._servers, **{**self._settings, "isolation_level": "read_committed"})
+
+    def _end(self, reader: RangeReader, number: int) -> int:
+        """Return the last stable offset; 0 if the topic does not exist."""
+        partition = TopicPartition(self.topic, number)
+        found = reader.present_offsets({partition: "latest"})
+        return found[partition].offset if partition in found else 0
+
+    def _records(self, reader: RangeReader, number: int, *, to_the_end: bool = False) -> Iterator[BatchRecord]:
+        """Yield the records of a partition, up to the last stable offset or to its end."""
+        partition = TopicPartition(self.topic, number)
+        found = reader.present_offsets({partition: "earliest"})
+        if partition not in found:
+            return
+        end = reader.high_watermark(partition) if to_the_end else self._end(reader, number)
+        for _, records in reader.read_batches(partition, found[partition].offset, end):
+            yield from records
+
+
+class StagedPieces:
+    """The staged tables of a topic, by their keys.
+
+    Attributes:
+        offsets: the offsets of each key's pieces, in order.
+    """
+
+    def __init__(self, reader: RangeReader, partition: TopicPartition, offsets: Mapping[str, list[int]]) -> None:
+        self._reader, self._partition, self.offsets = reader, partition, offsets
+
+    def read(self, name: str) -> list[bytes]:
+        """Read the pieces of a key."""
+        wanted = self.offsets[name]
+        found = {
+            record.offset: bytes(record.value)
+            for _, records in self._reader.read_batches(self._partition, min(wanted), max(wanted) + 1)
+            for record in records
+            if record.value is not None and record.offset in set(wanted)
+        }
+        if missing := [offset for offset in wanted if offset not in found]:
+            raise CorruptDataError(f"{self._partition}: the staged record at offset {missing[0]} is gone")
+        return [found[offset] for offset in wanted]
+
+
+def created(admin: Admin, topic: NewTopic) -> TopicInfo:
+    """Return a topic, created if it is missing. Brokers show a new one after a moment.
+
+    Raises:
+        TimedOutError: it was created and does not appear.
+    """
+    until_s = time.monotonic() + APPEARS_S
+    asked = False
+    while True:
+        try:
+            return admin.describe_topics([topic.name]).all()[topic.name]
+        except NotFoundError as error:
+            if time.monotonic() > until_s:
+                raise TimedOutError(f"topic {topic.name} was created and does not appear") from error
+        if asked:
+            time.sleep(0.05)
+            continue
+        try:
+            admin.create_topics([topic]).all()
+        except KafkaError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+        asked = True
+
+
+def pieces_of(table: pa.Table) -> list[bytes]:
+    """Return a table as pieces of an Arrow stream: at least one."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
+        stream.write_table(table)
+    data = memoryview(sink.getvalue())
+    return [bytes(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)]
+
+
+def table_of(pieces: Sequence[bytes]) -> pa.Table:
+    """Return the table in the pieces of an Arrow stream.
+
+    Raises:
+        CorruptDataError: they are no such stream.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(b"".join(pieces))) as stream:
+            return stream.read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(f"Staged rows can't be read: {error}") from error
+
+
+def _piece_headers(record: BatchRecord) -> tuple[bytes, int, int] | None:
+    """Return attempt, number and count of a piece; None: it is no piece of ours."""
+    said = {name: bytes(value or b"") for name, value in record.headers}
+    try:
+        at, count = int(said["piece"]), int(said["pieces"])
+    except (KeyError, ValueError):
+        return None
+    return (said.get("attempt", b""), at, count) if 0 <= at < count else None
