@@ -50,8 +50,8 @@ CONTROL: Final = 0x20
 def _checksum() -> Callable[..., int]:
     """Return the function of CRC-32C, imported at its first use.
 
-    Its package looks itself up in the metadata of what is installed, and imports argparse: a fifth of a Spark task's
-    imports, and the compiled kernel checks the task's batches without it.
+    Its package reads installed metadata and imports argparse, which is a fifth of this package's imports in a Spark
+    task. The compiled kernel checks that task's batches without it.
     """
     from crc32c import crc32c
 
