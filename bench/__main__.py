@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import pkgutil
 import platform
 import sys
@@ -45,6 +46,7 @@ def main() -> int:
         for name, module in known.items():
             print(f"{name:16}{(module.__doc__ or '').splitlines()[0]}")
         return 0
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each runner would compile this package, which an install has done
     options = Options(asked.rounds, asked.scale, asked.only)
     console, progress = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
     results = {}

@@ -1,6 +1,7 @@
 """Small micro-batches of Spark, local[2]: the kohort source as a group's member beside Spark's own.
 
-Tiny batches one after another, and the time from a record's send to the end of the sink that has it.
+Tiny batches one after another. The time from a query's start to the end of its first batch. The time from a record's
+send to the end of the sink that has it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from bench.runners.spark_small import ROWS, WARM_BATCHES
 from bench.spark import jars_of_sparks_source
 
 _BATCHES = 60
+_STARTS = 8
 _RECORDS = 500
 _CONTENDERS = {"kafka": "Spark's Kafka source", "kohort": "kohort, in a group"}
 
 
 def measurements(options: Options, console: Console) -> Iterator[Figure]:
-    """Two figures for each broker, related to Spark's own source."""
+    """Three figures for each broker, related to Spark's own source."""
     with brokers() as places:
         for place in places:
             yield from _tiny(place, options, console)
+            yield from _start(place, options, console)
             yield from _latency(place, options, console)
 
 
@@ -38,6 +41,19 @@ def _tiny(place: Place, options: Options, console: Console) -> Iterator[Figure]:
         Contender(name, partial(_run, kind, "tiny", place, topic, batches)) for kind, name in _CONTENDERS.items()
     ]
     yield compare(title, contenders, rounds=options.rounds, unit="batches/s", console=console)
+    drop_topic(place, topic)
+
+
+def _start(place: Place, options: Options, console: Console) -> Iterator[Figure]:
+    title = f"Spark from {place.name}: start of a query to its first batch"
+    if options.only not in title:
+        return
+    topic = filled_topic(place, ROWS, 100)
+    starts = max(3, int(_STARTS * options.scale))
+    contenders = [
+        Contender(name, partial(_run, kind, "start", place, topic, starts)) for kind, name in _CONTENDERS.items()
+    ]
+    yield compare(title, contenders, rounds=options.rounds, unit="starts/s", console=console)
     drop_topic(place, topic)
 
 

@@ -4,9 +4,11 @@
 (Spark's own source, from JARS) or tuned. JOB is
 
     tiny     COUNT batches of 400 rows into the noop sink, one after another; the ms that a batch took
+    start    COUNT queries, one after another; the ms from a query's start to the commit of its first batch
     latency  COUNT records, one every 20 ms; the ms from a record's send to the end of the sink that has it
 
-Batches of the first seconds, while Spark is warming up, are left out. A figure's rate is batches, or records, a second.
+Batches of the first seconds, while Spark is warming up, are left out. A figure's rate is batches, starts or records a
+second.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +31,8 @@ from kohort import Producer
 
 ROWS = 400
 WARM_BATCHES = 10
+WARM_STARTS = 2
+START_TIMEOUT_S = 120
 WARM_RECORDS = 200
 PAUSE_S = 0.02
 
@@ -62,6 +67,24 @@ def job_tiny(spark: SparkSession, kind: str, servers: str, topic: str, count: in
         "batch_ms": statistics.median(took),
         **{f"{name}_ms": value for name, value in result.items()},
     }
+
+
+def job_start(spark: SparkSession, kind: str, servers: str, topic: str, count: int, folder: str) -> dict[str, float]:
+    """The median from a query's start to the end of its first batch, which the checkpoint's commit log shows."""
+    took: list[float] = []
+    for number in range(WARM_STARTS + count):
+        checkpoint = Path(folder, str(number))
+        writer = frame(spark, kind, servers, topic).writeStream.format("noop")
+        start = time.perf_counter()
+        query = writer.option("checkpointLocation", str(checkpoint)).start()
+        while not (checkpoint / "commits" / "0").exists():
+            if not query.isActive or time.perf_counter() - start > START_TIMEOUT_S:
+                raise RuntimeError(f"no first batch: {query.exception()}")
+            time.sleep(0.002)
+        took.append(time.perf_counter() - start)
+        query.stop()
+    warm = took[WARM_STARTS:]
+    return {"amount": len(warm), "seconds": sum(warm), "start_ms": statistics.median(warm) * 1000}
 
 
 def job_latency(spark: SparkSession, kind: str, servers: str, topic: str, count: int, folder: str) -> dict[str, float]:
@@ -107,7 +130,7 @@ if __name__ == "__main__":
         from kohort.spark import register
 
         register(spark)
-    work = {"tiny": job_tiny, "latency": job_latency}[job]
+    work = {"tiny": job_tiny, "start": job_start, "latency": job_latency}[job]
     with tempfile.TemporaryDirectory(prefix="kohort-bench-spark-") as folder:
         result = work(spark, kind, servers, topic, int(count), folder)
     spark.stop()

@@ -10,10 +10,10 @@ it and warns once. It is about two hundred times slower.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from kohort.columns.choice import COMPILED, Record, decode_block, extent
-from kohort.columns.decoded import Decoded, damage_error
 from kohort.columns.shapes import (
     BATCH_BYTES,
     BATCH_BYTES_NAME,
@@ -25,6 +25,13 @@ from kohort.columns.shapes import (
     RecordSet,
     RowRange,
 )
+
+if TYPE_CHECKING:
+    from kohort.columns.choice import COMPILED as COMPILED
+    from kohort.columns.choice import Record as Record
+    from kohort.columns.choice import extent as extent
+    from kohort.columns.decoded import Decoded as Decoded
+    from kohort.columns.decoded import damage_error as damage_error
 
 __all__ = [
     "BATCH_BYTES",
@@ -46,6 +53,23 @@ __all__ = [
 ]
 
 _DEFAULT = DecodeOptions()
+_MODULES = {
+    "COMPILED": "kohort.columns.choice",
+    "Record": "kohort.columns.choice",
+    "extent": "kohort.columns.choice",
+    "Decoded": "kohort.columns.decoded",
+    "damage_error": "kohort.columns.decoded",
+}
+"""Names that are imported at their first use: the client's settings need the shapes alone."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'kohort.columns' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
 
 
 def decode(sets: Sequence[RecordSet], options: DecodeOptions = _DEFAULT) -> Decoded:
@@ -58,6 +82,9 @@ def decode(sets: Sequence[RecordSet], options: DecodeOptions = _DEFAULT) -> Deco
     Returns:
         The columns of all sets in their order. When a limit of the options stopped it, `Decoded.finished` is False.
     """
+    from kohort.columns.choice import decode_block
+    from kohort.columns.decoded import Decoded
+
     ranges, block = decode_block(sets, options)
     return Decoded(sets, options, ranges, block)
 

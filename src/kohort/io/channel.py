@@ -17,7 +17,6 @@ The handshake and the frames do no I/O. `Link` drives them on threads, `AsyncLin
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import secrets
@@ -26,9 +25,13 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 from kohort.io.pinned_tls import ListenerPipe, TlsPipe, caller_pipe
 from kohort.io.processes import name_for_peer
+
+if TYPE_CHECKING:
+    import asyncio
 
 TOKEN_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -312,7 +315,7 @@ def greet_listener(sock: socket.socket, token: bytes, within_s: float = GREETING
     return Link(sock, frames, greeting.tls, greeting.rest())
 
 
-# -- On an event loop
+# -- On an event loop. asyncio is imported where it is used: a Spark source's process has only the other ends
 
 
 class _AsyncStream:
@@ -358,9 +361,11 @@ class _AsyncStream:
             return plain
         if self._tls is None:
             return await self._reader.read(_READ_BYTES)
+        from asyncio import sleep
+
         while True:
             for plain in self._pieces:
-                await asyncio.sleep(0)  # others have their turn before the next hundred records
+                await sleep(0)  # others have their turn before the next hundred records
                 if plain:
                     return plain
             data = await self._reader.read(_READ_BYTES)
@@ -406,7 +411,9 @@ class AsyncLink:
             OSError: the connection has failed.
             ValueError: the bytes are not the other end's.
         """
-        while data := await asyncio.wait_for(self._stream.receive(), idle_s):
+        from asyncio import wait_for
+
+        while data := await wait_for(self._stream.receive(), idle_s):
             for body in self._frames.parser.feed(data):
                 yield body
 
@@ -425,6 +432,8 @@ async def greet_caller_async(sock: socket.socket, token: bytes, tls: ssl.SSLCont
     Raises:
         OSError: the other end does not know the token, is silent, or gone.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex
 
-import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -32,6 +31,8 @@ from kohort.spark.source.error_frames import reason_first
 from kohort.spark.source.single_reader_lock import Load
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kohort.spark.driver_channel import ChannelAddress
     from kohort.spark.tasks.write import Writing
     from kohort.spark.values.decoding import Values

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
-
-import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from typing import TYPE_CHECKING
 
 from kohort.columns.shapes import COLUMNS as RECORD_COLUMNS
 from kohort.errors import InvalidInputError
 from kohort.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
 
 SPAN_COLUMNS = ("generation", "rangeStart", "rangeEnd")
 """Columns on request: the group's generation when the record's batch was planned, and the offsets that the batch covers
@@ -37,28 +38,6 @@ _SPARK = {
     "rangeEnd": "bigint",
     BAD_VALUE: "binary",
     BAD_REASON: "string",
-}
-_HEADERS = pa.list_(
-    pa.field(
-        "element",
-        pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]),
-        nullable=True,
-    )
-)
-_ARROW: dict[str, pa.DataType] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestampType": pa.int32(),
-    "headers": _HEADERS,
-    "generation": pa.int32(),
-    "rangeStart": pa.int64(),
-    "rangeEnd": pa.int64(),
-    BAD_VALUE: pa.binary(),
-    BAD_REASON: pa.string(),
 }
 
 
@@ -98,14 +77,39 @@ def spark_schema(columns: tuple[str, ...], value: str = "binary") -> str:
 
 
 @cache
-def arrow_schema(columns: tuple[str, ...], value: pa.DataType = _ARROW["value"]) -> pa.Schema:
+def _arrow_types() -> dict[str, pa.DataType]:
+    """Return the columns' Arrow types; pyarrow is imported here: a process that only names the columns needs none."""
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    return {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestampType": pa.int32(),
+        "headers": pa.list_(pa.field("element", header, nullable=True)),
+        "generation": pa.int32(),
+        "rangeStart": pa.int64(),
+        "rangeEnd": pa.int64(),
+        BAD_VALUE: pa.binary(),
+        BAD_REASON: pa.string(),
+    }
+
+
+@cache
+def arrow_schema(columns: tuple[str, ...], value: pa.DataType | None = None) -> pa.Schema:
     """Return the schema of the record batches, exactly as Spark compares it.
 
     Args:
         columns: names, in order.
-        value: the type of the column value.
+        value: the type of the column value; None: bytes.
     """
-    types = {**_ARROW, "value": value}
+    import pyarrow as pa
+
+    types = _arrow_types() if value is None else {**_arrow_types(), "value": value}
     return pa.schema([pa.field(name, types[name], nullable=True) for name in columns])
 
 
@@ -121,6 +125,8 @@ def refuse_other(given: StructType, declared: pa.Schema, remedy: str, typed: Col
     Raises:
         InvalidInputError: names, types, order or nullability differ.
     """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     own = from_arrow_schema(declared)
     if _shape(given, typed) != _shape(own, typed):
         raise InvalidInputError(

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kohort.client.group.classic import ClassicMembership
-from kohort.client.group.kip848 import ConsumerMembership
 from kohort.client.group.membership import Membership
-from kohort.client.group.push import PushMembership
 from kohort.client.net.cluster import Cluster
 from kohort.client.settings import ConsumerConfig
-
-_KINDS: dict[str, type[Membership]] = {
-    "classic": ClassicMembership,
-    "consumer": ConsumerMembership,
-    "push": PushMembership,
-}
 
 
 def join_group(
@@ -26,4 +17,19 @@ def join_group(
     poll_bound: bool = True,
 ) -> Membership:
     """Make a member of the protocol that `group_protocol` names, idle until it subscribes."""
-    return _KINDS[config.group_protocol](cluster, config, changed=changed, poll_bound=poll_bound)
+    return _membership(config.group_protocol)(cluster, config, changed=changed, poll_bound=poll_bound)
+
+
+def _membership(protocol: str) -> type[Membership]:
+    """Return the class of a protocol's members, and import that one alone."""
+    if protocol == "consumer":
+        from kohort.client.group.kip848 import ConsumerMembership
+
+        return ConsumerMembership
+    if protocol == "push":
+        from kohort.client.group.push import PushMembership
+
+        return PushMembership
+    from kohort.client.group.classic import ClassicMembership
+
+    return ClassicMembership

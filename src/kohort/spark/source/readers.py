@@ -37,7 +37,6 @@ from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
 
@@ -359,6 +358,8 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
         OffsetError: the group's offset lies beyond the end; or requested records are lost, and that is an error.
         NotFoundError: a topic was deleted meanwhile.
     """
+    from kohort.spark.source.catalog import lose
+
     every = catalog.partitions()
     refuse_not_read("startingOffsets", starting, every)
     refuse_not_read("endingOffsets", ending, every)
