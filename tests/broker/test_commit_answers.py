@@ -11,7 +11,7 @@ from kohort.broker.api import group_offsets
 from kohort.broker.api.group_offsets import committed_body
 from kohort.client.admin.values import NewTopic
 from kohort.wire.discovery import MetadataRequest
-from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse
+from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest
 from tests.broker.raw import RawClient
 
 Topic, Part = OffsetCommitRequest.OffsetCommitRequestTopic, OffsetCommitRequest.OffsetCommitRequestPartition
@@ -63,6 +63,34 @@ def test_answer_has_the_error_of_each_partition_that_is_refused(client: RawClien
     assert commit(client, 9, ("a", [1, 2])) == [("a", [(1, 0), (2, 0)])]
     assert commit(client, 9, ("a", [1, 99])) == [("a", [(1, 0), (99, 3)])]
     assert commit(client, 9, ("a", [1]), ("missing", [0])) == [("a", [(1, 0)]), ("missing", [(0, 3)])]
+
+
+def test_long_commit_stores_what_exists_and_refuses_the_rest(client: RawClient) -> None:
+    """Long arrays are decoded and handled as columns, from which the refused positions are taken out."""
+    numbers = [298, -1, 299, 300, *range(20)]
+    wrong = [(number, 0 if 0 <= number < 300 else 3) for number in numbers]
+    few = [(number, 0 if number < 5 else 3) for number in range(9)]
+    answer = commit(client, 9, ("b", numbers), ("missing", [0, 1]), ("a", list(range(9))), ("a", []))
+    assert answer == [("b", wrong), ("missing", [(0, 3), (1, 3)]), ("a", few), ("a", [])]
+    asked = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=None)])
+    found = client.ask(asked, 8).groups[0].topics
+    stored = {(topic.name, part.partition_index): part for topic in found for part in topic.partitions}
+    assert {number for name, number in stored if name == "a"} == set(range(5))
+    assert {298, 299, *range(20)} <= {number for name, number in stored if name == "b"}
+    assert all(part.committed_offset == 3 and part.metadata == "" for part in stored.values())
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_commit_without_metadata_stores_an_empty_one(client: RawClient, count: int) -> None:
+    parts = [Part(partition_index=number, committed_offset=number, committed_metadata=None) for number in range(count)]
+    parts[1].committed_metadata = "m"
+    answer = client.ask(OffsetCommitRequest(group_id=f"g{count}", topics=[Topic(name="b", partitions=parts)]), 9)
+    assert [part.error_code for part in answer.topics[0].partitions] == [0] * count
+    asked = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=f"g{count}", topics=None)])
+    found = client.ask(asked, 8).groups[0].topics[0].partitions
+    assert {(part.partition_index, part.committed_offset, part.metadata) for part in found} == {
+        (number, number, "m" if number == 1 else "") for number in range(count)
+    }
 
 
 def test_answer_to_many_partitions_is_not_kept(client: RawClient) -> None:

@@ -5,10 +5,9 @@ Source: spec 1.1-1.4, KIP-447 (require stable), KIP-496 (deletion), KIP-211 (exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
-from operator import itemgetter
 from typing import Any, Final
 
 from kohort.errors import ErrorCode
@@ -26,6 +25,7 @@ from kohort.groups.effects import (
 )
 from kohort.groups.events import (
     GroupImported,
+    OffsetColumns,
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
@@ -38,8 +38,6 @@ from kohort.groups.group import Group, Partition
 from kohort.groups.records import Kind, OffsetCommitted, OffsetsImported, Tombstone, TransactionMarked
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
-METADATA: Final = itemgetter(4)
-"""The metadata of an `OffsetToCommit`."""
 NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__new__, OffsetCommitted)
 """A faster `OffsetCommitted._make`, without its Python frame."""
 
@@ -74,15 +72,13 @@ class CommittedOffsets:
         group.membership.committed(context, event)
         expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
         limit = context.config.offset_metadata_bytes_max
-        taken = event.offsets
+        taken = OffsetColumns.of(event.offsets)
         refused = group.membership.refused_offsets(context, event)
         if refused:
-            taken = tuple(offset for offset in taken if (offset.topic, offset.partition) not in refused)
-        if max(map(len, map(METADATA, taken)), default=0) > sizes.metadata_bound(limit):
-            taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
-        records = offsets_committed(event.group_id, taken, context.now.wall_ms, expire_ms)
-        context.ledger.take_commit(group, records)
-        context.effects.records.extend(records)
+            taken = OffsetColumns.of([offset for offset in taken if (offset.topic, offset.partition) not in refused])
+        if max(map(len, set(taken.metadata)), default=0) > sizes.metadata_bound(limit):
+            taken = OffsetColumns.of([offset for offset in taken if sizes.metadata_fits(offset.metadata, limit)])
+        records = self.write(group, taken, expire_ms)
         context.count(Meter.OFFSET_COMMITS, len(records))
         if len(records) == len(event.offsets):
             errors = (ErrorCode.NONE,) * len(records)
@@ -92,6 +88,14 @@ class CommittedOffsets:
                 for offset in event.offsets
             )
         context.reply(event.request, OffsetCommitReply(errors))
+
+    def write(self, group: Group, offsets: OffsetColumns, expire_ms: int) -> list[OffsetCommitted]:
+        """Write positions that belong to no transaction; return their records."""
+        context = self.context
+        records = offsets_committed(group.group_id, offsets, context.now.wall_ms, expire_ms)
+        context.ledger.take_commit(group, zip(offsets.topics, offsets.partitions, strict=True), records)
+        context.effects.records += records
+        return records
 
     def make_group(self, event: OffsetCommit) -> ErrorCode:
         """Create the group of a commit without generation; refuse a commit with one."""
@@ -280,9 +284,7 @@ class CommittedOffsets:
         context.imports.forget(event.group_id)
         context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
         offsets = tuple(self.named(offset) for offset in event.offsets)
-        records = offsets_committed(event.group_id, offsets, context.now.wall_ms, -1)
-        context.ledger.take_commit(group, records)
-        context.effects.records.extend(records)
+        records = self.write(group, OffsetColumns.of(offsets), -1)
         context.count(Meter.GROUP_IMPORTS)
         context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 
@@ -358,16 +360,11 @@ def fitting(metadata: str, limit: int) -> ErrorCode:
     return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
 
 
-def offsets_committed(
-    group_id: str, offsets: Sequence[OffsetToCommit], wall_ms: int, expire_ms: int
-) -> list[OffsetCommitted]:
+def offsets_committed(group_id: str, offsets: OffsetColumns, wall_ms: int, expire_ms: int) -> list[OffsetCommitted]:
     """Build the records of a commit column by column, because commits name hundreds of partitions."""
-    if not offsets:
-        return []
-    topics, partitions, positions, epochs, metadata, ids = zip(*offsets, strict=True)
+    *position, ids = offsets.columns
     times, nobody = (repeat(wall_ms), repeat(expire_ms)), (repeat(-1), repeat(-1))
-    columns = (repeat(group_id), topics, partitions, positions, epochs, metadata, *times, ids, *nobody)
-    return list(map(NEW_RECORD, zip(*columns, strict=False)))
+    return list(map(NEW_RECORD, zip(repeat(group_id), *position, *times, ids, *nobody, strict=False)))
 
 
 def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct as packing
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -33,6 +33,8 @@ _UUIDS_MAX: Final = 16_384
 """Topic ids decoded so far: the same ones recur, and the table is emptied when it reaches this size."""
 _VARINT_BITS_MAX: Final = 35
 SHORT_ARRAYS: Final = 32
+COLUMN_ROWS: Final = 256
+"""Longer arrays of structures are unpacked row by row. With two layouts, the cached unpackers take 6 MB at most."""
 PARTITION_ELEMENTS_MAX: Final = 200_000
 """The maximum number of elements in the arrays of one request together, for requests that name partitions one by one:
 twice the partitions of a broker. Two bytes can stand for an element that takes a hundred bytes in memory. Some elements
@@ -123,6 +125,26 @@ def refuse_absent(owner: str, name: str, version: int) -> InvalidInputError:
 def short_arrays(code: str, method: str) -> list[Callable[..., Any]]:
     """Return `struct.Struct` methods for arrays of 0, 1, 2 … numbers of one type: most arrays are short."""
     return [getattr(packing.Struct(f">{size}{code}"), method) for size in range(SHORT_ARRAYS)]
+
+
+def row_columns(layout: str, columns: int, block: bytes, rows: int) -> Sequence[Sequence[Any]]:
+    """Return the columns of rows with this layout, back to back, in a third of the time of `iter_unpack`."""
+    if rows > COLUMN_ROWS:
+        return list(zip(*packing.iter_unpack(f">{layout}", block), strict=True))
+    flat = _rows_unpacker(layout, rows)(block)
+    return [flat[position::columns] for position in range(columns)]
+
+
+@lru_cache(maxsize=2 * COLUMN_ROWS)
+def _rows_unpacker(layout: str, rows: int) -> Callable[[bytes], tuple[Any, ...]]:
+    return packing.Struct(f">{layout * rows}").unpack
+
+
+def text_column(lengths: bytes) -> Sequence[str | None]:
+    """Return a column of strings that are empty or null, from their lengths in flexible versions: 1 or 0."""
+    if lengths.count(1) == len(lengths):
+        return ("",) * len(lengths)
+    return ["" if length else None for length in lengths]
 
 
 def bad_length(name: str, length: int) -> WireError:

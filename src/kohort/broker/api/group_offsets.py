@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import islice, repeat, starmap
+from itertools import compress, islice, repeat, starmap
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -30,10 +30,9 @@ from kohort.wire.offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from kohort.wire.schema import columns_of
 from kohort.wire.transactions import TxnOffsetCommitRequest
 
-NEW_OFFSET: Final[Callable[[Iterable[Any]], events.OffsetToCommit]] = partial(tuple.__new__, events.OffsetToCommit)
-"""`OffsetToCommit._make` without its overhead in Python."""
 T = TypeVar(
     "T",
     OffsetCommitRequest.OffsetCommitRequestTopic,
@@ -51,6 +50,8 @@ WHOLE_PARTS: Final = 256
 """Partitions and topics of a commit whose whole response is cached: with `WHOLE_KEPT`, 40 MB at the very most."""
 WHOLE_KEPT: Final = 512
 """Cached responses. A member commits the same partitions until the next rebalance."""
+_POSITION: Final = ("partition_index", "committed_offset", "committed_leader_epoch", "committed_metadata")
+"""The fields of a partition in a commit."""
 CommittedTopics: TypeAlias = tuple[tuple[str | UUID, tuple[int, ...]], ...]
 """Topics of a commit by name or id, with their partitions."""
 
@@ -72,39 +73,50 @@ class CommitPlan(Generic[T]):
             by_id: whether the request names topics by id.
             keep_ids: whether to store topic ids also if the request names topics by name.
         """
-        self.offsets: list[events.OffsetToCommit] = []
+        self._accepted: list[Sequence[Sequence[Any]]] = []
+        self._all_accepted = True
         self._by_id = by_id
-        self._topics: list[tuple[T, list[int], dict[int, ErrorCode]]] = []
+        self._topics: list[tuple[T, Sequence[int], dict[int, ErrorCode]]] = []
         for topic, known in topics:
-            parts = topic.partitions
-            indexes = [part.partition_index for part in parts]
+            columns = columns_of(topic.partitions, _POSITION) if topic.partitions else ((), (), (), ())
             refused: dict[int, ErrorCode] = {}
             if known is None:
                 known = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             if isinstance(known, ErrorCode):
-                refused = dict.fromkeys(range(len(parts)), known)
-            elif parts:
-                if max(indexes) >= known.partitions or min(indexes) < 0:
-                    there = range(known.partitions)
-                    missing = [place for place, index in enumerate(indexes) if index not in there]
-                    refused = dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                    parts = [part for part in parts if part.partition_index in there]
-                columns = (
-                    repeat(known.name),
-                    [part.partition_index for part in parts] if refused else indexes,
-                    [part.committed_offset for part in parts],
-                    [part.committed_leader_epoch for part in parts],
-                    [part.committed_metadata or "" for part in parts],
-                    repeat(known.id if by_id or keep_ids else NO_TOPIC_ID),
-                )
-                self.offsets += map(NEW_OFFSET, zip(*columns, strict=False))
-            self._topics.append((topic, indexes, refused))
+                refused = dict.fromkeys(range(len(columns[0])), known)
+            else:
+                refused = self._add(known, columns, known.id if by_id or keep_ids else NO_TOPIC_ID)
+            if refused:
+                self._all_accepted = False
+            self._topics.append((topic, columns[0], refused))
+
+    def _add(self, topic: KnownTopic, columns: Sequence[Sequence[Any]], topic_id: UUID) -> dict[int, ErrorCode]:
+        """Add the existing partitions of a topic; return the errors of the others by their place."""
+        indexes, refused = columns[0], dict[int, ErrorCode]()
+        if indexes and (max(indexes) >= topic.partitions or min(indexes) < 0):
+            exists = [0 <= index < topic.partitions for index in indexes]
+            missing = [place for place, found in enumerate(exists) if not found]
+            refused = dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            columns = [list(compress(column, exists)) for column in columns]
+        partitions, offsets, epochs, metadata = columns
+        if metadata.count("") != len(metadata):
+            metadata = [text or "" for text in metadata]
+        if offsets:
+            size = len(offsets)
+            self._accepted.append(((topic.name,) * size, partitions, offsets, epochs, metadata, (topic_id,) * size))
+        return refused
+
+    @property
+    def offsets(self) -> events.OffsetColumns:
+        """The positions for the coordinator."""
+        return events.OffsetColumns.joined(self._accepted)
 
     def fulfilled(self, value: OffsetCommitReply | ErrorCode | None) -> CommittedTopics | None:
         """Return the topics, by name or id, with their partitions if all of a small commit succeeded; else None."""
-        if not isinstance(value, OffsetCommitReply) or len(self.offsets) + len(self._topics) > WHOLE_PARTS:
+        if not isinstance(value, OffsetCommitReply) or not self._all_accepted:
             return None
-        if value.errors.count(ErrorCode.NONE) != len(value.errors) or any(refused for _, _, refused in self._topics):
+        size = len(value.errors)
+        if size + len(self._topics) > WHOLE_PARTS or value.errors.count(ErrorCode.NONE) != size:
             return None
         if self._by_id:
             return tuple([(topic.topic_id, tuple(indexes)) for topic, indexes, _ in self._topics])
@@ -205,7 +217,8 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
                 topics.append(make_topic(name=topic.name, partitions=partitions))
         request.reply(OffsetCommitResponse(topics=topics))
 
-    if not plan.offsets:
+    offsets = plan.offsets
+    if not offsets:
         answer(None)
         return
     event = events.OffsetCommit(
@@ -213,7 +226,7 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
         group_id=message.group_id,
         member_id=message.member_id,
         generation=message.generation_id_or_member_epoch,
-        offsets=tuple(plan.offsets),
+        offsets=offsets,
         instance_id=message.group_instance_id,
         retention_ms=message.retention_time_ms if version <= 4 else -1,
         knows_stale_epoch=version >= 9,
