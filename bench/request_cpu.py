@@ -205,6 +205,7 @@ async def _measure(title: str, place: Coordinator, seconds: float) -> Sample:
         for link in links:
             link.abort()
         await load.close()
+        await load.drop_topic(place.servers)
 
 
 async def _timed(place: Coordinator, links: list[Repeating], jobs: list[Callable[[], Awaitable[None]]]) -> Sample:

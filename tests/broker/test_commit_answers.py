@@ -1,4 +1,4 @@
-"""Answers to commits: the cached form has the same bytes as the one that is built for a single request."""
+"""Answers to commits and heartbeats: the cached form has the bytes of the one that is built for a single request."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from kohort import Admin, Broker
-from kohort.broker.api import group_offsets
+from kohort.broker.api import consumer_groups, group_offsets, groups
 from kohort.broker.api.group_offsets import committed_body
 from kohort.client.admin.values import NewTopic
+from kohort.errors import ErrorCode
+from kohort.groups.effects import ConsumerGroupHeartbeatReply
 from kohort.wire.discovery import MetadataRequest
+from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, HeartbeatResponse
 from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest
 from tests.broker.raw import RawClient
 
@@ -104,3 +107,36 @@ def test_cached_bytes_are_those_of_the_message(version: int) -> None:
         topics=[AnswerTopic(name="t", partitions=[AnswerPart(partition_index=number) for number in (4, 1)])]
     )
     assert committed_body(version, (("t", (4, 1)),)) == message.encode(version)
+
+
+@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("error", [ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS])
+def test_cached_answer_to_a_heartbeat_is_that_of_the_message(version: int, error: ErrorCode) -> None:
+    assert groups._heartbeat_body(version, error) == HeartbeatResponse(error_code=error).encode(version)
+
+
+def test_cached_answer_to_a_consumer_heartbeat_is_that_of_the_message(client: RawClient) -> None:
+    """The first answer of an epoch has an assignment; the later ones are cached bytes."""
+    member = ConsumerGroupHeartbeatRequest(group_id="k", member_id="m", rebalance_timeout_ms=60_000)
+    member.subscribed_topic_names, member.topic_partitions = ["a"], []
+    joined = client.ask(member, 1)
+    assert joined.assignment is not None
+    later = ConsumerGroupHeartbeatRequest(group_id="k", member_id="m", member_epoch=joined.member_epoch)
+    answers = [client.ask(later, 1) for _ in range(3)]
+    expected = ConsumerGroupHeartbeatResponse(
+        member_id="m", member_epoch=joined.member_epoch, heartbeat_interval_ms=answers[0].heartbeat_interval_ms
+    )
+    assert answers == [expected] * 3
+    assert answers[0].heartbeat_interval_ms > 0
+    later.member_epoch += 7
+    refused = client.ask(later, 1)
+    assert refused.error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    assert refused.error_message
+
+
+def test_answer_with_a_long_member_id_is_not_kept() -> None:
+    fits = ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, "m" * consumer_groups.KEPT_ID_MAX, 3, 5_000)
+    assert consumer_groups._is_kept(fits)
+    assert not consumer_groups._is_kept(fits._replace(member_id=fits.member_id + "m"))
+    assert not consumer_groups._is_kept(fits._replace(assignment=()))
+    assert not consumer_groups._is_kept(fits._replace(error=ErrorCode.FENCED_MEMBER_EPOCH))

@@ -136,7 +136,8 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             presence.process = event.client.process
         if before is not None and before.classic_protocols is not None:
             self.member_changed_protocol(step, presence, member_id)
-        self.answer_waiting(step, member_id)
+        if presence.awaits_answer:
+            self.answer_waiting(step, member_id)
         self.refresh_patterns(step)
         if self.epoch > self.target_epoch:
             self.request_target(step)
@@ -227,7 +228,8 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         before = self.current_assignment(member_id)
         owned = None if event.owned is None else unpack(event.owned)
         after = self.reconcile_member(step, member_id, owned)
-        told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
+        moved = after is not before and after.assigned != before.assigned  # sets compare each element, also of the same
+        told = moved or after.member_epoch != event.member_epoch or says_everything(event)
         settled = after.is_reconciled_to(self.epoch)
         presence = self.presence(member_id)
         if (
