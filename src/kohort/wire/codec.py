@@ -12,8 +12,9 @@ input ends in WireError: `Message.decode` converts struct.error, IndexError and 
 from __future__ import annotations
 
 import struct as packing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import repeat
 from typing import Any, Final
 from uuid import UUID
 
@@ -145,6 +146,24 @@ def text_column(lengths: bytes) -> Sequence[str | None]:
     if lengths.count(1) == len(lengths):
         return ("",) * len(lengths)
     return ["" if length else None for length in lengths]
+
+
+def packed_rows(
+    pack: Callable[..., bytes], columns: Mapping[str, Sequence[Any]], names: Sequence[str], texts: Collection[str]
+) -> Iterator[bytes] | None:
+    """Return encoded rows of a flexible version, or None if a string in them is null or not empty.
+
+    Args:
+        pack: packs one row; a string is a byte, and so are the tagged fields at the end.
+        columns: the columns by field.
+        names: the fields in the order of a row.
+        texts: those of them that are strings.
+    """
+    size = len(columns[names[0]])
+    if any(columns[name].count("") != size for name in texts):
+        return None
+    packed = [repeat(1) if name in texts else columns[name] for name in names]
+    return map(pack, *packed, repeat(0, size))
 
 
 def bad_length(name: str, length: int) -> WireError:

@@ -18,6 +18,7 @@ from kohort.wire.codec import (
     elements_max,
     make_uuid,
     min_size,
+    packed_rows,
     put_records,
     read_uvarint,
     refuse_absent,
@@ -47,6 +48,8 @@ class EncoderSource(FunctionSource):
             "short": VARINTS,
             "long": uvarint_bytes,
             "put_records": put_records,
+            "packed_rows": packed_rows,
+            "Rows": Rows,
             "refuse": refuse_absent,
             "pack": packing.pack,
         }
@@ -202,11 +205,28 @@ class EncoderSource(FunctionSource):
             return
         self.flush()
         item = self.name("x")
-        self.write_line(f"for {item} in {value}:")
+        plain = self.plain_rows(element.struct, value) if field.columns and element.struct is not None else None
+        self.write_line(f"for {item} in {value if plain is None else f'({plain} is None and {value}) or ()'}:")
         self.depth += 1
         self.value(element, item)
         self.flush()
         self.depth -= 1
+
+    def plain_rows(self, cls: type[Struct], value: str) -> str | None:
+        """Write `Rows` whose strings are all empty by column.
+
+        Returns the name of what is None if the structures have still to be written; None if they never have one size.
+        """
+        fields = [field for field in cls.FIELDS if field.present(self.version)]
+        if not self.flexible or len(fields) < len(cls.FIELDS) or not all(map(is_plain, fields)):
+            return None
+        packed, layout = self.name("packed"), "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
+        names = tuple(field.name for field in fields)
+        texts = tuple(field.name for field in fields if field.kind == "string")
+        arguments = f"{self.packer(layout, 'pack')}, {value}.columns, {names!r}, {texts!r}"
+        self.write_line(f"{packed} = packed_rows({arguments}) if type({value}) is Rows else None")
+        self.write_line(f"if {packed} is not None: {self.out} += {packed}")
+        return packed
 
     def nested(self, field: Field, value: str) -> None:
         """Write a structure that is not null."""
@@ -478,7 +498,7 @@ class DecoderSource(FunctionSource):
         assert array.element.struct is not None
         cls = array.element.struct
         fields = [field for field in cls.FIELDS if field.present(self.version)]
-        if not self.flexible or self.views or not all(_is_plain(field) for field in fields):
+        if not self.flexible or self.views or not all(is_plain(field) for field in fields):
             return None
         layout = "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
         size = packing.calcsize(">" + layout)
@@ -584,7 +604,7 @@ class DecoderSource(FunctionSource):
         self.depth -= 1
 
 
-def _is_plain(field: Field) -> bool:
+def is_plain(field: Field) -> bool:
     """Return whether a field takes the same number of bytes in every element in which strings are empty."""
     return field.tag is None and (field.kind in FIXED or field.kind == "string")
 

@@ -129,7 +129,7 @@ class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
 
             name: str = string(until=9, ignorable=True)
             topic_id: UUID = uuid(since=10, ignorable=True)
-            partitions: list[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions)
+            partitions: Sequence[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions, columns=True)
 
         group_id: str = string()
         topics: list[OffsetFetchResponseTopics] = array(OffsetFetchResponseTopics)

@@ -13,7 +13,7 @@ A class attribute made by `int32`, `string`, `array`, `struct` … is a field. I
 - `tag`: the number of a tagged field;
 - `default`: its value when none is given;
 - `ignorable`: a version that lacks the field drops a value silently instead of refusing it;
-- `columns`: a long array is decoded to `Rows`.
+- `columns`: a long array is decoded to `Rows`, and one of `Rows` is encoded by column.
 
 Nested structures are nested classes. Instances are mutable, compare by value, take keywords, and hold no dictionary.
 
@@ -86,7 +86,7 @@ class Field:
         tag: its number when it is a tagged field, else None.
         default: its value when none is given. Each instance gets its own lists and structures.
         ignorable: a version without the field drops a value instead of refusing it.
-        columns: whether a long array of structures is decoded to `Rows`.
+        columns: whether a long array of structures is decoded to `Rows`, and encoded by column if it is one.
         element: an array's element.
         struct: the class of a structure.
         name: the attribute it was assigned to.

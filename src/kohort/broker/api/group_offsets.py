@@ -17,7 +17,7 @@ from kohort.broker.authorization import Resource, allowed, may_see, refused_name
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request, without_many_repeats
-from kohort.errors import ErrorCode, InvalidInputError
+from kohort.errors import NO_ERROR, ErrorCode, InvalidInputError
 from kohort.groups import events
 from kohort.groups.effects import FetchedOffset, OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
 from kohort.groups.records import NO_TOPIC_ID
@@ -30,7 +30,7 @@ from kohort.wire.offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from kohort.wire.schema import columns_of
+from kohort.wire.schema import Rows, columns_of
 from kohort.wire.transactions import TxnOffsetCommitRequest
 
 T = TypeVar(
@@ -52,6 +52,8 @@ WHOLE_KEPT: Final = 512
 """Cached responses. A member commits the same partitions until the next rebalance."""
 _POSITION: Final = ("partition_index", "committed_offset", "committed_leader_epoch", "committed_metadata")
 """The fields of a partition in a commit."""
+_NEW_PARTITION: Final[Callable[[Iterable[Any]], TopicPartition]] = partial(tuple.__new__, TopicPartition)
+"""`TopicPartition._make` without its overhead in Python."""
 CommittedTopics: TypeAlias = tuple[tuple[str | UUID, tuple[int, ...]], ...]
 """Topics of a commit by name or id, with their partitions."""
 
@@ -116,7 +118,7 @@ class CommitPlan(Generic[T]):
         if not isinstance(value, OffsetCommitReply) or not self._all_accepted:
             return None
         size = len(value.errors)
-        if size + len(self._topics) > WHOLE_PARTS or value.errors.count(ErrorCode.NONE) != size:
+        if size + len(self._topics) > WHOLE_PARTS or value.errors.count(NO_ERROR) != size:
             return None
         if self._by_id:
             return tuple([(topic.topic_id, tuple(indexes)) for topic, indexes, _ in self._topics])
@@ -371,7 +373,7 @@ def _fetch_group(
                 unknown.append(hidden)
             else:
                 named[name] = None
-                wanted += [TopicPartition(name, index) for index in topic.partition_indexes]
+                wanted += map(_NEW_PARTITION, zip(repeat(name), topic.partition_indexes, strict=False))
 
     def answer(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
@@ -401,23 +403,28 @@ def _fetched(
     host: GroupHost, offsets: Iterable[FetchedOffset], named: Iterable[str], by_id: bool
 ) -> Iterator[_FetchedTopic]:
     """Yield committed offsets by topic. Requested topics come first, also without an offset."""
-    make = OffsetFetchResponse.OffsetFetchResponsePartitions
-    by_topic: dict[str, list[_FetchedTopic.OffsetFetchResponsePartitions]] = {name: [] for name in named}
+    by_topic: dict[str, list[FetchedOffset]] = {name: [] for name in named}
     for committed in offsets:
-        by_topic.setdefault(committed.topic, []).append(
-            make(
-                partition_index=committed.partition,
-                committed_offset=committed.offset,
-                committed_leader_epoch=committed.leader_epoch,
-                metadata=committed.metadata,
-                error_code=committed.error,
-            )
-        )
-    for name, parts in by_topic.items():
+        by_topic.setdefault(committed.topic, []).append(committed)
+    for name, found in by_topic.items():
         if not by_id:
-            yield _FetchedTopic(name=name, partitions=parts)
+            yield _FetchedTopic(name=name, partitions=_fetched_rows(found))
         elif (known := host.topics.by_name.get(name)) is not None:
-            yield _FetchedTopic(topic_id=known.id, partitions=parts)
+            yield _FetchedTopic(topic_id=known.id, partitions=_fetched_rows(found))
+
+
+def _fetched_rows(found: Sequence[FetchedOffset]) -> Sequence[OffsetFetchResponse.OffsetFetchResponsePartitions]:
+    if not found:
+        return []
+    _, partitions, offsets, epochs, metadata, errors, _ = zip(*found, strict=True)
+    columns = {
+        "partition_index": partitions,
+        "committed_offset": offsets,
+        "committed_leader_epoch": epochs,
+        "metadata": metadata,
+        "error_code": errors,
+    }
+    return Rows(OffsetFetchResponse.OffsetFetchResponsePartitions, columns)
 
 
 def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> None:
