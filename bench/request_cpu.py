@@ -17,7 +17,7 @@ from typing import Final, TypeAlias, cast
 
 from rich.console import Console
 
-from bench.coordinator.load import COMMITS, KINDS, arguments, host_and_port, make_load
+from bench.coordinator.load import COMMITS, KINDS, Load, arguments, host_and_port, make_load
 from bench.coordinator.members import HEARTBEAT, ClassicMember, ConsumerMember, Member
 from bench.coordinator.places import Coordinator, coordinators
 from bench.harness import Contender, Figure, Options, RunFailed, Sample, compare
@@ -46,10 +46,24 @@ def measurements(options: Options, console: Console) -> Iterator[Figure]:
 
 
 def request_figure(title: str, places: list[Coordinator], options: Options, console: Console) -> Figure:
-    """Compare the processor time of one request at these coordinators."""
+    """Compare the processor time of one request at these coordinators; all members stay in their groups meanwhile."""
     seconds = MEASURED_S * options.scale
-    contenders = [Contender(place.name, partial(_run, title, place, seconds), place.warm_s) for place in places]
-    return compare(title, contenders, rounds=options.rounds, unit="requests/core s", console=console)
+    loads: list[RequestLoad] = []
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        try:
+            for place in places:
+                loads.append(RequestLoad(title, place))
+                runner.run(loads[-1].open())
+            return compare(
+                title,
+                [Contender(load.place.name, partial(_run, runner, load, seconds), load.place.warm_s) for load in loads],
+                rounds=options.rounds,
+                unit="requests/core s",
+                console=console,
+            )
+        finally:
+            for load in loads:
+                runner.run(load.close())
 
 
 MakeRequest: TypeAlias = Callable[[Member], tuple[Message, int]]
@@ -173,54 +187,67 @@ class Repeating(asyncio.Protocol):
             self._done.set_exception(RunFailed(why)) if why else self._done.set_result(None)
 
 
-def _run(title: str, place: Coordinator, seconds: float) -> Sample:
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        try:
-            return runner.run(_measure(title, place, seconds))
-        except (TimeoutError, RuntimeError) as error:
-            raise RunFailed(str(error)) from error
+def _run(runner: asyncio.Runner, load: RequestLoad, seconds: float) -> Sample:
+    return runner.run(load.measure(seconds))
 
 
-async def _measure(title: str, place: Coordinator, seconds: float) -> Sample:
-    kind, requests = REQUESTS[title]
-    protocol = next(name for name, known in KINDS.items() if known is kind)
-    words = f"--bootstrap-server {place.servers} --protocol {protocol} --client unnamed"
-    words += f" --members {MEMBERS} --groups {MEMBERS} --partitions {PARTITIONS}"
-    load = await make_load(arguments().parse_args(words.split()))
-    loop, address = asyncio.get_running_loop(), host_and_port(place.servers)
-    links: list[Repeating] = []
-    jobs: list[Callable[[], Awaitable[None]]] = []
-    try:
-        await load.until_stable()
-        for member in load.members():
+class RequestLoad:
+    """Members at one coordinator that repeat one request.
+
+    Attributes:
+        place: the coordinator.
+    """
+
+    def __init__(self, title: str, place: Coordinator) -> None:
+        self.place = place
+        self._kind, self._requests = REQUESTS[title]
+        self._load: Load | None = None
+        self._links: list[Repeating] = []
+        self._jobs: list[Callable[[float], Awaitable[None]]] = []
+
+    async def open(self) -> None:
+        """Let the members join, and each send its requests until the answers stay the same."""
+        protocol = next(name for name, kind in KINDS.items() if kind is self._kind)
+        words = f"--bootstrap-server {self.place.servers} --protocol {protocol} --client unnamed"
+        words += f" --members {MEMBERS} --groups {MEMBERS} --partitions {PARTITIONS}"
+        self._load = await make_load(arguments().parse_args(words.split()))
+        await self._load.until_stable()
+        loop, address = asyncio.get_running_loop(), host_and_port(self.place.servers)
+        for member in self._load.members():
             _, link = await loop.create_connection(Repeating, *address)
-            links.append(link)
-            for make_request in requests:
+            self._links.append(link)
+            for make_request in self._requests:
                 message, version = make_request(member)
                 frame = framing.encode_request(message, version, 0, "bench")
                 answer = await link.settle(frame)
-            jobs.append(partial(link.repeat, frame, answer, seconds))
-        return await _timed(place, links, jobs)
-    finally:
-        for link in links:
+            self._jobs.append(partial(link.repeat, frame, answer))
+
+    async def measure(self, seconds: float) -> Sample:
+        """Repeat the request for some time."""
+        place, answered = self.place, self._answered()
+        began, process, main, own = time.monotonic(), _process_s(place), _main_thread_s(place), time.process_time()
+        await asyncio.gather(*(job(seconds) for job in self._jobs))
+        took = time.monotonic() - began
+        process, main = _process_s(place) - process, _main_thread_s(place) - main
+        done = self._answered() - answered
+        facts = {
+            "us": 1e6 * process / done,
+            "loop_us": 1e6 * main / done,
+            "load_us": 1e6 * (time.process_time() - own) / done,
+            "requests_s": done / took,
+        }
+        return Sample(done, process, {name: round(value, 1) for name, value in facts.items()})
+
+    def _answered(self) -> int:
+        return sum(link.answers for link in self._links)
+
+    async def close(self) -> None:
+        """Let the members go, and delete their topic."""
+        for link in self._links:
             link.abort()
-        await load.close()
-        await load.drop_topic(place.servers)
-
-
-async def _timed(place: Coordinator, links: list[Repeating], jobs: list[Callable[[], Awaitable[None]]]) -> Sample:
-    began, process, main, own = time.monotonic(), _process_s(place), _main_thread_s(place), time.process_time()
-    await asyncio.gather(*(job() for job in jobs))
-    took = time.monotonic() - began
-    process, main = _process_s(place) - process, _main_thread_s(place) - main
-    done = sum(link.answers for link in links)
-    facts = {
-        "us": 1e6 * process / done,
-        "loop_us": 1e6 * main / done,
-        "load_us": 1e6 * (time.process_time() - own) / done,
-        "requests_s": done / took,
-    }
-    return Sample(done, process, {name: round(value, 1) for name, value in facts.items()})
+        if self._load is not None:
+            await self._load.close()
+            await self._load.drop_topic(self.place.servers)
 
 
 def _process_s(place: Coordinator) -> float:

@@ -248,16 +248,6 @@ class OffsetColumns(Sequence[OffsetToCommit]):
         return cls([list(chain.from_iterable(column)) for column in zip(*parts, strict=True)] or _NO_OFFSETS)
 
     @property
-    def topics(self) -> Sequence[str]:
-        """The topic of each position."""
-        return self.columns[0]
-
-    @property
-    def partitions(self) -> Sequence[int]:
-        """The partition of each position."""
-        return self.columns[1]
-
-    @property
     def metadata(self) -> Sequence[str]:
         """The metadata of each position."""
         return self.columns[4]

@@ -77,15 +77,15 @@ class CommittedOffsets:
         group.membership.committed(context, event)
         expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
         limit = context.config.offset_metadata_bytes_max
-        taken = OffsetColumns.of(event.offsets)
+        taken = offsets = OffsetColumns.of(event.offsets)
         refused = group.membership.refused_offsets(context, event)
         if refused:
             taken = OffsetColumns.of([offset for offset in taken if (offset.topic, offset.partition) not in refused])
-        if max(map(len, set(taken.metadata)), default=0) > sizes.metadata_bound(limit):
+        if any(taken.metadata) and max(map(len, taken.metadata)) > sizes.metadata_bound(limit):
             taken = OffsetColumns.of([offset for offset in taken if sizes.metadata_fits(offset.metadata, limit)])
         records = self.write(group, taken, expire_ms)
         context.count(Meter.OFFSET_COMMITS, len(records))
-        if len(records) == len(event.offsets):
+        if taken is offsets or len(taken) == len(offsets):
             errors = (NO_ERROR,) * len(records)
         else:
             errors = tuple(
@@ -98,7 +98,8 @@ class CommittedOffsets:
         """Write positions that belong to no transaction; return their records."""
         context = self.context
         records = offsets_committed(group.group_id, offsets, context.now.wall_ms, expire_ms)
-        context.ledger.take_commit(group, zip(offsets.topics, offsets.partitions, strict=True), records)
+        topics, partitions, *_ = offsets.columns
+        context.ledger.take_commit(group, zip(topics, partitions, strict=True), records)
         context.effects.records += records
         return records
 
