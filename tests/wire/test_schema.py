@@ -18,7 +18,7 @@ from kohort.wire.framing import APIS, decode_response, encode_request, encode_re
 from kohort.wire.groups import FindCoordinatorRequest, HeartbeatRequest, JoinGroupRequest, JoinGroupResponse
 from kohort.wire.message import Message
 from kohort.wire.offsets import OffsetCommitRequest
-from kohort.wire.schema import ZERO_UUID, Field, Rows, Struct, WireError, array, columns_of, int32, string, struct
+from kohort.wire.schema import ZERO_UUID, Field, Struct, StructRows, WireError, array, columns_of, int32, string, struct
 
 
 def test_defaults_are_kafkas_and_lists_are_not_shared() -> None:
@@ -232,7 +232,7 @@ def test_columns_of_a_long_array_are_those_of_its_structures(count: int, metadat
     encoded = OffsetCommitRequest(topics=[topic]).encode(9)
     rows = OffsetCommitRequest.decode(encoded, 9).topics[0].partitions
     names = ("committed_metadata", "partition_index", "committed_leader_epoch")
-    assert type(rows) is Rows
+    assert type(rows) is StructRows
     assert len(rows) == count
     assert [*map(list, columns_of(rows, names))] == [*map(list, columns_of(parts, names))]
     assert rows == parts

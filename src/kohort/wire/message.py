@@ -29,7 +29,7 @@ from kohort.wire.codec import (
     too_many,
     uvarint_bytes,
 )
-from kohort.wire.schema import Buffer, Field, Rows, Struct, WireError
+from kohort.wire.schema import Buffer, Field, Struct, StructRows, WireError
 
 # -- Encoder: the source of one message version's encoder
 #
@@ -49,7 +49,7 @@ class EncoderSource(FunctionSource):
             "long": uvarint_bytes,
             "put_records": put_records,
             "packed_rows": packed_rows,
-            "Rows": Rows,
+            "StructRows": StructRows,
             "refuse": refuse_absent,
             "pack": packing.pack,
         }
@@ -213,7 +213,7 @@ class EncoderSource(FunctionSource):
         self.depth -= 1
 
     def plain_rows(self, cls: type[Struct], value: str) -> str | None:
-        """Write `Rows` whose strings are all empty by column.
+        """Write `StructRows` whose strings are all empty by column.
 
         Returns the name of what is None if the structures have still to be written; None if they never have one size.
         """
@@ -224,7 +224,7 @@ class EncoderSource(FunctionSource):
         names = tuple(field.name for field in fields)
         texts = tuple(field.name for field in fields if field.kind == "string")
         arguments = f"{self.packer(layout, 'pack')}, {value}.columns, {names!r}, {texts!r}"
-        self.write_line(f"{packed} = packed_rows({arguments}) if type({value}) is Rows else None")
+        self.write_line(f"{packed} = packed_rows({arguments}) if type({value}) is StructRows else None")
         self.write_line(f"if {packed} is not None: {self.out} += {packed}")
         return packed
 
@@ -289,7 +289,7 @@ class DecoderSource(FunctionSource):
             "known_uuid": UUIDS.get,
             "make_uuid": make_uuid,
             "new": object.__new__,
-            "rows": Rows,
+            "rows": StructRows,
             "row_columns": row_columns,
             "text_column": text_column,
         }
@@ -545,7 +545,7 @@ class DecoderSource(FunctionSource):
         self.depth -= 1
 
     def plain_columns(self, cls: type[Struct], rows: tuple[str, str, str], texts: dict[str, str]) -> str:
-        """Return the expression of an array as `Rows`.
+        """Return the expression of an array as `StructRows`.
 
         Args:
             cls: the structure.

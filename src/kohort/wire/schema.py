@@ -13,7 +13,7 @@ A class attribute made by `int32`, `string`, `array`, `struct` … is a field. I
 - `tag`: the number of a tagged field;
 - `default`: its value when none is given;
 - `ignorable`: a version that lacks the field drops a value silently instead of refusing it;
-- `columns`: a long array is decoded to `Rows`, and one of `Rows` is encoded by column.
+- `columns`: a long array is decoded to `StructRows`, and one of `StructRows` is encoded by column.
 
 Nested structures are nested classes. Instances are mutable, compare by value, take keywords, and hold no dictionary.
 
@@ -86,7 +86,7 @@ class Field:
         tag: its number when it is a tagged field, else None.
         default: its value when none is given. Each instance gets its own lists and structures.
         ignorable: a version without the field drops a value instead of refusing it.
-        columns: whether a long array of structures is decoded to `Rows`, and encoded by column if it is one.
+        columns: whether a long array of structures is decoded to `StructRows`, and encoded by column if it is one.
         element: an array's element.
         struct: the class of a structure.
         name: the attribute it was assigned to.
@@ -269,7 +269,7 @@ class Struct(metaclass=StructType):
         return f"{type(self).__qualname__}({shown})"
 
 
-class Rows(Sequence[Any]):
+class StructRows(Sequence[Any]):
     """The structures of a decoded array as columns: one sequence of values for each field, by the field's name.
 
     A commit names hundreds of partitions, and its handler needs the columns only. The structures are made when one of
@@ -311,7 +311,7 @@ class Rows(Sequence[Any]):
 
 def columns_of(rows: Sequence[Any], names: tuple[str, ...]) -> Sequence[Sequence[Any]]:
     """Return the columns of at least two fields of structures, by whichever way they were decoded; none of no rows."""
-    if type(rows) is Rows:
+    if type(rows) is StructRows:
         columns = rows.columns
         return [columns[name] for name in names]
     return list(zip(*map(_getter(names), rows), strict=True))

@@ -30,7 +30,7 @@ from kohort.wire.offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from kohort.wire.schema import Rows, columns_of
+from kohort.wire.schema import StructRows, columns_of
 from kohort.wire.transactions import TxnOffsetCommitRequest
 
 T = TypeVar(
@@ -413,7 +413,7 @@ def _fetched(
             yield _FetchedTopic(topic_id=known.id, partitions=_fetched_rows(found))
 
 
-def _fetched_rows(found: Sequence[FetchedOffset]) -> Sequence[OffsetFetchResponse.OffsetFetchResponsePartitions]:
+def _fetched_rows(found: Sequence[FetchedOffset]) -> Sequence[_FetchedTopic.OffsetFetchResponsePartitions]:
     if not found:
         return []
     _, partitions, offsets, epochs, metadata, errors, _ = zip(*found, strict=True)
@@ -424,7 +424,7 @@ def _fetched_rows(found: Sequence[FetchedOffset]) -> Sequence[OffsetFetchRespons
         "metadata": metadata,
         "error_code": errors,
     }
-    return Rows(OffsetFetchResponse.OffsetFetchResponsePartitions, columns)
+    return StructRows(OffsetFetchResponse.OffsetFetchResponsePartitions, columns)
 
 
 def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> None:
