@@ -26,6 +26,7 @@ from bench.coordinator.places import SETTINGS, Coordinator
 from bench.harness import Contender, Figure, Options, Sample, compare, show
 from bench.peers import Place, filled_topic, python_client
 from bench.produce import on_fresh_topic
+from bench.request_cpu import REQUESTS, request_figure
 
 HERE = Path(__file__).resolve().parent.parent
 _COORDINATOR = (
@@ -115,7 +116,19 @@ def _of_coordinators(other: Path, options: Options, console: Console) -> Iterato
 
 
 def _played(scenario: Scenario, name: str, broker: OtherBroker) -> Callable[[], Sample]:
-    return partial(play, scenario, Coordinator(name, broker.servers, broker.kill, broker.start, broker.pid))
+    return partial(play, scenario, _place(name, broker))
+
+
+def _of_requests(other: Path, options: Options, console: Console) -> Iterator[Figure]:
+    for title in REQUESTS:
+        if options.only in title:
+            with _brokers(other) as brokers:
+                places = [_place(name, broker) for name, broker in brokers.items()]
+                yield request_figure(title, places, options, console)
+
+
+def _place(name: str, broker: OtherBroker) -> Coordinator:
+    return Coordinator(name, broker.servers, broker.kill, broker.start, broker.pid)
 
 
 def _of_brokers(other: Path, options: Options, console: Console) -> Iterator[Figure]:
@@ -184,7 +197,7 @@ def main() -> int:
     options = Options(asked.rounds, asked.scale, asked.only)
     console, progress = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
     found = []
-    for measurements in (_of_coordinators, _of_brokers, _of_clients):
+    for measurements in (_of_coordinators, _of_requests, _of_brokers, _of_clients):
         for figure in measurements(other, options, progress):
             found.append(figure.to_json())
             if not asked.json:

@@ -1,4 +1,4 @@
-"""Answers to commits: the cached form has the same bytes as the one that is built for a single request."""
+"""Answers to commits and heartbeats: the cached form has the bytes of the one that is built for a single request."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from kohort import Admin, Broker
-from kohort.broker.api import group_offsets
+from kohort.broker.api import consumer_groups, group_offsets, groups
 from kohort.broker.api.group_offsets import committed_body
 from kohort.client.admin.values import NewTopic
+from kohort.errors import ErrorCode
+from kohort.groups.effects import ConsumerGroupHeartbeatReply
 from kohort.wire.discovery import MetadataRequest
-from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse
+from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, HeartbeatResponse
+from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest
 from tests.broker.raw import RawClient
 
 Topic, Part = OffsetCommitRequest.OffsetCommitRequestTopic, OffsetCommitRequest.OffsetCommitRequestPartition
@@ -65,6 +68,34 @@ def test_answer_has_the_error_of_each_partition_that_is_refused(client: RawClien
     assert commit(client, 9, ("a", [1]), ("missing", [0])) == [("a", [(1, 0)]), ("missing", [(0, 3)])]
 
 
+def test_long_commit_stores_what_exists_and_refuses_the_rest(client: RawClient) -> None:
+    """Long arrays are decoded and handled as columns, from which the refused positions are taken out."""
+    numbers = [298, -1, 299, 300, *range(20)]
+    wrong = [(number, 0 if 0 <= number < 300 else 3) for number in numbers]
+    few = [(number, 0 if number < 5 else 3) for number in range(9)]
+    answer = commit(client, 9, ("b", numbers), ("missing", [0, 1]), ("a", list(range(9))), ("a", []))
+    assert answer == [("b", wrong), ("missing", [(0, 3), (1, 3)]), ("a", few), ("a", [])]
+    asked = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=None)])
+    found = client.ask(asked, 8).groups[0].topics
+    stored = {(topic.name, part.partition_index): part for topic in found for part in topic.partitions}
+    assert {number for name, number in stored if name == "a"} == set(range(5))
+    assert {298, 299, *range(20)} <= {number for name, number in stored if name == "b"}
+    assert all(part.committed_offset == 3 and part.metadata == "" for part in stored.values())
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_commit_without_metadata_stores_an_empty_one(client: RawClient, count: int) -> None:
+    parts = [Part(partition_index=number, committed_offset=number, committed_metadata=None) for number in range(count)]
+    parts[1].committed_metadata = "m"
+    answer = client.ask(OffsetCommitRequest(group_id=f"g{count}", topics=[Topic(name="b", partitions=parts)]), 9)
+    assert [part.error_code for part in answer.topics[0].partitions] == [0] * count
+    asked = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=f"g{count}", topics=None)])
+    found = client.ask(asked, 8).groups[0].topics[0].partitions
+    assert {(part.partition_index, part.committed_offset, part.metadata) for part in found} == {
+        (number, number, "m" if number == 1 else "") for number in range(count)
+    }
+
+
 def test_answer_to_many_partitions_is_not_kept(client: RawClient) -> None:
     numbers = list(range(group_offsets.WHOLE_PARTS + 5))
     assert commit(client, 9, ("b", numbers)) == [("b", [(number, 0) for number in numbers])]
@@ -76,3 +107,36 @@ def test_cached_bytes_are_those_of_the_message(version: int) -> None:
         topics=[AnswerTopic(name="t", partitions=[AnswerPart(partition_index=number) for number in (4, 1)])]
     )
     assert committed_body(version, (("t", (4, 1)),)) == message.encode(version)
+
+
+@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("error", [ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS])
+def test_cached_answer_to_a_heartbeat_is_that_of_the_message(version: int, error: ErrorCode) -> None:
+    assert groups._heartbeat_body(version, error) == HeartbeatResponse(error_code=error).encode(version)
+
+
+def test_cached_answer_to_a_consumer_heartbeat_is_that_of_the_message(client: RawClient) -> None:
+    """The first answer of an epoch has an assignment; the later ones are cached bytes."""
+    member = ConsumerGroupHeartbeatRequest(group_id="k", member_id="m", rebalance_timeout_ms=60_000)
+    member.subscribed_topic_names, member.topic_partitions = ["a"], []
+    joined = client.ask(member, 1)
+    assert joined.assignment is not None
+    later = ConsumerGroupHeartbeatRequest(group_id="k", member_id="m", member_epoch=joined.member_epoch)
+    answers = [client.ask(later, 1) for _ in range(3)]
+    expected = ConsumerGroupHeartbeatResponse(
+        member_id="m", member_epoch=joined.member_epoch, heartbeat_interval_ms=answers[0].heartbeat_interval_ms
+    )
+    assert answers == [expected] * 3
+    assert answers[0].heartbeat_interval_ms > 0
+    later.member_epoch += 7
+    refused = client.ask(later, 1)
+    assert refused.error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    assert refused.error_message
+
+
+def test_answer_with_a_long_member_id_is_not_kept() -> None:
+    fits = ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, "m" * consumer_groups.KEPT_ID_MAX, 3, 5_000)
+    assert consumer_groups._is_kept(fits)
+    assert not consumer_groups._is_kept(fits._replace(member_id=fits.member_id + "m"))
+    assert not consumer_groups._is_kept(fits._replace(assignment=()))
+    assert not consumer_groups._is_kept(fits._replace(error=ErrorCode.FENCED_MEMBER_EPOCH))

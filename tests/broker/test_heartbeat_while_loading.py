@@ -50,7 +50,11 @@ def test_an_answer_that_knows_nothing_prolongs_no_lease(
 
     def beat() -> ErrorCode:
         request: Any = SimpleNamespace(
-            message=message, client=client, is_alone=True, reply=lambda answer: answers.append(answer.error_code)
+            message=message,
+            client=client,
+            is_alone=True,
+            takes_encoded=False,
+            reply=lambda answer: answers.append(answer.error_code),
         )
         heartbeat(host, request)
         driven.turns.settle()

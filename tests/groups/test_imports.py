@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -283,7 +282,7 @@ class Forgets(GroupMachine):
         outcome = super().step(event, now)  # type: ignore[arg-type]
         if isinstance(event, GroupImported):
             self.context.ledger.imported.clear()
-            outcome = replace(outcome, records=[r for r in outcome.records if not isinstance(r, OffsetsImported)])
+            outcome.records = [r for r in outcome.records if not isinstance(r, OffsetsImported)]
         return outcome
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire.codec import COLUMN_ROWS
 from kohort.wire.data import FetchResponse, ProduceRequest
 from kohort.wire.discovery import ApiVersionsResponse, MetadataRequest
 from kohort.wire.framing import APIS, decode_response, encode_request, encode_request_parts, encode_response
 from kohort.wire.groups import FindCoordinatorRequest, HeartbeatRequest, JoinGroupRequest, JoinGroupResponse
 from kohort.wire.message import Message
 from kohort.wire.offsets import OffsetCommitRequest
-from kohort.wire.schema import ZERO_UUID, Field, Struct, WireError, array, int32, string, struct
+from kohort.wire.schema import ZERO_UUID, Field, Struct, StructRows, WireError, array, columns_of, int32, string, struct
 
 
 def test_defaults_are_kafkas_and_lists_are_not_shared() -> None:
@@ -215,6 +217,47 @@ def test_an_element_that_is_not_like_the_others_is_read_as_it_is(odd: int | None
     message = OffsetCommitRequest(group_id="g", topics=[topic, topic])
     for version in (7, 9):
         assert OffsetCommitRequest.decode(message.encode(version), version) == message
+
+
+@pytest.mark.parametrize("count", [8, COLUMN_ROWS, COLUMN_ROWS + 1])
+@pytest.mark.parametrize("metadata", ["", None])
+def test_columns_of_a_long_array_are_those_of_its_structures(count: int, metadata: str | None) -> None:
+    part = OffsetCommitRequest.OffsetCommitRequestPartition
+    parts = [
+        part(partition_index=-n, committed_offset=n << 40, committed_leader_epoch=n - 1, committed_metadata="")
+        for n in range(count)
+    ]
+    parts[3].committed_metadata = metadata
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=parts)
+    encoded = OffsetCommitRequest(topics=[topic]).encode(9)
+    rows = OffsetCommitRequest.decode(encoded, 9).topics[0].partitions
+    names = ("committed_metadata", "partition_index", "committed_leader_epoch")
+    assert type(rows) is StructRows
+    assert len(rows) == count
+    assert [*map(list, columns_of(rows, names))] == [*map(list, columns_of(parts, names))]
+    assert rows == parts
+    assert parts == rows
+    assert rows != parts[1:]
+    assert rows[3] == parts[3]
+    assert rows[2:4] == parts[2:4]
+    assert repr(rows) == repr(parts)
+    assert (
+        OffsetCommitRequest(topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=rows)]).encode(9)
+        == encoded
+    )
+
+
+def test_rows_of_a_long_array_have_the_defaults_of_fields_that_the_version_lacks() -> None:
+    class Probe(Message, versions=(0, 1), flexible=0):
+        class Item(Struct):
+            number: int = int32()
+            later: int = int32(since=1, default=7, ignorable=True)
+
+        items: Sequence[Item] = array(Item, columns=True)
+
+    items = [Probe.Item(number=number, later=number) for number in range(PLAIN_COUNT)]
+    assert [item.later for item in Probe.decode(Probe(items=items).encode(0), 0).items] == [7] * PLAIN_COUNT
+    assert Probe.decode(Probe(items=items).encode(1), 1).items == items
 
 
 def test_a_tagged_field_in_one_of_many_elements_is_skipped_and_a_null_that_may_not_be_is_refused() -> None:

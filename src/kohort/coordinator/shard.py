@@ -22,7 +22,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kohort.coordinator.driver import Action, Driver, ScheduledCall
 from kohort.errors import ErrorCode, FencedError, KafkaError
@@ -352,6 +352,9 @@ class Phase(enum.Enum):
         return self in (Phase.FENCED, Phase.DAMAGED, Phase.CLOSED)
 
 
+_SERVING: Final = Phase.SERVING
+"""Kept, because on Python 3.11 looking up a member of an enumeration costs as much as a call."""
+
 REFUSED = {
     Phase.LOADING: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     Phase.FAILED: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -503,7 +506,7 @@ class Shard:
 
     def ask(self, event: Request | TransactionEnded, on_reply: OnReply) -> None:
         """Queue a request's event; `on_reply` is called once, with the reply or an error code."""
-        if self.phase is not Phase.SERVING:
+        if self.phase is not _SERVING:
             on_reply(REFUSED[self.phase])
         elif len(self._queue) >= QUEUE_EVENTS_MAX:
             on_reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -514,7 +517,7 @@ class Shard:
 
     def queue_event(self, event: Event) -> None:
         """Queue an event without reply; a shard that is loading finds its content in the journal or the driver."""
-        if self.phase is Phase.SERVING or self._machine is not None:
+        if self.phase is _SERVING or self._machine is not None:
             self._enqueue(event)
 
     def settle(self) -> bool:
@@ -539,7 +542,7 @@ class Shard:
     def _run(self) -> None:
         self._scheduled = False
         machine, appends = self._machine, self._appends
-        if machine is None or appends is None or self.phase is not Phase.SERVING:
+        if machine is None or appends is None or self.phase is not _SERVING:
             return
         records = size = 0
         if appends.waiting:

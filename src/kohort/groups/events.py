@@ -10,9 +10,11 @@ id is "". Byte strings are `bytes`, copied out of the frame.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeAlias, overload
 
 from kohort.errors import ErrorCode
 from kohort.groups.records import OfferedProtocol, TopicPartitions
@@ -212,6 +214,62 @@ class OffsetToCommit(NamedTuple):
     topic_id: TopicId = NO_TOPIC_ID
 
 
+_NEW_OFFSET: Final[Callable[[Iterable[Any]], OffsetToCommit]] = partial(tuple.__new__, OffsetToCommit)
+"""`OffsetToCommit._make` without its overhead in Python."""
+
+
+_NO_OFFSETS: Final = ((),) * len(OffsetToCommit._fields)
+
+
+class OffsetColumns(Sequence[OffsetToCommit]):
+    """The positions of a commit by column, since one commit may name hundreds of partitions.
+
+    Attributes:
+        columns: the fields of `OffsetToCommit` in its order, each of equal length.
+    """
+
+    __slots__ = ("columns",)
+
+    def __init__(self, columns: Sequence[Sequence[Any]]) -> None:
+        self.columns = columns
+
+    @classmethod
+    def of(cls, offsets: Sequence[OffsetToCommit]) -> OffsetColumns:
+        """Return positions by column, whichever way they are kept."""
+        if isinstance(offsets, OffsetColumns):
+            return offsets
+        return cls(list(zip(*offsets, strict=True)) or _NO_OFFSETS)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sequence[Sequence[Any]]]) -> OffsetColumns:
+        """Return the positions of several parts, each by column."""
+        if len(parts) == 1:
+            return cls(parts[0])
+        return cls([list(chain.from_iterable(column)) for column in zip(*parts, strict=True)] or _NO_OFFSETS)
+
+    @property
+    def metadata(self) -> Sequence[str]:
+        """The metadata of each position."""
+        return self.columns[4]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    @overload
+    def __getitem__(self, index: int) -> OffsetToCommit: ...
+    @overload
+    def __getitem__(self, index: slice) -> OffsetColumns: ...
+    def __getitem__(self, index: int | slice) -> OffsetToCommit | OffsetColumns:
+        chosen = [column[index] for column in self.columns]
+        return OffsetColumns(chosen) if isinstance(index, slice) else _NEW_OFFSET(chosen)
+
+    def __iter__(self) -> Iterator[OffsetToCommit]:
+        return map(_NEW_OFFSET, zip(*self.columns, strict=True))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 class OffsetCommit(NamedTuple):
     """An OffsetCommit request, versions 2-10, of a member or, with generation -1 and an empty member id, of anyone.
 
@@ -226,7 +284,7 @@ class OffsetCommit(NamedTuple):
     group_id: str
     member_id: str
     generation: int
-    offsets: tuple[OffsetToCommit, ...]
+    offsets: Sequence[OffsetToCommit]
     instance_id: str | None = None
     retention_ms: int = -1
     knows_stale_epoch: bool = True

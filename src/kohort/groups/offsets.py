@@ -11,7 +11,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
-from kohort.errors import ErrorCode
+from kohort.errors import NO_ERROR, ErrorCode
 from kohort.groups import sizes
 from kohort.groups.context import Context
 from kohort.groups.effects import (
@@ -26,6 +26,7 @@ from kohort.groups.effects import (
 )
 from kohort.groups.events import (
     GroupImported,
+    OffsetColumns,
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
@@ -38,10 +39,12 @@ from kohort.groups.group import Group, Partition
 from kohort.groups.records import Kind, OffsetCommitted, OffsetsImported, Tombstone, TransactionMarked
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
-METADATA: Final = itemgetter(4)
-"""The metadata of an `OffsetToCommit`."""
 NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__new__, OffsetCommitted)
 """A faster `OffsetCommitted._make`, without its Python frame."""
+NEW_FETCHED: Final[Callable[[Iterable[Any]], FetchedOffset]] = partial(tuple.__new__, FetchedOffset)
+"""The same of `FetchedOffset`."""
+_SHOWN: Final = itemgetter(1, 2, 3, 4, 5)
+"""The fields of an `OffsetCommitted` from its topic to its metadata, with which a `FetchedOffset` begins."""
 
 
 OFFSETS_MAX = 100_000
@@ -60,38 +63,45 @@ class CommittedOffsets:
         """Commit the positions of a member, or of a client that assigns partitions to itself."""
         context = self.context
         group = context.ledger.groups.get(event.group_id)
-        error = ErrorCode.NONE
+        error = NO_ERROR
         if not sizes.commit_fits(context.config, event.group_id, event.offsets):
             error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         elif group is None:
             error = self.make_group(event)
             group = context.find(event.group_id)
-        if group is not None and error is ErrorCode.NONE:
+        if group is not None and error is NO_ERROR:
             error = group.membership.may_commit(context, event)
-        if group is None or error is not ErrorCode.NONE:
+        if group is None or error is not NO_ERROR:
             context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
             return
         group.membership.committed(context, event)
         expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
         limit = context.config.offset_metadata_bytes_max
-        taken = event.offsets
+        taken = offsets = OffsetColumns.of(event.offsets)
         refused = group.membership.refused_offsets(context, event)
         if refused:
-            taken = tuple(offset for offset in taken if (offset.topic, offset.partition) not in refused)
-        if max(map(len, map(METADATA, taken)), default=0) > sizes.metadata_bound(limit):
-            taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
-        records = offsets_committed(event.group_id, taken, context.now.wall_ms, expire_ms)
-        context.ledger.take_commit(group, records)
-        context.effects.records.extend(records)
+            taken = OffsetColumns.of([offset for offset in taken if (offset.topic, offset.partition) not in refused])
+        if any(taken.metadata) and max(map(len, taken.metadata)) > sizes.metadata_bound(limit):
+            taken = OffsetColumns.of([offset for offset in taken if sizes.metadata_fits(offset.metadata, limit)])
+        records = self.write(group, taken, expire_ms)
         context.count(Meter.OFFSET_COMMITS, len(records))
-        if len(records) == len(event.offsets):
-            errors = (ErrorCode.NONE,) * len(records)
+        if taken is offsets or len(taken) == len(offsets):
+            errors = (NO_ERROR,) * len(records)
         else:
             errors = tuple(
                 (refused or {}).get((offset.topic, offset.partition)) or fitting(offset.metadata, limit)
                 for offset in event.offsets
             )
         context.reply(event.request, OffsetCommitReply(errors))
+
+    def write(self, group: Group, offsets: OffsetColumns, expire_ms: int) -> list[OffsetCommitted]:
+        """Write positions that belong to no transaction; return their records."""
+        context = self.context
+        records = offsets_committed(group.group_id, offsets, context.now.wall_ms, expire_ms)
+        topics, partitions, *_ = offsets.columns
+        context.ledger.take_commit(group, zip(topics, partitions, strict=True), records)
+        context.effects.records += records
+        return records
 
     def make_group(self, event: OffsetCommit) -> ErrorCode:
         """Create the group of a commit without generation; refuse a commit with one."""
@@ -166,15 +176,15 @@ class CommittedOffsets:
         if group is None:
             wanted = event.partitions or ()
             found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
-        elif (error := group.membership.may_fetch(context, event)) is not ErrorCode.NONE:
+        elif (error := group.membership.may_fetch(context, event)) is not NO_ERROR:
             context.reply(event.request, OffsetFetchReply(error))
             return
         else:
             wanted = tuple(group.offsets) if event.partitions is None else event.partitions
-            found = tuple(fetch_one(group, partition, event.require_stable) for partition in wanted)
+            found = fetch_all(group, wanted, event.require_stable)
             if not context.image.sure:
                 found = tuple(self.held_back(offset) for offset in found)
-        context.reply(event.request, OffsetFetchReply(ErrorCode.NONE, found))
+        context.reply(event.request, OffsetFetchReply(NO_ERROR, found))
 
     def held_back(self, found: FetchedOffset) -> FetchedOffset:
         """Return a position, or UNSTABLE_OFFSET_COMMIT if it may belong to an earlier topic of the same name.
@@ -280,9 +290,7 @@ class CommittedOffsets:
         context.imports.forget(event.group_id)
         context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
         offsets = tuple(self.named(offset) for offset in event.offsets)
-        records = offsets_committed(event.group_id, offsets, context.now.wall_ms, -1)
-        context.ledger.take_commit(group, records)
-        context.effects.records.extend(records)
+        records = self.write(group, OffsetColumns.of(offsets), -1)
         context.count(Meter.GROUP_IMPORTS)
         context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 
@@ -358,26 +366,25 @@ def fitting(metadata: str, limit: int) -> ErrorCode:
     return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
 
 
-def offsets_committed(
-    group_id: str, offsets: Sequence[OffsetToCommit], wall_ms: int, expire_ms: int
-) -> list[OffsetCommitted]:
+def offsets_committed(group_id: str, offsets: OffsetColumns, wall_ms: int, expire_ms: int) -> list[OffsetCommitted]:
     """Build the records of a commit column by column, because commits name hundreds of partitions."""
-    if not offsets:
-        return []
-    topics, partitions, positions, epochs, metadata, ids = zip(*offsets, strict=True)
+    *position, ids = offsets.columns
     times, nobody = (repeat(wall_ms), repeat(expire_ms)), (repeat(-1), repeat(-1))
-    columns = (repeat(group_id), topics, partitions, positions, epochs, metadata, *times, ids, *nobody)
-    return list(map(NEW_RECORD, zip(*columns, strict=False)))
+    return list(map(NEW_RECORD, zip(repeat(group_id), *position, *times, ids, *nobody, strict=False)))
 
 
-def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:
-    """Return one partition's position, or UNSTABLE_OFFSET_COMMIT while a transaction may change it."""
-    topic, number = partition
-    if require_stable and group.pending and group.has_pending(partition):
-        return FetchedOffset(topic, number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
-    record = group.offsets.get((topic, number))
+def fetch_all(group: Group, partitions: Sequence[Partition], require_stable: bool) -> tuple[FetchedOffset, ...]:
+    """Return the partitions' positions, or UNSTABLE_OFFSET_COMMIT where a transaction may change one."""
+    found = zip(partitions, map(group.offsets.get, partitions), strict=True)
+    if require_stable and group.pending:
+        return tuple([fetched(part, record, unstable=group.has_pending(part)) for part, record in found])
+    return tuple([fetched(part, record) for part, record in found])
+
+
+def fetched(partition: Partition, record: OffsetCommitted | None, *, unstable: bool = False) -> FetchedOffset:
+    """Return one partition's position, or why there is none."""
+    if unstable:
+        return FetchedOffset(*partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
     if record is None:
-        return FetchedOffset(topic, number)
-    return FetchedOffset(
-        topic, number, record.offset, record.leader_epoch, record.metadata, ErrorCode.NONE, record.topic_id
-    )
+        return FetchedOffset(*partition)
+    return NEW_FETCHED((*_SHOWN(record), NO_ERROR, record.topic_id))

@@ -6,7 +6,9 @@ A `Step` carries the time, the settings and the topics, and collects the effects
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import (
@@ -27,6 +29,9 @@ from kohort.groups.events import NO_CONNECTION, GroupSettings, JoinGroup, Topic,
 from kohort.groups.records import OffsetCommitted, Record
 from kohort.groups.timers import Deadlines, Timer
 from kohort.ids import TopicId
+
+_NEW_REPLY: Final[Callable[[tuple[int, ReplyValue]], Reply]] = partial(tuple.__new__, Reply)
+"""`Reply` without its Python frame, since every request has one."""
 
 
 class Step(ABC):
@@ -87,7 +92,7 @@ class Step(ABC):
 
     def reply(self, request: int, value: ReplyValue) -> None:
         """Answer a request as soon as the records so far are durable."""
-        self.effects.replies.append(Reply(request, value))
+        self.effects.replies.append(_NEW_REPLY((request, value)))
 
     def push(self, connection: int, value: Pushed) -> None:
         """Send a frame on a member's connection, after the replies."""

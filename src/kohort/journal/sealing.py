@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, groupby, repeat
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any, Final, cast
 
@@ -33,8 +33,6 @@ _NO_TIME: Final = b"\0\0"
 _NO_HEADERS: Final = b"\0"
 _RECORD_BYTES: Final = 16
 """The most bytes that a record takes beside its key and value."""
-_DELTA_SIZE: Final = 5
-"""The most bytes of a number."""
 _POSITION_SIZE: Final = 12
 """The bytes of offset and leader epoch."""
 _GROUP: Final = itemgetter(0)
@@ -175,29 +173,38 @@ class _Batches:
         middle = _varint(len(key) + 4) + key
         before = _varint(len(before) + _POSITION_SIZE + len(after)) + before
         after += _NO_HEADERS
-        pack = _packer(len(before), len(after))
         fixed = len(_NO_TIME) + len(middle) + 4 + len(before) + _POSITION_SIZE + len(after)
-        heads = [_varint(fixed + size) + _NO_TIME for size in range(_DELTA_SIZE + 1)]
         each = fixed + _RECORD_BYTES
         done, total = 0, len(partitions)
         while done < total:
             if self._size + each > self._bytes_max:
                 self._seal()
-            stop = min(total, done + max(1, (self._bytes_max - self._size) // each), done + _TABLE)
-            deltas = _deltas(self._count, self._count + stop - done)
+            width, alike = _delta_width(self._count)
+            stop = min(total, done + max(1, (self._bytes_max - self._size) // each), done + _TABLE, done + alike)
+            head = _varint(fixed + width) + _NO_TIME
+            pack = _packer(len(head), width, len(middle), len(before), len(after))
             chosen = slice(done, stop)
-            packed = map(pack, partitions[chosen], repeat(before), offsets[chosen], epochs[chosen], repeat(after))
-            sized = map(heads.__getitem__, map(len, deltas))
-            self._parts += chain.from_iterable(zip(sized, deltas, repeat(middle), packed, strict=False))
+            columns = (partitions[chosen], repeat(before), offsets[chosen], epochs[chosen], repeat(after))
+            self._parts += map(
+                pack, repeat(head), _deltas(self._count, self._count + stop - done), repeat(middle), *columns
+            )
             self._count += stop - done
             self._size += (stop - done) * each
             done = stop
 
 
 @lru_cache(maxsize=1_000)
-def _packer(before: int, after: int) -> Callable[..., bytes]:
-    """Return a function that packs a partition, `before` bytes, an offset and leader epoch, and `after` bytes."""
-    return struct.Struct(f">i{before}sqi{after}s").pack
+def _packer(head: int, delta: int, middle: int, before: int, after: int) -> Callable[..., bytes]:
+    """Return a function that packs a record's parts of these sizes with its partition, offset and leader epoch."""
+    return struct.Struct(f">{head}s{delta}s{middle}si{before}sqi{after}s").pack
+
+
+def _delta_width(number: int) -> tuple[int, int]:
+    """Return the bytes that a record's number in its batch takes, and how many numbers from it on take as many."""
+    width, end = 1, 64
+    while number >= end:
+        width, end = width + 1, end << 7
+    return width, end - number
 
 
 def _deltas(first: int, end: int) -> list[bytes]:

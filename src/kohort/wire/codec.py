@@ -12,8 +12,9 @@ input ends in WireError: `Message.decode` converts struct.error, IndexError and 
 from __future__ import annotations
 
 import struct as packing
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import repeat
 from typing import Any, Final
 from uuid import UUID
 
@@ -33,6 +34,8 @@ _UUIDS_MAX: Final = 16_384
 """Topic ids decoded so far: the same ones recur, and the table is emptied when it reaches this size."""
 _VARINT_BITS_MAX: Final = 35
 SHORT_ARRAYS: Final = 32
+COLUMN_ROWS: Final = 256
+"""Longer arrays of structures are unpacked row by row. With two layouts, the cached unpackers take 6 MB at most."""
 PARTITION_ELEMENTS_MAX: Final = 200_000
 """The maximum number of elements in the arrays of one request together, for requests that name partitions one by one:
 twice the partitions of a broker. Two bytes can stand for an element that takes a hundred bytes in memory. Some elements
@@ -123,6 +126,44 @@ def refuse_absent(owner: str, name: str, version: int) -> InvalidInputError:
 def short_arrays(code: str, method: str) -> list[Callable[..., Any]]:
     """Return `struct.Struct` methods for arrays of 0, 1, 2 … numbers of one type: most arrays are short."""
     return [getattr(packing.Struct(f">{size}{code}"), method) for size in range(SHORT_ARRAYS)]
+
+
+def row_columns(layout: str, columns: int, block: bytes, rows: int) -> Sequence[Sequence[Any]]:
+    """Return the columns of rows with this layout, back to back, in a third of the time of `iter_unpack`."""
+    if rows > COLUMN_ROWS:
+        return list(zip(*packing.iter_unpack(f">{layout}", block), strict=True))
+    flat = _rows_unpacker(layout, rows)(block)
+    return [flat[position::columns] for position in range(columns)]
+
+
+@lru_cache(maxsize=2 * COLUMN_ROWS)
+def _rows_unpacker(layout: str, rows: int) -> Callable[[bytes], tuple[Any, ...]]:
+    return packing.Struct(f">{layout * rows}").unpack
+
+
+def text_column(lengths: bytes) -> Sequence[str | None]:
+    """Return a column of strings that are empty or null, from their lengths in flexible versions: 1 or 0."""
+    if lengths.count(1) == len(lengths):
+        return ("",) * len(lengths)
+    return ["" if length else None for length in lengths]
+
+
+def packed_rows(
+    pack: Callable[..., bytes], columns: Mapping[str, Sequence[Any]], names: Sequence[str], texts: Collection[str]
+) -> Iterator[bytes] | None:
+    """Return encoded rows of a flexible version, or None if a string in them is null or not empty.
+
+    Args:
+        pack: packs one row; a string is a byte, and so are the tagged fields at the end.
+        columns: the columns by field.
+        names: the fields in the order of a row.
+        texts: those of them that are strings.
+    """
+    size = len(columns[names[0]])
+    if any(columns[name].count("") != size for name in texts):
+        return None
+    packed = [repeat(1) if name in texts else columns[name] for name in names]
+    return map(pack, *packed, repeat(0, size))
 
 
 def bad_length(name: str, length: int) -> WireError:

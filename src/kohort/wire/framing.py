@@ -10,8 +10,9 @@ Source: Kafka protocol guide, "Request headers"; KIP-482; KIP-511.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kohort.wire import (
@@ -70,6 +71,10 @@ class RequestHeader(NamedTuple):
     api_version: int
     correlation_id: int
     client_id: str | None
+
+
+_new_header: Final[Callable[[tuple[Any, ...]], RequestHeader]] = partial(tuple.__new__, RequestHeader)
+"""`RequestHeader` without its Python frame: every request has one."""
 
 
 def _apis() -> dict[int, Api]:
@@ -153,7 +158,7 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
                 position = skip_tags(frame, position, len(frame))
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise WireError(f"request header: {error}") from error
-    return RequestHeader(key, version, correlation_id, client_id), memoryview(frame)[position:]
+    return _new_header((key, version, correlation_id, client_id)), memoryview(frame)[position:]
 
 
 @lru_cache(maxsize=CLIENT_NAMES)

@@ -18,15 +18,18 @@ from kohort.wire.codec import (
     elements_max,
     make_uuid,
     min_size,
+    packed_rows,
     put_records,
     read_uvarint,
     refuse_absent,
+    row_columns,
     short_arrays,
     skip_tags,
+    text_column,
     too_many,
     uvarint_bytes,
 )
-from kohort.wire.schema import Buffer, Field, Struct, WireError
+from kohort.wire.schema import Buffer, Field, Struct, StructRows, WireError
 
 # -- Encoder: the source of one message version's encoder
 #
@@ -45,6 +48,8 @@ class EncoderSource(FunctionSource):
             "short": VARINTS,
             "long": uvarint_bytes,
             "put_records": put_records,
+            "packed_rows": packed_rows,
+            "StructRows": StructRows,
             "refuse": refuse_absent,
             "pack": packing.pack,
         }
@@ -200,11 +205,28 @@ class EncoderSource(FunctionSource):
             return
         self.flush()
         item = self.name("x")
-        self.write_line(f"for {item} in {value}:")
+        plain = self.plain_rows(element.struct, value) if field.columns and element.struct is not None else None
+        self.write_line(f"for {item} in {value if plain is None else f'({plain} is None and {value}) or ()'}:")
         self.depth += 1
         self.value(element, item)
         self.flush()
         self.depth -= 1
+
+    def plain_rows(self, cls: type[Struct], value: str) -> str | None:
+        """Write `StructRows` whose strings are all empty by column.
+
+        Returns the name of what is None if the structures have still to be written; None if they never have one size.
+        """
+        fields = [field for field in cls.FIELDS if field.present(self.version)]
+        if not self.flexible or len(fields) < len(cls.FIELDS) or not all(map(is_plain, fields)):
+            return None
+        packed, layout = self.name("packed"), "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
+        names = tuple(field.name for field in fields)
+        texts = tuple(field.name for field in fields if field.kind == "string")
+        arguments = f"{self.packer(layout, 'pack')}, {value}.columns, {names!r}, {texts!r}"
+        self.write_line(f"{packed} = packed_rows({arguments}) if type({value}) is StructRows else None")
+        self.write_line(f"if {packed} is not None: {self.out} += {packed}")
+        return packed
 
     def nested(self, field: Field, value: str) -> None:
         """Write a structure that is not null."""
@@ -267,6 +289,9 @@ class DecoderSource(FunctionSource):
             "known_uuid": UUIDS.get,
             "make_uuid": make_uuid,
             "new": object.__new__,
+            "rows": StructRows,
+            "row_columns": row_columns,
+            "text_column": text_column,
         }
 
     def function(self, cls: type[Struct]) -> Callable[[Buffer], tuple[Any, int]]:
@@ -447,7 +472,7 @@ class DecoderSource(FunctionSource):
         else:
             items, item = self.name("l"), self.name("x")
             self.write_line(f"{items} = []")
-            plain = None if element.struct is None else self.plain_elements(element.struct, number, items)
+            plain = None if element.struct is None else self.plain_elements(field, number, items)
             self.write_line(
                 f"for _ in range({number}):" if plain is None else f"for _ in range(0 if {plain} else {number}):"
             )
@@ -463,20 +488,22 @@ class DecoderSource(FunctionSource):
         self.depth -= 1
         self.null(field, number, here)
 
-    def plain_elements(self, cls: type[Struct], number: str, items: str) -> str | None:
+    def plain_elements(self, array: Field, number: str, items: str) -> str | None:
         """Read an array of equally sized elements in one go: long, with empty strings and without tagged fields.
 
         Clients commit offsets a hundred at a time with empty metadata. Returns the name of a flag, whether the array
         was of this kind; None if such elements never have one size.
         """
+        assert array.element is not None
+        assert array.element.struct is not None
+        cls = array.element.struct
         fields = [field for field in cls.FIELDS if field.present(self.version)]
-        if not self.flexible or self.views or not all(_is_plain(field) for field in fields):
+        if not self.flexible or self.views or not all(is_plain(field) for field in fields):
             return None
         layout = "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
         size = packing.calcsize(">" + layout)
         sizes = [packing.calcsize(">" + layout[:position]) for position in range(len(layout))]
-        plain, block, item = self.name("plain"), self.name("b"), self.name("x")
-        names = [self.name("v") for _ in fields]
+        plain, block = self.name("plain"), self.name("b")
         tests = [f"{block}[{sizes[-1]}::{size}].count(0) == {number}"]
         for field, position in zip(fields, sizes, strict=False):
             if field.kind == "string":
@@ -490,20 +517,51 @@ class DecoderSource(FunctionSource):
         self.write_line(f"if {plain}:")
         self.depth += 1
         self.write_line(f"p += {number} * {size}")
-        self.write_line(f"for {', '.join(names)}, _ in {self.packer(layout, 'iter_unpack')}({block}):")
+        if array.columns:
+            texts = {
+                f.name: f"{block}[{at}::{size}]" for f, at in zip(fields, sizes, strict=False) if f.kind == "string"
+            }
+            layout = layout.replace("B", "x")
+            self.write_line(f"{items} = {self.plain_columns(cls, (layout, block, number), texts)}")
+        else:
+            self.plain_rows(cls, f"{self.packer(layout, 'iter_unpack')}({block})", items)
+        self.depth -= 2
+        return plain
+
+    def plain_rows(self, cls: type[Struct], rows: str, items: str) -> None:
+        """Append a structure for each row of values, which the expression `rows` yields, to `items`."""
+        fields = {field.name: self.name("v") for field in cls.FIELDS if field.present(self.version)}
+        item = self.name("x")
+        self.write_line(f"for {', '.join(fields.values())}, _ in {rows}:")
         self.depth += 1
         self.write_line(f"{item} = new({self.constant('C_' + cls.__name__, cls)})")
-        values = dict(zip((field.name for field in fields), names, strict=True))
         for field in cls.FIELDS:
-            here = f"{item}.{field.name}"
-            if field.name not in values:
+            here, value = f"{item}.{field.name}", fields.get(field.name)
+            if value is None:
                 self.default(field, here)
             else:
-                value = values[field.name]
                 self.write_line(f"{here} = '' if {value} else None" if field.kind == "string" else f"{here} = {value}")
         self.write_line(f"{items}.append({item})")
-        self.depth -= 3
-        return plain
+        self.depth -= 1
+
+    def plain_columns(self, cls: type[Struct], rows: tuple[str, str, str], texts: dict[str, str]) -> str:
+        """Return the expression of an array as `StructRows`.
+
+        Args:
+            cls: the structure.
+            rows: the layout of one row without strings, and expressions of the rows' bytes and number.
+            texts: expressions of the lengths of strings, by field.
+        """
+        layout, block, number = rows
+        numbers = [field.name for field in cls.FIELDS if field.present(self.version) and field.name not in texts]
+        columns = self.name("c")
+        self.write_line(f"{columns} = row_columns({layout!r}, {len(numbers)}, {block}, {number})")
+        entries = [f"{name!r}: {columns}[{place}]" for place, name in enumerate(numbers)]
+        entries += [f"{name!r}: text_column({lengths})" for name, lengths in texts.items()]
+        for field in cls.FIELDS:
+            if not field.present(self.version):
+                entries.append(f"{field.name!r}: ({self.literal(field.fresh_default())},) * {number}")
+        return f"rows({self.constant('C_' + cls.__name__, cls)}, {{{', '.join(entries)}}})"
 
     def nullable_struct(self, field: Field, here: str) -> None:
         """Read a structure behind a byte that is negative for null, or, in a tagged field, zero."""
@@ -546,7 +604,7 @@ class DecoderSource(FunctionSource):
         self.depth -= 1
 
 
-def _is_plain(field: Field) -> bool:
+def is_plain(field: Field) -> bool:
     """Return whether a field takes the same number of bytes in every element in which strings are empty."""
     return field.tag is None and (field.kind in FIXED or field.kind == "string")
 

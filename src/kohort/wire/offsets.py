@@ -5,6 +5,7 @@ Source: Kafka 4.4, message schemas.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 from kohort.wire.message import Message, RequestMessage
@@ -27,7 +28,7 @@ class OffsetCommitRequest(RequestMessage["OffsetCommitResponse"], key=8, version
 
         name: str = string(until=9, ignorable=True)
         topic_id: UUID = uuid(since=10, ignorable=True)
-        partitions: list[OffsetCommitRequestPartition] = array(OffsetCommitRequestPartition)
+        partitions: Sequence[OffsetCommitRequestPartition] = array(OffsetCommitRequestPartition, columns=True)
 
     OffsetCommitRequestPartition = OffsetCommitRequestTopic.OffsetCommitRequestPartition
 
@@ -128,7 +129,7 @@ class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
 
             name: str = string(until=9, ignorable=True)
             topic_id: UUID = uuid(since=10, ignorable=True)
-            partitions: list[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions)
+            partitions: Sequence[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions, columns=True)
 
         group_id: str = string()
         topics: list[OffsetFetchResponseTopics] = array(OffsetFetchResponseTopics)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
 
 from kohort.broker.api.groups import client_of
 from kohort.broker.api.permitted import permitted
@@ -38,6 +40,10 @@ from kohort.wire.groups import (
 _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 _Describe = ConsumerGroupDescribeResponse
 _NOT_ALLOWED = ErrorCode.GROUP_AUTHORIZATION_FAILED
+BODIES_KEPT: Final = 16_384
+"""Cached responses of settled members, each about 300 bytes."""
+KEPT_ID_MAX: Final = 255
+"""The longest member id in a cached response, in characters. Clients may send ids of 32 KiB."""
 TOPICS_HIDDEN = "The group has described topic(s) that the client is not authorized to describe."
 """The error text for a group with topics that the client may not describe, as Kafka's."""
 
@@ -65,7 +71,11 @@ def consumer_group_heartbeat(
 
     def answer(value: ConsumerGroupHeartbeatReply | ErrorCode) -> None:
         held.pop(event.request, None)
-        request.reply(_response(value))
+        if request.takes_encoded and isinstance(value, ConsumerGroupHeartbeatReply) and _is_kept(value):
+            told = (value.member_id, value.member_epoch, value.heartbeat_interval_ms)
+            request.reply_encoded(ConsumerGroupHeartbeatResponse, _settled_body(request.version, *told))
+        else:
+            request.reply(_response(value))
 
     if event.delay_ms:
         held[event.request] = host.groups.index_of(message.group_id)
@@ -115,6 +125,17 @@ def _response(value: ConsumerGroupHeartbeatReply | ErrorCode) -> ConsumerGroupHe
         heartbeat_interval_ms=value.heartbeat_interval_ms,
         assignment=assignment,
     )
+
+
+def _is_kept(value: ConsumerGroupHeartbeatReply) -> bool:
+    """Return whether a response is kept: it has no news for its member, so that the next one will be the same."""
+    return value.assignment is None and not value.error and len(value.member_id) <= KEPT_ID_MAX
+
+
+@lru_cache(maxsize=BODIES_KEPT)
+def _settled_body(version: int, member_id: str, epoch: int, interval_ms: int) -> bytes:
+    """Return the encoded response for a member that has no news to learn."""
+    return _response(ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, member_id, epoch, interval_ms)).encode(version)
 
 
 def fresh_id() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import islice, repeat, starmap
+from itertools import compress, islice, repeat, starmap
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from kohort.broker.authorization import Resource, allowed, may_see, refused_name
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request, without_many_repeats
-from kohort.errors import ErrorCode, InvalidInputError
+from kohort.errors import NO_ERROR, ErrorCode, InvalidInputError
 from kohort.groups import events
 from kohort.groups.effects import FetchedOffset, OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
 from kohort.groups.records import NO_TOPIC_ID
@@ -30,10 +30,9 @@ from kohort.wire.offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from kohort.wire.schema import StructRows, columns_of
 from kohort.wire.transactions import TxnOffsetCommitRequest
 
-NEW_OFFSET: Final[Callable[[Iterable[Any]], events.OffsetToCommit]] = partial(tuple.__new__, events.OffsetToCommit)
-"""`OffsetToCommit._make` without its overhead in Python."""
 T = TypeVar(
     "T",
     OffsetCommitRequest.OffsetCommitRequestTopic,
@@ -51,6 +50,10 @@ WHOLE_PARTS: Final = 256
 """Partitions and topics of a commit whose whole response is cached: with `WHOLE_KEPT`, 40 MB at the very most."""
 WHOLE_KEPT: Final = 512
 """Cached responses. A member commits the same partitions until the next rebalance."""
+_POSITION: Final = ("partition_index", "committed_offset", "committed_leader_epoch", "committed_metadata")
+"""The fields of a partition in a commit."""
+_NEW_PARTITION: Final[Callable[[Iterable[Any]], TopicPartition]] = partial(tuple.__new__, TopicPartition)
+"""`TopicPartition._make` without its overhead in Python."""
 CommittedTopics: TypeAlias = tuple[tuple[str | UUID, tuple[int, ...]], ...]
 """Topics of a commit by name or id, with their partitions."""
 
@@ -72,39 +75,50 @@ class CommitPlan(Generic[T]):
             by_id: whether the request names topics by id.
             keep_ids: whether to store topic ids also if the request names topics by name.
         """
-        self.offsets: list[events.OffsetToCommit] = []
+        self._accepted: list[Sequence[Sequence[Any]]] = []
+        self._all_accepted = True
         self._by_id = by_id
-        self._topics: list[tuple[T, list[int], dict[int, ErrorCode]]] = []
+        self._topics: list[tuple[T, Sequence[int], dict[int, ErrorCode]]] = []
         for topic, known in topics:
-            parts = topic.partitions
-            indexes = [part.partition_index for part in parts]
+            columns = columns_of(topic.partitions, _POSITION) if topic.partitions else ((), (), (), ())
             refused: dict[int, ErrorCode] = {}
             if known is None:
                 known = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             if isinstance(known, ErrorCode):
-                refused = dict.fromkeys(range(len(parts)), known)
-            elif parts:
-                if max(indexes) >= known.partitions or min(indexes) < 0:
-                    there = range(known.partitions)
-                    missing = [place for place, index in enumerate(indexes) if index not in there]
-                    refused = dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                    parts = [part for part in parts if part.partition_index in there]
-                columns = (
-                    repeat(known.name),
-                    [part.partition_index for part in parts] if refused else indexes,
-                    [part.committed_offset for part in parts],
-                    [part.committed_leader_epoch for part in parts],
-                    [part.committed_metadata or "" for part in parts],
-                    repeat(known.id if by_id or keep_ids else NO_TOPIC_ID),
-                )
-                self.offsets += map(NEW_OFFSET, zip(*columns, strict=False))
-            self._topics.append((topic, indexes, refused))
+                refused = dict.fromkeys(range(len(columns[0])), known)
+            else:
+                refused = self._add(known, columns, known.id if by_id or keep_ids else NO_TOPIC_ID)
+            if refused:
+                self._all_accepted = False
+            self._topics.append((topic, columns[0], refused))
+
+    def _add(self, topic: KnownTopic, columns: Sequence[Sequence[Any]], topic_id: UUID) -> dict[int, ErrorCode]:
+        """Add the existing partitions of a topic; return the errors of the others by their place."""
+        indexes, refused = columns[0], dict[int, ErrorCode]()
+        if indexes and (max(indexes) >= topic.partitions or min(indexes) < 0):
+            exists = [0 <= index < topic.partitions for index in indexes]
+            missing = [place for place, found in enumerate(exists) if not found]
+            refused = dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            columns = [list(compress(column, exists)) for column in columns]
+        partitions, offsets, epochs, metadata = columns
+        if metadata.count("") != len(metadata):
+            metadata = [text or "" for text in metadata]
+        if offsets:
+            size = len(offsets)
+            self._accepted.append(((topic.name,) * size, partitions, offsets, epochs, metadata, (topic_id,) * size))
+        return refused
+
+    @property
+    def offsets(self) -> events.OffsetColumns:
+        """The positions for the coordinator."""
+        return events.OffsetColumns.joined(self._accepted)
 
     def fulfilled(self, value: OffsetCommitReply | ErrorCode | None) -> CommittedTopics | None:
         """Return the topics, by name or id, with their partitions if all of a small commit succeeded; else None."""
-        if not isinstance(value, OffsetCommitReply) or len(self.offsets) + len(self._topics) > WHOLE_PARTS:
+        if not isinstance(value, OffsetCommitReply) or not self._all_accepted:
             return None
-        if value.errors.count(ErrorCode.NONE) != len(value.errors) or any(refused for _, _, refused in self._topics):
+        size = len(value.errors)
+        if size + len(self._topics) > WHOLE_PARTS or value.errors.count(NO_ERROR) != size:
             return None
         if self._by_id:
             return tuple([(topic.topic_id, tuple(indexes)) for topic, indexes, _ in self._topics])
@@ -205,7 +219,8 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
                 topics.append(make_topic(name=topic.name, partitions=partitions))
         request.reply(OffsetCommitResponse(topics=topics))
 
-    if not plan.offsets:
+    offsets = plan.offsets
+    if not offsets:
         answer(None)
         return
     event = events.OffsetCommit(
@@ -213,7 +228,7 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
         group_id=message.group_id,
         member_id=message.member_id,
         generation=message.generation_id_or_member_epoch,
-        offsets=tuple(plan.offsets),
+        offsets=offsets,
         instance_id=message.group_instance_id,
         retention_ms=message.retention_time_ms if version <= 4 else -1,
         knows_stale_epoch=version >= 9,
@@ -358,7 +373,7 @@ def _fetch_group(
                 unknown.append(hidden)
             else:
                 named[name] = None
-                wanted += [TopicPartition(name, index) for index in topic.partition_indexes]
+                wanted += map(_NEW_PARTITION, zip(repeat(name), topic.partition_indexes, strict=False))
 
     def answer(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
@@ -388,23 +403,28 @@ def _fetched(
     host: GroupHost, offsets: Iterable[FetchedOffset], named: Iterable[str], by_id: bool
 ) -> Iterator[_FetchedTopic]:
     """Yield committed offsets by topic. Requested topics come first, also without an offset."""
-    make = OffsetFetchResponse.OffsetFetchResponsePartitions
-    by_topic: dict[str, list[_FetchedTopic.OffsetFetchResponsePartitions]] = {name: [] for name in named}
+    by_topic: dict[str, list[FetchedOffset]] = {name: [] for name in named}
     for committed in offsets:
-        by_topic.setdefault(committed.topic, []).append(
-            make(
-                partition_index=committed.partition,
-                committed_offset=committed.offset,
-                committed_leader_epoch=committed.leader_epoch,
-                metadata=committed.metadata,
-                error_code=committed.error,
-            )
-        )
-    for name, parts in by_topic.items():
+        by_topic.setdefault(committed.topic, []).append(committed)
+    for name, found in by_topic.items():
         if not by_id:
-            yield _FetchedTopic(name=name, partitions=parts)
+            yield _FetchedTopic(name=name, partitions=_fetched_rows(found))
         elif (known := host.topics.by_name.get(name)) is not None:
-            yield _FetchedTopic(topic_id=known.id, partitions=parts)
+            yield _FetchedTopic(topic_id=known.id, partitions=_fetched_rows(found))
+
+
+def _fetched_rows(found: Sequence[FetchedOffset]) -> Sequence[_FetchedTopic.OffsetFetchResponsePartitions]:
+    if not found:
+        return []
+    _, partitions, offsets, epochs, metadata, errors, _ = zip(*found, strict=True)
+    columns = {
+        "partition_index": partitions,
+        "committed_offset": offsets,
+        "committed_leader_epoch": epochs,
+        "metadata": metadata,
+        "error_code": errors,
+    }
+    return StructRows(OffsetFetchResponse.OffsetFetchResponsePartitions, columns)
 
 
 def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> None:

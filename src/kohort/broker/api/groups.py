@@ -8,6 +8,7 @@ members. DescribeGroups 6 reports missing groups. ListGroups 4 adds states, 5 ty
 from __future__ import annotations
 
 import uuid
+from functools import cache
 
 from kohort.broker.api.permitted import permitted
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
@@ -174,12 +175,21 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
         error = value if isinstance(value, ErrorCode) else value.error
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (client.lease_ms or client.is_own):
             error = ErrorCode.NONE  # as in Kafka: some clients treat the code as final. A lease counts from responses
-        request.reply(HeartbeatResponse(error_code=error))
+        if request.takes_encoded:
+            request.reply_encoded(HeartbeatResponse, _heartbeat_body(request.version, error))
+        else:
+            request.reply(HeartbeatResponse(error_code=error))
 
     if event.delay_ms:
         held[event.request] = host.groups.index_of(message.group_id)
     host.groups.ask(request.client, event, answer)
     return None
+
+
+@cache
+def _heartbeat_body(version: int, error: ErrorCode) -> bytes:
+    """Return the encoded response to a heartbeat, of which there are few."""
+    return HeartbeatResponse(error_code=error).encode(version)
 
 
 def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGroupResponse | None:

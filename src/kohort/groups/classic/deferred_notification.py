@@ -26,9 +26,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
-from kohort.errors import ErrorCode
-from kohort.groups.classic.members import ClassicMember, ClassicMembers, DeferredNotification
-from kohort.groups.effects import GroupState, HeartbeatReply, Meter
+from kohort.errors import NO_ERROR, ErrorCode
+from kohort.groups.classic.members import PREPARING, STABLE, ClassicMember, ClassicMembers, DeferredNotification
+from kohort.groups.effects import HeartbeatReply, Meter
 from kohort.groups.events import Heartbeat
 from kohort.groups.failure_detector import LATE_MS, DetectorSettings
 from kohort.groups.long_polling import Release
@@ -81,7 +81,7 @@ class ClassicNotification(ClassicMembers):
         """Delay the response to a valid heartbeat; False if it must be sent now."""
         if not event.delay_ms or self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return False
-        if self.state is GroupState.STABLE:
+        if self.state is STABLE:
             if member.member_id in self.pending_sync:
                 return False
         elif self.deferral is None or member.join_request is not None:
@@ -95,8 +95,8 @@ class ClassicNotification(ClassicMembers):
 
     def heartbeat_result(self, step: Step, member: ClassicMember) -> ErrorCode:
         """Return the content of a response that is sent now: join again, unless the next heartbeat is in time."""
-        if self.state is not GroupState.PREPARING_REBALANCE:
-            return ErrorCode.NONE
+        if self.state is not PREPARING:
+            return NO_ERROR
         deferral = self.deferral
         if deferral is None:
             return ErrorCode.REBALANCE_IN_PROGRESS

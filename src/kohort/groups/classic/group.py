@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kohort.consumer_protocol import read_topics
-from kohort.errors import ErrorCode
+from kohort.errors import NO_ERROR, ErrorCode
 from kohort.groups import admission
 from kohort.groups.classic.deferred_notification import COOPERATIVE, ClassicNotification
-from kohort.groups.classic.members import ClassicMember, PendingMember
+from kohort.groups.classic.members import COMPLETING, EMPTY, PREPARING, STABLE, ClassicMember, PendingMember
 from kohort.groups.classic.rebalance import ClassicRebalance
 from kohort.groups.effects import (
     ConsumerGroupHeartbeatReply,
@@ -358,7 +358,7 @@ class ClassicRequests(ClassicRebalance):
     def heartbeat(self, step: Step, event: Heartbeat) -> None:
         """Process a heartbeat: answer whether the member must join again, or delay the answer until there is news."""
         error = self.heartbeat_error(event)
-        if error is ErrorCode.NONE:
+        if error is NO_ERROR:
             if self.owes_look:
                 self.rebalance_if_unowned(step)
             member = self.members[event.member_id]
@@ -379,7 +379,7 @@ class ClassicRequests(ClassicRebalance):
             error = self.member_error(event.member_id, event.instance_id)
             if error is not ErrorCode.NONE:
                 return error
-        return ErrorCode.NONE if self.is_current_generation(event.generation) else ErrorCode.ILLEGAL_GENERATION
+        return NO_ERROR if self.is_current_generation(event.generation) else ErrorCode.ILLEGAL_GENERATION
 
     def leave(self, step: Step, event: LeaveGroup) -> None:
         """Remove members that leave by themselves or that an administrator removes."""
@@ -482,8 +482,6 @@ class ClassicRequests(ClassicRebalance):
             step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
 
 
-EMPTY, STABLE = GroupState.EMPTY, GroupState.STABLE
-PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
 STATES = (EMPTY, PREPARING, COMPLETING, STABLE)
 _LONG_POLL_ENDS = dict.fromkeys(STATES, reaction("the delayed heartbeat is answered", ClassicRequests.on_long_poll_end))
 _NO_JOIN_PHASE = ignored("there is no join phase")
@@ -594,20 +592,20 @@ class ClassicGroup(ClassicRequests):
 
     def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
         """Return whether a member, or a client without group management, may commit now."""
-        generation, is_empty = event.generation, self.state is GroupState.EMPTY
+        generation, is_empty = event.generation, self.state is EMPTY
         if generation < 0 and is_empty:
-            return ErrorCode.NONE
+            return NO_ERROR
         if generation < 0 and not event.member_id and event.instance_id is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if event.member_id not in self.members or event.instance_id is not None:
             error = self.member_error(event.member_id, event.instance_id)
-            if error is not ErrorCode.NONE:
+            if error is not NO_ERROR:
                 return error
         if not self.is_current_generation(generation):
             return ErrorCode.ILLEGAL_GENERATION
-        if self.state is GroupState.COMPLETING_REBALANCE or (self.awaiting_join and self.has_given_up(event)):
+        if self.state is COMPLETING or (self.awaiting_join and self.has_given_up(event)):
             return ErrorCode.REBALANCE_IN_PROGRESS
-        return ErrorCode.NONE
+        return NO_ERROR
 
     def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
         """Return whether a transactional commit is accepted; a producer may omit the member, no rebalance delays it."""
@@ -635,7 +633,7 @@ class ClassicGroup(ClassicRequests):
     def committed(self, step: Step, event: OffsetCommit) -> None:
         """Count a member's commit as a sign of life."""
         member = self.members.get(event.member_id)
-        if member is not None and self.state is not GroupState.COMPLETING_REBALANCE:
+        if member is not None and self.state is not COMPLETING:
             member.restart_session(step)
 
     def describe(self, step: Step) -> DescribedGroup:

@@ -20,6 +20,9 @@ from kohort.groups.timers import Deadline, Timer
 
 MEMBER_RECORD_OVERHEAD = 40
 
+EMPTY, STABLE = GroupState.EMPTY, GroupState.STABLE
+PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
+
 
 class ClassicMember(MonitoredMember):
     """A member of a classic group, with the requests that it waits on.

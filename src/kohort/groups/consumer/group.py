@@ -14,17 +14,23 @@ from typing import ClassVar
 from zlib import crc32
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
-from kohort.errors import ErrorCode
+from kohort.errors import NO_ERROR, ErrorCode
 from kohort.groups import admission, client_quirks
 from kohort.groups.admission import LEFT_FOR_A_WHILE, Refusal
 from kohort.groups.consumer.assignment import ConsumerAssignment
 from kohort.groups.consumer.classic_members import ConsumerClassicMembers
-from kohort.groups.consumer.members import CurrentAssignment, Presence
+from kohort.groups.consumer.members import (
+    ASSIGNING,
+    EMPTY,
+    RECONCILING,
+    STABLE,
+    CurrentAssignment,
+    Presence,
+)
 from kohort.groups.effects import (
     ConsumerGroupHeartbeatReply,
     DescribedConsumer,
     DescribedConsumerGroup,
-    GroupState,
     GroupType,
     Level,
     NamedPartitions,
@@ -136,7 +142,8 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             presence.process = event.client.process
         if before is not None and before.classic_protocols is not None:
             self.member_changed_protocol(step, presence, member_id)
-        self.answer_waiting(step, member_id)
+        if presence.awaits_answer:
+            self.answer_waiting(step, member_id)
         self.refresh_patterns(step)
         if self.epoch > self.target_epoch:
             self.request_target(step)
@@ -227,7 +234,8 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         before = self.current_assignment(member_id)
         owned = None if event.owned is None else unpack(event.owned)
         after = self.reconcile_member(step, member_id, owned)
-        told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
+        moved = after is not before and after.assigned != before.assigned  # sets compare each element, also of the same
+        told = moved or after.member_epoch != event.member_epoch or says_everything(event)
         settled = after.is_reconciled_to(self.epoch)
         presence = self.presence(member_id)
         if (
@@ -249,7 +257,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         step.reply(
             event.request,
             ConsumerGroupHeartbeatReply(
-                ErrorCode.NONE,
+                NO_ERROR,
                 None,
                 member_id,
                 after.member_epoch,
@@ -448,8 +456,6 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             self.evict_member(step, member_id, f"the connection of new member {member_id} ended")
 
 
-EMPTY, ASSIGNING = GroupState.EMPTY, GroupState.ASSIGNING
-RECONCILING, STABLE = GroupState.RECONCILING, GroupState.STABLE
 STATES = (EMPTY, ASSIGNING, RECONCILING, STABLE)
 CLASSIC = GroupType.CLASSIC
 _LONG_POLL_ENDS = {
@@ -585,7 +591,7 @@ class ConsumerGroup(ConsumerHeartbeat):
         """
         member_id, instance_id, epoch = event.member_id, event.instance_id, event.generation
         if epoch < 0 and not self.members:
-            return ErrorCode.NONE
+            return NO_ERROR
         if instance_id is not None and self.static_ids.get(instance_id, member_id) != member_id:
             return ErrorCode.FENCED_INSTANCE_ID
         member = self.members.get(member_id)
@@ -598,7 +604,7 @@ class ConsumerGroup(ConsumerHeartbeat):
             offset.topic in topics and current.covers(epoch, (topics[offset.topic].id, offset.partition))
             for offset in event.offsets
         ):
-            return ErrorCode.NONE
+            return NO_ERROR
         return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
 
     def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
@@ -620,12 +626,12 @@ class ConsumerGroup(ConsumerHeartbeat):
     def may_fetch(self, step: Step, event: OffsetFetch) -> ErrorCode:
         """Return whether a fetch with a member names a known one with its epoch; a fetch without one is open to all."""
         if event.member_id is None and event.member_epoch < 0:
-            return ErrorCode.NONE
+            return NO_ERROR
         member_id = event.member_id or ""
         if member_id not in self.members:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if event.member_epoch == self.current_assignment(member_id).member_epoch:
-            return ErrorCode.NONE
+            return NO_ERROR
         is_classic = self.members[member_id].classic_protocols is not None
         return ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
 

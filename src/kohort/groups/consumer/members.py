@@ -44,6 +44,9 @@ from kohort.groups.step import Step
 from kohort.groups.table import UnexpectedTransitionError
 from kohort.groups.timers import Deadline, Timer
 
+EMPTY, ASSIGNING = GroupState.EMPTY, GroupState.ASSIGNING
+RECONCILING, STABLE = GroupState.RECONCILING, GroupState.STABLE
+
 
 @dataclass(slots=True)
 class CurrentAssignment:
@@ -121,7 +124,7 @@ class CurrentAssignment:
 
     def is_reconciled_to(self, epoch: int) -> bool:
         """Return whether the member has all of this epoch's target."""
-        return self.state is ReconciliationState.STABLE and self.member_epoch == epoch
+        return self.state is SETTLED and self.member_epoch == epoch
 
 
 class Presence(MonitoredMember):
@@ -278,10 +281,10 @@ class ConsumerMembers(GroupMembership):
     def group_state(self) -> GroupState:
         """Return the state: by whether there is a target for the newest epoch and all members have it."""
         if not self.members:
-            return GroupState.EMPTY
+            return EMPTY
         if self.epoch > self.target_epoch:
-            return GroupState.ASSIGNING
-        return GroupState.RECONCILING if self.moving_members() else GroupState.STABLE
+            return ASSIGNING
+        return RECONCILING if self.moving_members() else STABLE
 
     def moving_members(self) -> set[str]:
         """Return the members that do not have all of the target yet; kept, so that the state costs no pass over all."""
