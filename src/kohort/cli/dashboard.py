@@ -60,10 +60,11 @@ def dashboard(
     from kohort.client.settings import ConnectionConfig, ConsumerConfig
     from kohort.dashboard.cluster_lookups import LOOKUP_MS, ClusterLookups
     from kohort.lag import LagReader
+    from kohort.lag.reading import REBALANCES_ASKED
 
     servers, connection = common.client_settings(ConnectionConfig)
     reader = make_client(LagReader, servers, connection)
-    reader.window_ms = window
+    reader.window_ms, reader.rebalances = window, REBALANCES_ASKED
     consumer = common.client_settings(ConsumerConfig)[1]
     lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS)
     gc.set_threshold(*COLLECT_AFTER)

@@ -57,6 +57,7 @@ def exporter(
         watches = []
         for name, reader in readers:
             reader.window_ms = window
+            reader.rebalances = 1  # with it come the numbers of causes
             watch = ClusterWatch(name, reader, interval / 1000)
             stack.callback(watch.close)
             watches.append(watch)
