@@ -1,4 +1,4 @@
-"""`kohort groups`: list, describe, members, lag and watch. The commands that change groups are in `group_changes`."""
+"""`kohort groups`: list, describe, members, lag and watch. `group_changes` has what changes groups, `scaling` scale."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from kohort.cli.group_rows import (
     type_name,
 )
 from kohort.cli.output import print_note, printable, show, show_json, show_json_line, table_of
+from kohort.cli.scaling import scale
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
@@ -166,6 +167,7 @@ for _name, _command in group_changes.COMMANDS.items():
     app.command(_command, name=_name)
 
 app.command(watch)
+app.command(scale)
 
 STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
