@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +14,7 @@ from kohort.cli.common import (
     DEFAULT_CALL_MS,
     Common,
     check_names,
+    ending_signals,
     groups_with_nearest_of,
     listen_address,
     make_client,
@@ -184,13 +183,11 @@ def scaler(
     reader = make_client(LagReader, servers, connection)
     reader.rebalances = REBALANCES_ASKED
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    ended = threading.Event()
+    ended = ending_signals()
     with GroupScaling(reader, interval / 1000) as scaling, ScalerServer(host, port, scaling) as server:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
         if common.json:
             show_json_line({"ready": server.address})
         else:
             print(f"ready {server.address}", flush=True)
-        ended.wait()
+        ended.get()
     return DONE
