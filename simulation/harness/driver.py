@@ -12,13 +12,12 @@ from kohort.groups.consumer import assignment
 from kohort.groups.effects import (
     BackgroundTask,
     Computation,
-    Counted,
     DividePartitions,
     FindOffsets,
     LogLine,
+    MetricNote,
     Now,
     Push,
-    Rebalanced,
     ResolveRegexes,
 )
 from kohort.groups.events import GroupSettings, OffsetsFound, PushPosition, TopicImage
@@ -162,7 +161,7 @@ class VirtualDriver:
         """To the member's connection, if there is one."""
         self._host.push(push)
 
-    def record_metric(self, note: Counted | Rebalanced) -> None:
+    def record_metric(self, note: MetricNote) -> None:
         """Nobody counts."""
 
     def log_line(self, line: LogLine) -> None:

@@ -13,7 +13,7 @@ from kohort.groups.consumer.assignment import ConsumerAssignment, ConsumerSuspic
 from kohort.groups.consumer.classic_members import ConsumerClassicMembers
 from kohort.groups.consumer.group import ConsumerGroup, ConsumerHeartbeat
 from kohort.groups.consumer.members import ConsumerReconciliation, CurrentAssignment
-from kohort.groups.effects import Effects
+from kohort.groups.effects import Cause, Effects, RebalanceReason
 from kohort.groups.events import (
     ConnectionLost,
     JoinGroup,
@@ -95,8 +95,8 @@ class HurriesJoiners(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A round with a shorter join phase."""
 
-        def prepare_rebalance(group: ClassicGroup, step: Step, reason: str) -> None:
-            real(group, step, reason)
+        def prepare_rebalance(group: ClassicGroup, step: Step, cause: Cause) -> None:
+            real(group, step, cause)
             timer, now_ms = group.join_phase, step.now.mono_ms
             if timer.due_ms is not None:
                 step.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
@@ -115,7 +115,7 @@ class ForgetsThatItWaits(Swapped):
 
         def ended(group: ClassicGroup, step: Step, member_id: str) -> None:
             if member_id in group.members:
-                group.evict_member(step, member_id, "silent")
+                group.evict_member(step, Cause(RebalanceReason.SESSION_EXPIRED, "silent", member_id))
 
         return ended
 

@@ -10,7 +10,7 @@ from kohort.client.group.push import PushMembership
 from kohort.client.net.connection import RawConnection
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Effects, Now, Push, StartConsumer
+from kohort.groups.effects import Cause, Effects, Now, Push, RebalanceReason, StartConsumer
 from kohort.groups.events import ConnectionLost, PushRequestKind
 from kohort.groups.machine import GroupMachine
 from kohort.groups.pairs import Pairs
@@ -48,9 +48,9 @@ class DropsChanges(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """No second mark."""
 
-        def request_rebalance(push: PushGroup, step: Step, why: str) -> None:
+        def request_rebalance(push: PushGroup, step: Step, cause: Cause) -> None:
             if not push.rebalancing or not push.members:
-                real(push, step, why)
+                real(push, step, cause)
 
         return request_rebalance
 
@@ -84,7 +84,7 @@ class FreesAtDisconnects(Swapped):
             real(push, step, member_id, event)
             member = push.present.get(member_id)
             if member is not None and member.is_gone:
-                push.evict_member(step, member_id, "its connection has ended")
+                push.evict_member(step, Cause(RebalanceReason.DISCONNECTED, "its connection has ended", member_id))
 
         return lost
 

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
         GroupListing as GroupListing,
     )
     from kohort.client.admin.values import (
+        GroupRebalanced as GroupRebalanced,
+    )
+    from kohort.client.admin.values import (
         ListedOffset as ListedOffset,
     )
     from kohort.client.admin.values import (
@@ -85,6 +88,9 @@ if TYPE_CHECKING:
     )
     from kohort.client.admin.values import (
         QuotaEntity as QuotaEntity,
+    )
+    from kohort.client.admin.values import (
+        RebalanceCause as RebalanceCause,
     )
     from kohort.client.admin.values import (
         ReplicaOnDisk as ReplicaOnDisk,
@@ -222,6 +228,7 @@ _NAMES = {
         "FeatureDescription",
         "GroupDescription",
         "GroupListing",
+        "GroupRebalanced",
         "ListedOffset",
         "LogDir",
         "MemberDescription",
@@ -232,6 +239,7 @@ _NAMES = {
         "ProducerIdentity",
         "ProducerState",
         "QuotaEntity",
+        "RebalanceCause",
         "ReplicaOnDisk",
         "ResourceType",
         "Results",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from kohort.coordinator.driver import Action, ShardMetrics
-from kohort.groups.effects import BackgroundTask, Counted, LogLine, Now, Push, Rebalanced
+from kohort.groups.effects import BackgroundTask, LogLine, MetricNote, Now, Push
 from kohort.groups.events import Event, GroupSettings, TopicImage
 
 log = logging.getLogger("kohort.groups")
@@ -45,7 +45,7 @@ class ShardHost(Protocol):
     def push(self, push: Push) -> None:
         """Send a request to a push consumer."""
 
-    def record_metric(self, note: Counted | Rebalanced) -> None:
+    def record_metric(self, note: MetricNote) -> None:
         """Update the metrics."""
 
 

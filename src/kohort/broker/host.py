@@ -31,6 +31,7 @@ from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
 from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
+from kohort.broker.rebalance_history import RebalanceHistory
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.server_requests import OnAnswer, ServerRequests
@@ -46,7 +47,9 @@ from kohort.groups.effects import (
     DismissConsumer,
     DividePartitions,
     FindOffsets,
+    GroupEmptied,
     Lookup,
+    MetricNote,
     PingConsumer,
     Push,
     Rebalanced,
@@ -465,13 +468,18 @@ class GroupHost:
         self.groups = GroupShards(self.next_request_id, self._make_shard)
         self.topics = topics(self.groups)
         self.consumers = PushedConsumers(self.groups, places, self.metrics, self.faults)
-        self.groups.on_end = self.consumers.dismiss
+        self.rebalances = RebalanceHistory()
+        self.groups.on_end = self._shard_given_up
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
         self._matching = ThreadPoolExecutor(1, "kohort-match")
         self._dividers = AssignmentThreads(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
         self._regex_callers: OrderedDict[str, PastCaller] = OrderedDict()
         self._regexes_waiting: dict[str, tuple[ResolveRegexes, Callable[[Event], None]]] = {}
+
+    def _shard_given_up(self, index: int) -> None:
+        self.consumers.dismiss(index)
+        self.rebalances.forget(lambda group: self.groups.index_of(group) == index)
 
     def next_request_id(self) -> int:
         """Return a number for one event, which matches its reply to its request."""
@@ -622,9 +630,12 @@ class GroupHost:
         """Send a request to a push consumer."""
         self.consumers.push(push)
 
-    def record_metric(self, note: Counted | Rebalanced) -> None:
-        """Update the metrics from a group coordinator."""
-        self.metrics.take(note)
+    def record_metric(self, note: MetricNote) -> None:
+        """Update the metrics and the history of rebalances from a group coordinator."""
+        if not isinstance(note, Counted):
+            self.rebalances.take(note)
+        if not isinstance(note, GroupEmptied):
+            self.metrics.take(note)
         if self.on_rebalanced is not None and isinstance(note, Rebalanced):
             self.on_rebalanced(note)
 

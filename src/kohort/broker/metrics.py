@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from kohort.groups.effects import Counted, GroupState, Meter, Rebalanced
+from kohort.groups.effects import Counted, GroupState, Meter, RebalanceCaused, Rebalanced, RebalanceReason
 from kohort.wire.framing import APIS
 from kohort.wire.push import PushType
 
@@ -75,6 +75,7 @@ Snapshot = TypedDict(
         "group-coordinator-metrics": dict[str, float],
         "groups": dict[str, dict[str, int]],
         "rebalances": dict[str, RebalancesSummary],
+        "rebalance-causes": dict[str, int],
         "rebalance": HistogramSummary,
         "downtime": HistogramSummary,
         "event-queue": HistogramSummary,
@@ -264,6 +265,7 @@ class Metrics:
     Attributes:
         meters: Kafka's four meters, those of long polling, and those of push groups.
         apis: request metrics by API key.
+        causes: causes of rebalances by reason.
         rebalances: by group, the most recently rebalanced last.
         whole, downtime: total time and downtime of all groups' rebalances.
         queue: how long the oldest event of a batch waited for its shard.
@@ -277,6 +279,7 @@ class Metrics:
         self.meters = {meter: Rate() for meter in Meter}
         self.apis = {key: ApiMetrics() for key in API_NAMES}
         self.rebalances: OrderedDict[str, GroupRebalances] = OrderedDict()
+        self.causes: Counter[str] = Counter()
         self.whole = Histogram()
         self.downtime = Histogram()
         self.queue = Histogram()
@@ -284,10 +287,13 @@ class Metrics:
         self.append = Histogram()
         self.events = 0
 
-    def take(self, note: Counted | Rebalanced) -> None:
+    def take(self, note: Counted | RebalanceCaused | Rebalanced) -> None:
         """Record a metric of a group coordinator."""
         if isinstance(note, Counted):
             self.meters[note.meter].add(note.amount)
+            return
+        if isinstance(note, RebalanceCaused):
+            self.causes[note.cause.reason.value] += 1
             return
         self.whole.observe(note.duration_ms / 1000)
         self.downtime.observe(note.downtime_ms / 1000)
@@ -315,6 +321,7 @@ class Metrics:
                 for protocol in ("classic", "consumer", "push")
             },
             "rebalances": {group: rebalances.summary() for group, rebalances in self.rebalances.items()},
+            "rebalance-causes": {reason.value: self.causes[reason.value] for reason in RebalanceReason},
             "rebalance": self.whole.summary(),
             "downtime": self.downtime.summary(),
             "event-queue": self.queue.summary(),
@@ -441,7 +448,10 @@ def _groups(found: Snapshot) -> Iterator[Metric]:
         whole.add_metric([group], values["duration_ms"] / 1000)
         still.add_metric([group], values["downtime_ms"] / 1000)
         completed.add_metric([group], values["completed"])
-    yield from (whole, still, completed)
+    causes = CounterMetricFamily("kohort_rebalance_causes", "Causes of rebalances, by reason", labels=["reason"])
+    for reason, count in found["rebalance-causes"].items():
+        causes.add_metric([reason], count)
+    yield from (whole, still, completed, causes)
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: list[str], values: HistogramSummary) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "consume": ("kohort.cli.consume:consume", "Read records of a topic."),
     "groups": ("kohort.cli.groups:app", "List and describe groups, their lag, and change their offsets."),
     "exporter": ("kohort.cli.exporter:exporter", "Lag of all groups of one or several clusters, for Prometheus."),
+    "scaler": ("kohort.cli.scaling:scaler", "How many members groups need, for KEDA over gRPC."),
     "dashboard": ("kohort.cli.dashboard:dashboard", "Web page of a cluster's groups: lag, members, topics, records."),
     "acls": ("kohort.cli.acls:app", "List, add and remove access control lists: who may do what."),
     "region": ("kohort.cli.region:app", "Consistent regions: how they are, and what a person can have them do."),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
@@ -158,6 +160,18 @@ def make_client(make: Callable[..., Client], servers: str, given: Mapping[str, A
         return make(servers, **given)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
+
+
+def ending_signals() -> SimpleQueue[int]:
+    """Return a queue that gets each SIGTERM and SIGINT from now on; its `get` waits for one.
+
+    Its `put` may be called by a signal's handler. That of a `threading.Event` may not: the handler runs on the thread
+    that waits, and would wait for ever for a lock that this thread holds for a moment.
+    """
+    arrived: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda found, _: arrived.put(found))
+    return arrived
 
 
 def listen_address(listen: str) -> tuple[str, int]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import signal
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, listen_address, make_client
+from kohort.cli.common import Common, ending_signals, listen_address, make_client
 from kohort.cli.output import show_json_line
 from kohort.errors import InvalidInputError
 
@@ -60,10 +58,11 @@ def dashboard(
     from kohort.client.settings import ConnectionConfig, ConsumerConfig
     from kohort.dashboard.cluster_lookups import LOOKUP_MS, ClusterLookups
     from kohort.lag import LagReader
+    from kohort.lag.reading import REBALANCES_ASKED
 
     servers, connection = common.client_settings(ConnectionConfig)
     reader = make_client(LagReader, servers, connection)
-    reader.window_ms = window
+    reader.window_ms, reader.rebalances = window, REBALANCES_ASKED
     consumer = common.client_settings(ConsumerConfig)[1]
     lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS)
     gc.set_threshold(*COLLECT_AFTER)
@@ -78,13 +77,11 @@ def dashboard(
 
 
 def _serve_until_signal(server: DashboardServer, as_json: bool) -> int:
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ended = ending_signals()
     url = f"http://{server.address}/"
     if as_json:
         show_json_line({"ready": url})
     else:
         print(f"ready {url}", flush=True)
-    ended.wait()
+    ended.get()
     return DONE

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, listen_address, make_client
+from kohort.cli.common import Common, ending_signals, listen_address, make_client
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.lag import LagReader
@@ -50,22 +48,21 @@ def exporter(
     from kohort.lag.cluster_watch import ClusterWatch
     from kohort.lag.exporter import LagExporter
 
-    ended = threading.Event()
     readers = _readers(servers, config)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:
         watches = []
         for name, reader in readers:
             reader.window_ms = window
+            reader.rebalances = 1  # with it come the numbers of causes
             watch = ClusterWatch(name, reader, interval / 1000)
             stack.callback(watch.close)
             watches.append(watch)
+        ended = ending_signals()
         server = MetricsServer(host, port, LagExporter(watches))
         stack.callback(server.close)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
         print(f"ready {server.address}", flush=True)
-        ended.wait()
+        ended.get()
     return DONE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import UsageError
@@ -11,7 +12,7 @@ from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
-    from kohort.client.admin.values import GroupDescription, MemberDescription
+    from kohort.client.admin.values import GroupDescription, GroupRebalanced, MemberDescription
     from kohort.lag import GroupLag, LagReader
 
 _PLACE = ("topic", "partition", "committed", "log_start", "log_end", "lag", "time_lag")
@@ -20,6 +21,8 @@ OF_PARTITION = (*_PLACE, "client_id", "host", "member_id", *_HEALTH)
 OF_LAG = ("group", *_PLACE, *_HEALTH)
 OF_WATCHED = ("group", *_PLACE, "rate", "catch_up", "client_id", "host", *_HEALTH)
 """The columns of tables of partitions, of lag, and of lag over time."""
+OF_REBALANCE = ("group", "began", "took_s", "generation", "members", "standstill_s", "reasons", "why")
+"""The columns of tables of rebalances."""
 
 
 TYPES = ("Classic", "Consumer", "Share", "Streams")
@@ -94,6 +97,31 @@ def group_row(group: GroupDescription) -> dict[str, Any]:
         "coordinator": group.coordinator,
         "epoch": group.epoch,
         "members": len(group.members),
+    }
+
+
+def rebalance_rows(group: GroupDescription) -> list[dict[str, Any]] | None:
+    """Return the last rebalances, the newest first; None if the coordinator records none."""
+    return None if group.rebalances is None else [_rebalance_row(found) for found in reversed(group.rebalances)]
+
+
+def _rebalance_row(rebalance: GroupRebalanced) -> dict[str, Any]:
+    from kohort.lag.rebalances import rebalance_text
+
+    took_ms = None if rebalance.ended_ms is None else rebalance.ended_ms - rebalance.began_ms
+    return {
+        "began": datetime.fromtimestamp(rebalance.began_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "took_s": _seconds(took_ms),
+        "generation": rebalance.generation,
+        "members": rebalance.members,
+        "standstill_s": _seconds(rebalance.downtime_ms),
+        "standstill_by_member": {member: _seconds(downtime_ms) for member, downtime_ms in rebalance.longest},
+        "reasons": list(dict.fromkeys(cause.reason for cause in rebalance.causes)),
+        "why": rebalance_text(rebalance),
+        "causes": [
+            {"reason": cause.reason, "member_id": cause.member_id, "text": cause.text} for cause in rebalance.causes
+        ],
+        "causes_left_out": rebalance.causes_left_out,
     }
 
 

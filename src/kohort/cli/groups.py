@@ -1,4 +1,4 @@
-"""`kohort groups`: list, describe, members, lag and watch. The commands that change groups are in `group_changes`."""
+"""`kohort groups`: list, describe, members, lag and watch. `group_changes` has what changes groups, `scaling` scale."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest, prin
 from kohort.cli.group_rows import (
     OF_LAG,
     OF_PARTITION,
+    OF_REBALANCE,
     OF_WATCHED,
     TYPES,
     check_chosen,
     chosen_groups,
     described_groups,
     member_row,
+    rebalance_rows,
     type_name,
 )
 from kohort.cli.output import print_note, printable, show, show_json, show_json_line, table_of
+from kohort.cli.scaling import scale
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
@@ -60,6 +63,9 @@ def watch(
     if interval < 1:
         raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
     with common.lag_reader(DEFAULT_CALL_MS) as reader:
+        from kohort.lag.reading import REBALANCES_ASKED
+
+        reader.rebalances = REBALANCES_ASKED
         samples = _samples(reader, None if all_groups else groups, interval / 1000, common.timeout)
         try:
             if common.json:
@@ -161,6 +167,7 @@ for _name, _command in group_changes.COMMANDS.items():
     app.command(_command, name=_name)
 
 app.command(watch)
+app.command(scale)
 
 STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
@@ -219,18 +226,33 @@ def _words(option: str, given: tuple[str, ...], known: Collection[str]) -> list[
 
 
 @app.command
-def describe(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int:
+def describe(
+    *groups: str,
+    all_groups: bool = False,
+    rebalances: Annotated[bool, Parameter(negative="")] = False,
+    common: Common = _COMMON,
+) -> int:
     """State of groups, and for each partition the committed offset, the lag and the member that has it.
 
     Args:
         groups: their names.
         all_groups: every group of the cluster.
+        rebalances: instead of partitions the last rebalances, as kohort's coordinators record them: why each began,
+            and who stood still for how long.
     """
     check_chosen(groups, all_groups)
     with common.lag_reader() as reader:
+        from kohort.lag.reading import REBALANCES_ASKED
+
+        reader.rebalances = REBALANCES_ASKED if rebalances else 0
         described, errors = described_groups(reader, None if all_groups else groups)
+        read = {} if reader.report is None else reader.report.groups
+        for row in described if rebalances else ():
+            row["rebalances"] = rebalance_rows(read[row["group"]].description)
     if common.json:
         show_json(described)
+    elif rebalances:
+        _show_rebalances(described)
     else:
         for row in described:
             epoch = "" if row["epoch"] is None else f"  epoch {row['epoch']}"
@@ -242,6 +264,17 @@ def describe(*groups: str, all_groups: bool = False, common: Common = _COMMON) -
             print(printable(line))
             show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")
     return print_errors(errors)
+
+
+def _show_rebalances(described: list[dict[str, Any]]) -> None:
+    for row in described:
+        if row["rebalances"] is None:
+            print_note(
+                f"group {row['group']}: its coordinator is not kohort's, and records no rebalances; `kohort groups "
+                "watch` shows what is seen from outside"
+            )
+    rows = [{"group": row["group"], **found} for row in described for found in row["rebalances"] or ()]
+    show(rows, OF_REBALANCE, as_json=False, empty="no rebalances")
 
 
 @app.command

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
-from typing import Any
 
 from kohort.cli.app import DONE
-from kohort.cli.common import listen_address
+from kohort.cli.common import ending_signals, listen_address
 from kohort.io.platforms import require_posix
 
 
@@ -25,14 +22,8 @@ def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None) -> in
     from kohort.zookeeper import ZooKeeper
 
     host, port = listen_address(listen)
-    ended = threading.Event()
-
-    def end(*_: Any) -> None:
-        ended.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    ended = ending_signals()
     with ZooKeeper(host, port, data) as server:
         print(f"ready {server.address}", flush=True)
-        ended.wait()
+        ended.get()
     return DONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from kohort.groups.effects import BackgroundTask, Counted, LogLine, Now, Push, Rebalanced
+from kohort.groups.effects import BackgroundTask, LogLine, MetricNote, Now, Push
 from kohort.groups.events import Event, GroupSettings, TopicImage
 
 Action: TypeAlias = Callable[[], object]
@@ -99,7 +99,7 @@ class Driver(Protocol):
     def push(self, push: Push) -> None:
         """Send a frame that answers no request."""
 
-    def record_metric(self, note: Counted | Rebalanced) -> None:
+    def record_metric(self, note: MetricNote) -> None:
         """Update a metric."""
 
     def log_line(self, line: LogLine) -> None:

@@ -21,6 +21,7 @@ from kohort.lag import CAUSES, GroupChange, GroupLag, LagReader, LagReport, Part
 from kohort.lag.cluster_watch import ClusterWatch, WatchState
 from kohort.lag.evaluation import ABANDONED
 from kohort.lag.snapshot import reason_of
+from kohort.lag.timeline import past_rebalances
 from kohort.settings.config import did_you_mean
 
 READS_KEPT = 120
@@ -113,7 +114,9 @@ class LagHistory:
         here = {(name, part.partition) for name, group in groups.items() for part in group.partitions}
         left = [key for key in self._partitions.ring_keys() if key not in here and key[0] not in report.errors]
         self._partitions.put(slot, lags, [] if report.failures else left)
-        self._changes.extend(TimedChange(report.taken_ms, name, change) for name, change in latest)
+        if self._reads == 1:
+            latest = [(name, change) for name, group in groups.items() for change in past_rebalances(group)]
+        self._changes.extend(TimedChange(change.at_ms or report.taken_ms, name, change) for name, change in latest)
 
     def times_ms(self, last: int = READS_KEPT) -> list[int]:
         """Return the times of the last reads, the oldest first."""
@@ -134,7 +137,7 @@ class LagHistory:
     def changes_of_group(self, name: str) -> list[TimedChange]:
         """Return the last changes of a group, the newest first."""
         found = [change for change in reversed(self._changes) if change.group == name]
-        return found[:CHANGES_KEPT]
+        return sorted(found, key=lambda change: -change.at_ms)[:CHANGES_KEPT]
 
     def _slots(self, last: int) -> list[int]:
         count = min(self._reads, last, READS_KEPT)

@@ -486,6 +486,69 @@ class Counted(NamedTuple):
     amount: int
 
 
+class RebalanceReason(enum.StrEnum):
+    """Why a group rebalances, in a word: few enough for a label of a metric.
+
+    - `JOINED`: a new member. `REJOINED`: a known one joined again with the same subscription.
+    - `LEFT`: a member left, or an administrator removed it.
+    - `SESSION_EXPIRED`: a member was silent for its session timeout. `DISCONNECTED`: its connection ended.
+    - `EVICTED`: a member did not join, sync or revoke in time, or there is no room for it.
+    - `SUBSCRIPTION_CHANGED`, `TOPICS_CHANGED`, `ASSIGNOR_CHANGED`: what is assigned, or how, is different now.
+    - `SUSPECTED`: a member is silent, and the others continue without it. `RETURNED`: it was heard again.
+    - `COORDINATOR`: a restart, another coordinator or a change of protocol interrupted the group.
+    """
+
+    JOINED = "joined"
+    REJOINED = "rejoined"
+    LEFT = "left"
+    SESSION_EXPIRED = "session-expired"
+    DISCONNECTED = "disconnected"
+    EVICTED = "evicted"
+    SUBSCRIPTION_CHANGED = "subscription-changed"
+    TOPICS_CHANGED = "topics-changed"
+    ASSIGNOR_CHANGED = "assignor-changed"
+    SUSPECTED = "suspected"
+    RETURNED = "returned"
+    COORDINATOR = "coordinator"
+
+
+class Cause(NamedTuple):
+    """A cause of a rebalance.
+
+    Attributes:
+        reason: the kind of cause.
+        text: the cause in words, as in the log.
+        member_id: the member that it is about; empty if there is none, or several.
+    """
+
+    reason: RebalanceReason
+    text: str
+    member_id: str = ""
+
+
+class RebalanceCaused(NamedTuple):
+    """A cause of the rebalance that begins now, or that is under way. `at_ms` is wall clock time."""
+
+    group_id: str
+    cause: Cause
+    at_ms: int
+
+
+class GroupEmptied(NamedTuple):
+    """The end of a rebalance that left no members, at a wall clock time."""
+
+    group_id: str
+    generation: int
+    at_ms: int
+
+
+class Downtime(NamedTuple):
+    """How long a member stood still in a rebalance, or a partition that it was assigned."""
+
+    member_id: str
+    downtime_ms: int
+
+
 class Rebalanced(NamedTuple):
     """A finished rebalance: the group is stable again.
 
@@ -496,6 +559,9 @@ class Rebalanced(NamedTuple):
             KIP-848 from a partition's revocation to its next assignment.
         downtime_max_ms: the longest downtime.
         members: the number of members now.
+        at_ms: the wall clock time.
+        generation: the generation, or the epoch; -1 for push groups.
+        longest: the longest downtimes of members, the longest first.
     """
 
     group_id: str
@@ -504,6 +570,9 @@ class Rebalanced(NamedTuple):
     downtime_ms: float
     downtime_max_ms: int
     members: int
+    at_ms: int = 0
+    generation: int = -1
+    longest: tuple[Downtime, ...] = ()
 
 
 class Level(enum.IntEnum):
@@ -523,7 +592,9 @@ class LogLine(NamedTuple):
     text: str
 
 
-Note: TypeAlias = Counted | Rebalanced | LogLine
+MetricNote: TypeAlias = Counted | Rebalanced | RebalanceCaused | GroupEmptied
+"""What is measured and recorded of groups."""
+Note: TypeAlias = MetricNote | LogLine
 
 
 class Effects:

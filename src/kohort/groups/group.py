@@ -6,12 +6,13 @@ A `Group` exists as long as it has a record. Soft state and timers are lost with
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from kohort.errors import ErrorCode
 from kohort.groups.effects import (
+    Cause,
     ConsumerGroupHeartbeatReply,
     DescribedConsumerGroup,
     DescribedGroup,
@@ -20,6 +21,7 @@ from kohort.groups.effects import (
     JoinGroupReply,
     LeaveGroupReply,
     LeftMember,
+    RebalanceReason,
     SyncGroupReply,
 )
 from kohort.groups.events import (
@@ -27,6 +29,7 @@ from kohort.groups.events import (
     Heartbeat,
     JoinGroup,
     LeaveGroup,
+    LeavingMember,
     OffsetCommit,
     OffsetFetch,
     SyncGroup,
@@ -40,6 +43,14 @@ from kohort.groups.table import Table, Trigger
 Partition = tuple[str, int]
 Takes: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
 """Handlers by the class of a record; called with a membership of the class that holds the table, and a record."""
+
+
+def leave_cause(leaving: Sequence[LeavingMember]) -> Cause:
+    """Return the cause of a rebalance after members left, with the reasons that they gave."""
+    named = [member.member_id or member.instance_id or "" for member in leaving]
+    reasons = ", ".join(sorted({member.reason for member in leaving if member.reason}))
+    text = f"{', '.join(named)} left (reason: {reasons or 'not given'})"
+    return Cause(RebalanceReason.LEFT, text, named[0] if len(named) == 1 else "")
 
 
 class GroupMembership(LongPollingGroup):

@@ -13,14 +13,18 @@ from typing import Final
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import (
     BackgroundTask,
+    Cause,
     Counted,
+    Downtime,
     Effects,
+    GroupEmptied,
     Level,
     LogLine,
     Meter,
     Now,
     Push,
     Pushed,
+    RebalanceCaused,
     Rebalanced,
     Reply,
     ReplyValue,
@@ -32,6 +36,8 @@ from kohort.ids import TopicId
 
 _NEW_REPLY: Final[Callable[[tuple[int, ReplyValue]], Reply]] = partial(tuple.__new__, Reply)
 """`Reply` without its Python frame, since every request has one."""
+LONGEST_DOWNTIMES = 10
+"""The most members whose downtime a finished rebalance names."""
 
 
 class Step(ABC):
@@ -111,7 +117,17 @@ class Step(ABC):
         if amount:
             self.effects.notes.append(Counted(meter, amount))
 
-    def rebalanced(self, group_id: str, protocol: str, began_ms: int | None, still: list[int], members: int) -> None:
+    def rebalance_caused(self, group_id: str, cause: Cause) -> None:
+        """Record a cause of the rebalance that begins now, or that is under way."""
+        self.effects.notes.append(RebalanceCaused(group_id, cause, self.now.wall_ms))
+
+    def group_emptied(self, group_id: str, generation: int = -1) -> None:
+        """Record that a rebalance ended without members."""
+        self.effects.notes.append(GroupEmptied(group_id, generation, self.now.wall_ms))
+
+    def rebalanced(
+        self, group_id: str, protocol: str, began_ms: int | None, still: list[Downtime], members: int, generation: int
+    ) -> None:
         """Report that a rebalance is finished: count it and record its duration.
 
         Args:
@@ -120,12 +136,21 @@ class Step(ABC):
             began_ms: when the first change came; None counts as now.
             still: the downtimes of members or partitions, in ms.
             members: the number of members now.
+            generation: the generation, or the epoch; -1 for push groups.
         """
         now_ms = self.now.mono_ms
         self.count(Meter.COMPLETED_REBALANCES)
         whole = now_ms - (now_ms if began_ms is None else began_ms)
-        mean = sum(still) / len(still) if still else 0.0
-        self.effects.notes.append(Rebalanced(group_id, protocol, whole, mean, max(still, default=0), members))
+        mean = sum(downtime for _, downtime in still) / len(still) if still else 0.0
+        of_members: dict[str, int] = {}
+        for member_id, downtime_ms in still:
+            of_members[member_id] = max(downtime_ms, of_members.get(member_id, 0))
+        by_length = sorted(of_members.items(), key=lambda found: (-found[1], found[0]))
+        longest = tuple(Downtime(*found) for found in by_length[:LONGEST_DOWNTIMES])
+        longest_ms = longest[0].downtime_ms if longest else 0
+        self.effects.notes.append(
+            Rebalanced(group_id, protocol, whole, mean, longest_ms, members, self.now.wall_ms, generation, longest)
+        )
 
     def log(self, group_id: str, text: str, level: Level = Level.INFO) -> None:
         """Add a log line to the effects."""

@@ -48,6 +48,10 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kohort_consumergroup_written_per_second": ("Offsets written per second to what the group reads", _OF_GROUP),
     "kohort_consumergroup_catch_up_seconds": ("Time until nothing is unread; absent: never, or unknown", _OF_GROUP),
     "kohort_consumergroup_changes": ("Changes that were seen, by kind", (*_OF_GROUP, "kind")),
+    "kohort_consumergroup_rebalance_causes": (
+        "Causes of rebalances by reason, as kohort's coordinators record them",
+        (*_OF_GROUP, "reason"),
+    ),
     "kohort_consumergroup_partition_status": (
         "Status of a partition that has a cause; OK is 0",
         (*_OF_GROUP, "topic", "partition", "cause"),
@@ -63,7 +67,7 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kohort_exporter_partitions_left_out": ("Partitions of groups beyond the page's limit", _OF_CLUSTER),
 }
 """Every metric: its meaning and labels. Counters get the ending `_total` on the page."""
-COUNTERS = frozenset({"kohort_consumergroup_changes", "kohort_exporter_reads"})
+COUNTERS = frozenset({"kohort_consumergroup_changes", "kohort_consumergroup_rebalance_causes", "kohort_exporter_reads"})
 
 
 class LagExporter(Collector):
@@ -143,6 +147,8 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
     families.add_sample("kohort_consumergroup_status", place, group.status)
     if group.members_known:
         families.add_sample("kohort_consumergroup_members", place, len(of.members))
+    for reason, count in of.causes.items():
+        families.add_sample("kohort_consumergroup_rebalance_causes", (*place, reason), count)
     read = group.read
     if not read:
         return

@@ -54,6 +54,8 @@ SEVERAL_GROUPS_SINCE = 8
 """The first version of OffsetFetch with several groups."""
 REFUSALS_KEPT_MS = 300_000
 """How long topics whose records may not be read are not asked for again."""
+REBALANCES_ASKED = 20
+"""The rebalances of a group to ask for where they are shown: as many as a coordinator keeps."""
 SHARE, STREAMS = "share", "streams"
 """Group types whose members this client can't describe. Share groups have no committed offsets either."""
 
@@ -96,12 +98,14 @@ class LagReading:
         timeout_ms: The limit of the whole read.
         record_times: The timestamps that earlier reads found.
         offsets_max: The most unread offsets whose timestamps are fetched.
+        rebalances: How many of the last rebalances kohort's coordinators are to describe for each group.
     """
 
     cluster: Cluster
     timeout_ms: float
     record_times: RecordTimes
     offsets_max: int = OFFSETS_MAX
+    rebalances: int = 0
     _deadline_ms: float = 0.0
     _listing: dict[str, GroupListing] = field(default_factory=dict)
     _failures: list[ReadFailure] = field(default_factory=list)
@@ -210,7 +214,7 @@ class LagReading:
         classic = {name for name, kind in kinds.items() if kind == "classic"}
 
         async def ask(node: int, chunk: list[str]) -> dict[str, GroupDescription | KafkaError]:
-            return await describe_groups_at(self._send_request, node, chunk, classic)
+            return await describe_groups_at(self._send_request, node, chunk, classic, self.rebalances)
 
         others = [name for name in names if name not in known]
         await self._find_coordinators([name for name in others if name not in self._listing])
@@ -484,6 +488,8 @@ class LagReader(ClosedOnExit):
     Attributes:
         window_ms: How long there may be no progress before that is a finding.
         offsets_max: The most unread offsets whose timestamps a read fetches.
+        rebalances: How many of the last rebalances of each group a read asks kohort's coordinators for; 0: none. Other
+            coordinators record none.
 
     Raises:
         InvalidInputError: An unknown setting, or an invalid value.
@@ -493,6 +499,7 @@ class LagReader(ClosedOnExit):
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConnectionSettings]) -> None:
         self.window_ms = WINDOW_MS
         self.offsets_max = OFFSETS_MAX
+        self.rebalances = 0
         self._client = ThreadClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._times = RecordTimes()
         self._asked_again_ms = 0.0
@@ -521,7 +528,7 @@ class LagReader(ClosedOnExit):
         if time.monotonic() * 1000 - self._asked_again_ms > REFUSALS_KEPT_MS:
             self._asked_again_ms = time.monotonic() * 1000
             self._times.forget_refusals()
-        reading = LagReading(cluster, limit, self._times, self.offsets_max)
+        reading = LagReading(cluster, limit, self._times, self.offsets_max, self.rebalances)
         snapshot = self._client.call(reading.read_groups(None if groups is None else list(groups), also))
         self.listing = snapshot.listing
         self.report = evaluate(snapshot, self.report, self.window_ms)

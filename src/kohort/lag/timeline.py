@@ -1,4 +1,7 @@
-"""Changes of a group between two reads, as far as they show from outside: members, state and assignment. Pure."""
+"""Changes of a group between two reads: members, state and assignment as they show from outside. Pure.
+
+Kohort's coordinators also tell each rebalance with its causes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from kohort.client.admin.values import MemberDescription
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 from kohort.lag.evaluation import GroupLag, LagReport
+from kohort.lag.rebalances import rebalance_text, rebalances_since
 
 NAMED_MAX = 5
 """The most partitions that a change names; a rebalance may move thousands."""
@@ -18,12 +22,14 @@ class GroupChange:
     """A change of a group.
 
     Attributes:
-        kind: `created`, `ended`, `joined`, `left`, `state`, `assignment` or `status`.
+        kind: `created`, `ended`, `joined`, `left`, `rebalance`, `state`, `assignment` or `status`.
         text: The change in words.
+        at_ms: When it happened, by the coordinator's clock; None: between the two reads.
     """
 
     kind: str
     text: str
+    at_ms: int | None = None
 
 
 def changes_between(before: LagReport, report: LagReport) -> list[tuple[str, GroupChange]]:
@@ -46,20 +52,31 @@ def _unread(report: LagReport) -> list[str]:
 
 
 def changes(before: GroupLag | None, now: GroupLag | None) -> list[GroupChange]:
-    """Return the changes, from cause to consequence: members, then state, then partitions, then status.
+    """Return the changes, from cause to consequence: members, rebalances, state, partitions, status.
 
     A member that leaves and one that joins in the same interval are two changes, also if they are one process.
     """
     if before is None or now is None:
         if before is now:
             return []
-        return [GroupChange("created", "the group is there") if before is None else GroupChange("ended", "it is gone")]
-    found = [*_members(before, now), *_state(before, now), *_assignment(before, now)]
+        if now is None:
+            return [GroupChange("ended", "it is gone")]
+        return [GroupChange("created", "the group is there"), *past_rebalances(now)]
+    found = [*_members(before, now), *past_rebalances(now, before), *_state(before, now), *_assignment(before, now)]
     if before.status is not now.status:
         causes = {part.cause for part in now.partitions if part.status is now.status and part.cause}
         why = f": {', '.join(sorted(causes))}" if causes else ""
         found.append(GroupChange("status", f"{before.status.name} to {now.status.name}{why}"))
     return found
+
+
+def past_rebalances(now: GroupLag, before: GroupLag | None = None) -> list[GroupChange]:
+    """Return the rebalances that ended since an earlier read, or all that the coordinator knows."""
+    earlier = None if before is None else before.description.rebalances
+    return [
+        GroupChange("rebalance", rebalance_text(rebalance), rebalance.ended_ms)
+        for rebalance in rebalances_since(earlier, now.description.rebalances)
+    ]
 
 
 def _members(before: GroupLag, now: GroupLag) -> list[GroupChange]:

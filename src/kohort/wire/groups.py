@@ -8,7 +8,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from kohort.wire.message import Message, RequestMessage
-from kohort.wire.schema import Struct, array, binary, boolean, int8, int16, int32, string, struct, uuid
+from kohort.wire.schema import Struct, array, binary, boolean, int8, int16, int32, int64, string, struct, uuid
 
 
 class FindCoordinatorRequest(RequestMessage["FindCoordinatorResponse"], key=10, versions=(0, 6), flexible=3):
@@ -155,15 +155,60 @@ class LeaveGroupResponse(Message, key=13, versions=(0, 5), flexible=4):
     members: list[MemberResponse] = array(MemberResponse, since=3)
 
 
+class GroupRebalance(Struct):
+    """A rebalance of a group. Not Kafka's: kohort's coordinators describe the last ones to clients that ask for them.
+
+    `ended_ms` is -1 while it is under way. Times are wall clock times of the coordinator.
+    """
+
+    class RebalanceCause(Struct):
+        """Why, in a word and in a sentence; `member_id` is empty if it is about no member, or about several."""
+
+        at_ms: int = int64()
+        reason: str = string()
+        text: str = string()
+        member_id: str = string()
+
+    class MemberDowntime(Struct):
+        """How long a member stood still."""
+
+        member_id: str = string()
+        downtime_ms: int = int64()
+
+    ended_ms: int = int64(default=-1)
+    generation: int = int32(default=-1)
+    members: int = int32()
+    downtime_ms: int = int64()
+    causes: list[RebalanceCause] = array(RebalanceCause)
+    causes_left_out: int = int32()
+    longest: list[MemberDowntime] = array(MemberDowntime)
+
+
+class CauseCount(Struct):
+    """How many causes of a kind the rebalances of a group have had. Not Kafka's."""
+
+    reason: str = string()
+    count: int = int64()
+
+
 class DescribeGroupsRequest(RequestMessage["DescribeGroupsResponse"], key=15, versions=(0, 6), flexible=5):
-    """A request for the state and members of classic groups."""
+    """A request for the state and members of classic groups.
+
+    `rebalances` is not Kafka's: how many of the last rebalances kohort's coordinators are to describe. Its tag spells
+    "kr" and is far above Kafka's tags, which are assigned consecutively. Brokers skip unknown tags.
+    """
 
     groups: list[str] = array(string)
     include_authorized_operations: bool = boolean(since=3)
+    rebalances: int = int32(since=5, tag=0x6B72, ignorable=True)
 
 
 class DescribeGroupsResponse(Message, key=15, versions=(0, 6), flexible=5):
-    """State, assignor and members of each classic group."""
+    """State, assignor and members of each classic group.
+
+    `rebalances` and `causes` are sent to clients that ask for rebalances; `rebalances` is null where nothing records
+    them.
+    """
 
     class DescribedGroup(Struct):
         """A group's state and members, or why it can't be described."""
@@ -186,6 +231,10 @@ class DescribeGroupsResponse(Message, key=15, versions=(0, 6), flexible=5):
         protocol_data: str = string()
         members: list[DescribedGroupMember] = array(DescribedGroupMember)
         authorized_operations: int = int32(since=3, default=-2147483648)
+        rebalances: list[GroupRebalance] | None = array(
+            GroupRebalance, since=5, tag=0x6B72, nullable=True, default=None, ignorable=True
+        )
+        causes: list[CauseCount] = array(CauseCount, since=5, tag=0x6B73, ignorable=True)
 
     DescribedGroupMember = DescribedGroup.DescribedGroupMember
 
@@ -287,10 +336,11 @@ class ConsumerGroupHeartbeatResponse(Message, key=68, versions=(0, 1), flexible=
 class ConsumerGroupDescribeRequest(
     RequestMessage["ConsumerGroupDescribeResponse"], key=69, versions=(0, 1), flexible=0
 ):
-    """A request for the state and members of KIP-848 groups."""
+    """A request for the state and members of KIP-848 groups. `rebalances` is that of DescribeGroups."""
 
     group_ids: list[str] = array(string)
     include_authorized_operations: bool = boolean()
+    rebalances: int = int32(tag=0x6B72, ignorable=True)
 
 
 class ConsumerGroupDescribeResponse(Message, key=69, versions=(0, 1), flexible=0):
@@ -335,6 +385,10 @@ class ConsumerGroupDescribeResponse(Message, key=69, versions=(0, 1), flexible=0
         assignor_name: str = string()
         members: list[Member] = array(Member)
         authorized_operations: int = int32(default=-2147483648)
+        rebalances: list[GroupRebalance] | None = array(
+            GroupRebalance, tag=0x6B72, nullable=True, default=None, ignorable=True
+        )
+        causes: list[CauseCount] = array(CauseCount, tag=0x6B73, ignorable=True)
 
     Member = DescribedGroup.Member
     Assignment = DescribedGroup.Member.Assignment

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from kohort.broker.api.groups import client_of
+from kohort.broker.api.groups import client_of, described_rebalances
 from kohort.broker.api.permitted import permitted
 from kohort.broker.authorization import Resource, refused_names
 from kohort.broker.dispatch import Handled, handled
@@ -174,7 +174,7 @@ def _described(
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return _Describe.DescribedGroup(group_id=group.group_id, error_code=code, error_message=TOPICS_HIDDEN)
     operations_asked, version = request.message.include_authorized_operations, request.version
-    return _Describe.DescribedGroup(
+    described = _Describe.DescribedGroup(
         error_code=group.error,
         error_message=group.error_message,
         group_id=group.group_id,
@@ -187,6 +187,11 @@ def _described(
             operations_asked and not group.error, host, request, Resource.GROUP, group.group_id
         ),
     )
+    if request.message.rebalances > 0 and not group.error:
+        described.rebalances, described.causes = described_rebalances(
+            host, group.group_id, group.state, request.message.rebalances
+        )
+    return described
 
 
 def _member(member: DescribedConsumer, version: int) -> _Describe.DescribedGroup.Member:

@@ -14,6 +14,7 @@ from kohort.broker.api.permitted import permitted
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost
+from kohort.broker.rebalance_history import RebalanceRecord
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode
 from kohort.groups import events
@@ -21,6 +22,7 @@ from kohort.groups.effects import (
     DeleteGroupsReply,
     DescribedGroup,
     DescribeGroupsReply,
+    GroupState,
     HeartbeatReply,
     JoinGroupReply,
     LeaveGroupReply,
@@ -30,10 +32,12 @@ from kohort.groups.effects import (
 from kohort.groups.records import OfferedProtocol
 from kohort.ids import AclOperation
 from kohort.wire.groups import (
+    CauseCount,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
+    GroupRebalance,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,
@@ -230,6 +234,56 @@ def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGr
     return None
 
 
+REBALANCING = (
+    GroupState.PREPARING_REBALANCE,
+    GroupState.COMPLETING_REBALANCE,
+    GroupState.ASSIGNING,
+    GroupState.RECONCILING,
+)
+
+
+def described_rebalances(
+    host: GroupHost, group: str, state: str, wanted: int
+) -> tuple[list[GroupRebalance], list[CauseCount]]:
+    """Return the last rebalances of a group, the oldest first, and the number of causes by reason.
+
+    Args:
+        host: the host.
+        group: the group.
+        state: its state, which tells whether a rebalance is under way.
+        wanted: the most rebalances to return.
+    """
+    history = host.rebalances.of_group(group)
+    records = [*history.past]
+    if history.current is not None and state in REBALANCING:
+        records.append(history.current)
+    causes = [CauseCount(reason=reason, count=count) for reason, count in sorted(history.causes.items())]
+    return [_rebalance(record) for record in records[max(0, len(records) - wanted) :]], causes
+
+
+def _rebalance(record: RebalanceRecord) -> GroupRebalance:
+    return GroupRebalance(
+        ended_ms=record.ended_ms,
+        generation=record.generation,
+        members=record.members,
+        downtime_ms=record.downtime_ms,
+        causes=[
+            GroupRebalance.RebalanceCause(
+                at_ms=timed.at_ms,
+                reason=timed.cause.reason.value,
+                text=timed.cause.text,
+                member_id=timed.cause.member_id,
+            )
+            for timed in record.causes
+        ],
+        causes_left_out=record.causes_left_out,
+        longest=[
+            GroupRebalance.MemberDowntime(member_id=member_id, downtime_ms=downtime_ms)
+            for member_id, downtime_ms in record.longest
+        ],
+    )
+
+
 def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) -> None:
     """Describe the state, protocol and members of groups."""
     version = request.version
@@ -283,6 +337,10 @@ def _described(
     )
     if version >= 6:
         described.error_message = group.error_message
+    if request.message.rebalances > 0 and not group.error:
+        described.rebalances, described.causes = described_rebalances(
+            host, group.group_id, group.state, request.message.rebalances
+        )
     return described
 
 

@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from kohort.client.admin.routing import at_coordinators, refused
-from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
+from kohort.client.admin.values import (
+    GroupDescription,
+    GroupListing,
+    GroupRebalanced,
+    MemberDescription,
+    RebalanceCause,
+    Results,
+)
 from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.consumer_protocol import read_assignment, read_subscription
 from kohort.errors import ErrorCode, KafkaError, error_for
@@ -82,7 +89,7 @@ async def describe_consumer_groups(
 
 
 async def describe_groups_at(
-    send: SendRequest, node: int, names: Sequence[str], classic: Collection[str] = ()
+    send: SendRequest, node: int, names: Sequence[str], classic: Collection[str] = (), rebalances: int = 0
 ) -> dict[str, GroupDescription | KafkaError]:
     """Describe groups of one coordinator, in one attempt and at most two requests.
 
@@ -91,19 +98,20 @@ async def describe_groups_at(
         node: The coordinator.
         names: The groups.
         classic: Those of them that are known to be classic groups; the others are asked for as KIP-848 groups first.
+        rebalances: How many of the last rebalances kohort's coordinators are to describe; others describe none.
     """
     others = [name for name in names if name not in classic]
-    outcomes = await _describe_consumer(send, node, others) if others else {}
+    outcomes = await _describe_consumer(send, node, others, rebalances) if others else {}
     rest = [name for name in names if name not in outcomes]
     if rest:
-        outcomes.update(await _describe_classic(send, node, rest))
+        outcomes.update(await _describe_classic(send, node, rest, rebalances))
     return outcomes
 
 
-async def _describe_consumer(send: SendRequest, node: int, names: list[str]) -> _Described:
+async def _describe_consumer(send: SendRequest, node: int, names: list[str], rebalances: int) -> _Described:
     """Describe the KIP-848 groups among `names`; leave the others out, or all if the broker lacks KIP-848."""
     try:
-        answer = await send(ConsumerGroupDescribeRequest(group_ids=names), node)
+        answer = await send(ConsumerGroupDescribeRequest(group_ids=names, rebalances=rebalances), node)
     except KafkaError as error:
         if error.code is ErrorCode.UNSUPPORTED_VERSION:
             return {}
@@ -126,6 +134,8 @@ async def _describe_consumer(send: SendRequest, node: int, names: list[str]) -> 
                 node,
                 group.group_epoch,
                 group.assignment_epoch,
+                _rebalances(group),
+                {counted.reason: counted.count for counted in group.causes},
             )
     return outcomes
 
@@ -155,8 +165,27 @@ def _partitions(assignment: _Member.Assignment) -> tuple[TopicPartition, ...]:
     )
 
 
-async def _describe_classic(send: SendRequest, node: int, names: list[str]) -> _Described:
-    answer = await send(DescribeGroupsRequest(groups=names), node)
+def _rebalances(
+    group: ConsumerGroupDescribeResponse.DescribedGroup | DescribeGroupsResponse.DescribedGroup,
+) -> tuple[GroupRebalanced, ...] | None:
+    if group.rebalances is None:
+        return None
+    return tuple(
+        GroupRebalanced(
+            tuple(RebalanceCause(cause.at_ms, cause.reason, cause.text, cause.member_id) for cause in rebalance.causes),
+            rebalance.causes_left_out,
+            None if rebalance.ended_ms < 0 else rebalance.ended_ms,
+            None if rebalance.generation < 0 else rebalance.generation,
+            rebalance.members,
+            rebalance.downtime_ms,
+            tuple((downtime.member_id, downtime.downtime_ms) for downtime in rebalance.longest),
+        )
+        for rebalance in group.rebalances
+    )
+
+
+async def _describe_classic(send: SendRequest, node: int, names: list[str], rebalances: int) -> _Described:
+    answer = await send(DescribeGroupsRequest(groups=names, rebalances=rebalances), node)
     outcomes: _Described = {}
     for group in answer.groups:
         code = ErrorCode.of(group.error_code)
@@ -174,6 +203,8 @@ async def _describe_classic(send: SendRequest, node: int, names: list[str]) -> _
             group.protocol_data,
             tuple(sorted(members, key=_member_order)),
             node,
+            rebalances=_rebalances(group),
+            causes={counted.reason: counted.count for counted in group.causes},
         )
     return outcomes
 

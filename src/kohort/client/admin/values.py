@@ -211,12 +211,60 @@ class MemberDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class RebalanceCause:
+    """A cause of a rebalance, as the coordinator recorded it.
+
+    Attributes:
+        at_ms: When it came, in milliseconds since 1970 by the coordinator's clock.
+        reason: The kind of cause in a word: `joined`, `left`, `session-expired`, …
+        text: The cause in words.
+        member_id: The member that it is about; empty if there is none, or several.
+    """
+
+    at_ms: int
+    reason: str
+    text: str
+    member_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRebalanced:
+    """A rebalance of a group, as the coordinator recorded it.
+
+    Attributes:
+        causes: The first causes.
+        causes_left_out: The number of further ones.
+        ended_ms: When it ended, in milliseconds since 1970 by the coordinator's clock; None: it is under way.
+        generation: The generation or epoch that it led to; None: unknown, and for push groups.
+        members: The number of members after it.
+        downtime_ms: The longest time that a member or a partition stood still.
+        longest: The members that stood still for the longest times, with the times in milliseconds.
+    """
+
+    causes: tuple[RebalanceCause, ...]
+    causes_left_out: int = 0
+    ended_ms: int | None = None
+    generation: int | None = None
+    members: int = 0
+    downtime_ms: int = 0
+    longest: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def began_ms(self) -> int:
+        """When the first cause came."""
+        return self.causes[0].at_ms if self.causes else self.ended_ms or 0
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDescription:
     """A group with its members.
 
     Attributes:
         assignor: The assignor in use (classic: the protocol that the group chose).
         epoch: The group epoch of KIP-848; None for classic groups, whose generation is not reported.
+        rebalances: The last rebalances, the oldest first; None: they were not asked for, or the coordinator is not
+            kohort's.
+        causes: The number of causes of rebalances by reason, since the coordinator has the group.
     """
 
     group_id: str
@@ -228,6 +276,8 @@ class GroupDescription:
     coordinator: int = -1
     epoch: int | None = None
     assignment_epoch: int | None = None
+    rebalances: tuple[GroupRebalanced, ...] | None = None
+    causes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from kohort.groups.classic.deferred_notification import COOPERATIVE, ClassicNoti
 from kohort.groups.classic.members import COMPLETING, EMPTY, PREPARING, STABLE, ClassicMember, PendingMember
 from kohort.groups.classic.rebalance import ClassicRebalance
 from kohort.groups.effects import (
+    Cause,
     ConsumerGroupHeartbeatReply,
     DescribedGroup,
     DescribedMember,
@@ -27,6 +28,7 @@ from kohort.groups.effects import (
     LeaveGroupReply,
     LeftMember,
     Level,
+    RebalanceReason,
     SyncGroupReply,
 )
 from kohort.groups.events import (
@@ -43,6 +45,7 @@ from kohort.groups.events import (
     TopicsChanged,
     TxnOffsetCommit,
 )
+from kohort.groups.group import leave_cause
 from kohort.groups.records import GroupSaved
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
@@ -90,7 +93,8 @@ class ClassicRequests(ClassicRebalance):
             return refused
         if self.place_error(step, event) is not ErrorCode.NONE:
             if event.member_id in self.members:
-                self.evict_member(step, event.member_id, f"no room for member {event.member_id}")
+                text = f"no room for member {event.member_id}"
+                self.evict_member(step, Cause(RebalanceReason.EVICTED, text, event.member_id))
             self.on_pending_end(step, event.member_id)
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         refused = self.protocol_error(step, event)
@@ -167,7 +171,8 @@ class ClassicRequests(ClassicRebalance):
         self.add_member(step, member, event.request)
         member.bind(step, event.connection)
         step.run(member.session, step.config.new_member_timeout_ms)
-        self.rebalance_after_change(step, f"member {member_id} joined (reason: {event.reason or 'not given'})")
+        text = f"member {member_id} joined (reason: {event.reason or 'not given'})"
+        self.rebalance_after_change(step, Cause(RebalanceReason.JOINED, text, member_id))
 
     def join_known(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Process a join with a member id, pending or in the group."""
@@ -186,12 +191,25 @@ class ClassicRequests(ClassicRebalance):
             member.touch(step, member.session_timeout_ms)
             step.reply(event.request, self.join_reply(member))
             return ErrorCode.NONE
+        cause = self.rejoin_cause(step, member, event)
         self.update_member(step, member, event)
-        role = "leader" if leads else "member"
-        self.rebalance_after_change(
-            step, f"{role} {event.member_id} joined again (reason: {event.reason or 'not given'})"
-        )
+        self.rebalance_after_change(step, cause)
         return ErrorCode.NONE
+
+    def rejoin_cause(self, step: Step, member: ClassicMember, event: JoinGroup) -> Cause:
+        """Return what a member's JoinGroup changes; its metadata also changes with the partitions that it owns."""
+        role = "leader" if self.is_leader(event.member_id) else "member"
+        why = f"(reason: {event.reason or 'not given'})"
+        names = [protocol.name for protocol in event.protocols]
+        topics = read_topics(event.protocols[0].metadata) if event.protocols else None
+        reason, text = RebalanceReason.REJOINED, "joined again"
+        if names != [protocol.name for protocol in member.protocols]:
+            reason, text = RebalanceReason.ASSIGNOR_CHANGED, f"joined again with the assignors {', '.join(names)}"
+        elif topics != read_topics(member.protocols[0].metadata):
+            reason, text = RebalanceReason.SUBSCRIPTION_CHANGED, "joined again with another subscription"
+        elif role == "leader" and self.subscribed and self.topics_hash != self.current_topics_hash(step):
+            reason, text = RebalanceReason.TOPICS_CHANGED, "joined again: topics changed"
+        return Cause(reason, f"{role} {event.member_id} {text} {why}", event.member_id)
 
     def update_member(self, step: Step, member: ClassicMember, event: JoinGroup) -> None:
         """Take over a member's protocols and timeouts from its join, and keep the join waiting."""
@@ -269,7 +287,8 @@ class ClassicRequests(ClassicRebalance):
                 )
             self.answer_join(step, new, reply)
             return
-        self.rebalance_after_change(step, f"static member {event.instance_id} came back")
+        text = f"static member {event.instance_id} came back"
+        self.rebalance_after_change(step, Cause(RebalanceReason.JOINED, text, new.member_id))
 
     def write_group(self, step: Step) -> None:
         """Write the group's record, and update the subscriptions from it."""
@@ -385,14 +404,15 @@ class ClassicRequests(ClassicRebalance):
         """Remove members that leave by themselves or that an administrator removes."""
         left = []
         gone = []
+        before = len(self.members)
         for leaving in event.members:
             error = self.remove_leaving(step, leaving)
             left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
             if error is ErrorCode.NONE:
-                gone.append(leaving.member_id or leaving.instance_id or "")
+                gone.append(leaving)
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
         if gone:
-            self.rebalance_after_removal(step, f"{', '.join(gone)} left")
+            self.rebalance_after_removal(step, leave_cause(gone), is_cause=len(self.members) < before)
 
     def remove_leaving(self, step: Step, leaving: LeavingMember) -> ErrorCode:
         """Remove one member, pending or not."""
@@ -440,9 +460,11 @@ class ClassicRequests(ClassicRebalance):
         self.state = self.previous_state = GroupState.STABLE
         if self.started > saved.generation:
             self.resumed_from = saved.generation
-            self.prepare_rebalance(step, f"a restart interrupted generation {self.started}")
+            text = f"a restart interrupted generation {self.started}"
+            self.prepare_rebalance(step, Cause(RebalanceReason.COORDINATOR, text))
         elif len(self.members) > step.config.group_max_size:
-            self.prepare_rebalance(step, f"{len(self.members)} members are more than group.max.size")
+            text = f"{len(self.members)} members are more than group.max.size"
+            self.prepare_rebalance(step, Cause(RebalanceReason.EVICTED, text))
         else:
             self.check_after_load(step)
 
@@ -467,7 +489,8 @@ class ClassicRequests(ClassicRebalance):
         """Evict a new member whose connection ended before a reply told its id."""
         member = self.members.get(member_id)
         if member_id in self.pending or (member is not None and not member.notified):
-            self.evict_member(step, member_id, f"the connection of new member {member_id} ended")
+            text = f"the connection of new member {member_id} ended"
+            self.evict_member(step, Cause(RebalanceReason.DISCONNECTED, text, member_id))
 
     def refuse_consumer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
         """Refuse a consumer heartbeat to a classic group; fence a static member that another process has replaced."""

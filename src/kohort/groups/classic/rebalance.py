@@ -17,7 +17,16 @@ from kohort.consumer_protocol import read_assignment
 from kohort.errors import ErrorCode
 from kohort.groups.classic.deferred_notification import ClassicNotification
 from kohort.groups.classic.members import ClassicMember
-from kohort.groups.effects import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
+from kohort.groups.effects import (
+    Cause,
+    Downtime,
+    GroupState,
+    JoinedMember,
+    JoinGroupReply,
+    Level,
+    RebalanceReason,
+    SyncGroupReply,
+)
 from kohort.groups.records import GenerationStarted, GroupSaved
 from kohort.groups.step import Step
 from kohort.groups.topics import ImageChange, metadata_hash
@@ -89,15 +98,21 @@ class ClassicRebalance(ClassicNotification):
         step.forget_connection(pending.connection, pending.timer.group_id, member_id)
         return True
 
-    def rebalance_after_change(self, step: Step, reason: str) -> None:
-        """Start a rebalance after a change of members, or check whether the current join phase is complete."""
+    def rebalance_after_change(self, step: Step, cause: Cause) -> None:
+        """Start a rebalance after a change of members, or check whether the current join phase is complete.
+
+        Joining again is what the join phase waits for, and no further cause.
+        """
         if self.state in REBALANCES_FROM:
-            self.prepare_rebalance(step, reason)
+            self.prepare_rebalance(step, cause)
         else:
+            if cause.reason is not RebalanceReason.REJOINED:
+                step.rebalance_caused(self.group_id, cause)
             self.complete_if_all_joined(step)
 
-    def prepare_rebalance(self, step: Step, reason: str) -> None:
+    def prepare_rebalance(self, step: Step, cause: Cause) -> None:
         """Start a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
+        step.rebalance_caused(self.group_id, cause)
         if self.state is GroupState.COMPLETING_REBALANCE:
             for member in self.members.values():
                 self.forget_assignment(member)
@@ -109,7 +124,7 @@ class ClassicRebalance(ClassicNotification):
         self.set_state(GroupState.PREPARING_REBALANCE)
         if self.began_ms is None:
             self.began_ms = step.now.mono_ms
-        step.log(self.group_id, f"preparing a rebalance after generation {self.generation}: {reason}")
+        step.log(self.group_id, f"preparing a rebalance after generation {self.generation}: {cause.text}")
         if initial:
             self.delay_ms = step.config.initial_rebalance_delay_ms
             self.remaining_ms = max(self.rebalance_timeout_ms() - self.delay_ms, 0)
@@ -130,8 +145,12 @@ class ClassicRebalance(ClassicNotification):
     def report_completed(self, step: Step) -> None:
         """Report the rebalance as complete: the assignments are sent, and all members work."""
         now_ms = step.now.mono_ms
-        still = [now_ms - member.stopped_ms for member in self.members.values() if member.stopped_ms is not None]
-        step.rebalanced(self.group_id, "classic", self.began_ms, still, len(self.members))
+        still = [
+            Downtime(member.member_id, now_ms - member.stopped_ms)
+            for member in self.members.values()
+            if member.stopped_ms is not None
+        ]
+        step.rebalanced(self.group_id, "classic", self.began_ms, still, len(self.members), self.generation)
         self.began_ms = None
         for member in self.members.values():
             member.stopped_ms = None
@@ -177,7 +196,9 @@ class ClassicRebalance(ClassicNotification):
         for member_id in absent:
             self.remove_member(step, member_id)
         if absent:
-            step.log(self.group_id, f"members evicted: did not join in time: {', '.join(absent)}")
+            cause = _evicted(absent, "join")
+            step.rebalance_caused(self.group_id, cause)
+            step.log(self.group_id, cause.text)
         if not self.members:
             self.become_empty(step)
             return
@@ -209,6 +230,7 @@ class ClassicRebalance(ClassicNotification):
         self.began_ms = None
         generation = self.generation + 1
         step.emit(GroupSaved(self.group_id, self.protocol_type or "", generation, None, None, step.now.wall_ms, ()))
+        step.group_emptied(self.group_id, generation)
         step.log(self.group_id, f"generation {generation} has no members: the group is empty")
 
     def begin_generation(self, step: Step) -> None:
@@ -254,7 +276,7 @@ class ClassicRebalance(ClassicNotification):
         late = list(self.pending_sync)
         for member_id in late:
             self.remove_member(step, member_id)
-        self.prepare_rebalance(step, f"members evicted: did not sync in time: {', '.join(late)}")
+        self.prepare_rebalance(step, _evicted(late, "sync"))
 
     def note_sync(self, step: Step, member_id: str) -> None:
         """Record a member's SyncGroup in this generation."""
@@ -267,35 +289,37 @@ class ClassicRebalance(ClassicNotification):
         member = self.members.get(member_id)
         if member is None:
             return
+        seen = member.last_seen(step, member.client.id, member.client.host)
         if member.lost:
-            self.evict_member(
-                step,
-                member_id,
-                f"member {member_id} evicted: did not reconnect after its connection ended "
-                f"({member.last_seen(step, member.client.id, member.client.host)})",
-            )
+            text = f"member {member_id} evicted: did not reconnect after its connection ended ({seen})"
+            self.evict_member(step, Cause(RebalanceReason.DISCONNECTED, text, member_id))
             return
         if not member.is_new and (member.join_request is not None or member.sync_request is not None):
             return
-        self.evict_member(
-            step,
-            member_id,
-            f"member {member_id} evicted: session timed out after {member.session_timeout_ms} ms "
-            f"({member.last_seen(step, member.client.id, member.client.host)})",
-        )
+        text = f"member {member_id} evicted: session timed out after {member.session_timeout_ms} ms ({seen})"
+        self.evict_member(step, Cause(RebalanceReason.SESSION_EXPIRED, text, member_id))
 
-    def evict_member(self, step: Step, member_id: str, reason: str) -> None:
+    def evict_member(self, step: Step, cause: Cause) -> None:
         """Remove a member, and complete or start a rebalance as needed."""
-        self.remove_member(step, member_id)
-        step.log(self.group_id, reason)
-        self.rebalance_after_removal(step, reason)
+        was_member = cause.member_id in self.members
+        self.remove_member(step, cause.member_id)
+        step.log(self.group_id, cause.text)
+        self.rebalance_after_removal(step, cause, is_cause=was_member)
 
-    def rebalance_after_removal(self, step: Step, reason: str) -> None:
-        """Complete the current join phase or start a rebalance after a removal."""
+    def rebalance_after_removal(self, step: Step, cause: Cause, *, is_cause: bool = True) -> None:
+        """Complete the current join phase or start a rebalance after a removal.
+
+        Args:
+            step: the step.
+            cause: the removal.
+            is_cause: a member was removed, and not just an id that nobody joined with.
+        """
         if self.state is GroupState.PREPARING_REBALANCE:
+            if is_cause:
+                step.rebalance_caused(self.group_id, cause)
             self.complete_if_all_joined(step)
         elif self.state is not GroupState.EMPTY:
-            self.prepare_rebalance(step, reason)
+            self.prepare_rebalance(step, cause)
 
     # -- Topic changes that a classic group's leader may miss
     #
@@ -316,7 +340,8 @@ class ClassicRebalance(ClassicNotification):
         now = self.current_topics_hash(step)
         if self.topics_hash != now:
             self.topics_hash = now
-            self.rebalance_after_change(step, "topics changed, and the static leader may not notice")
+            text = "topics changed, and the static leader may not notice"
+            self.rebalance_after_change(step, Cause(RebalanceReason.TOPICS_CHANGED, text))
 
     def check_after_load(self, step: Step) -> None:
         """Prepare for a static leader that is unaware, and find partitions without owner, after a load."""
@@ -334,7 +359,8 @@ class ClassicRebalance(ClassicNotification):
         """
         self.owes_look, self.left_out = False, None
         if self.state is GroupState.STABLE and self.has_unowned_partitions(step):
-            self.prepare_rebalance(step, "partitions of subscribed topics have no owner, and the leader may not notice")
+            text = "partitions of subscribed topics have no owner, and the leader may not notice"
+            self.prepare_rebalance(step, Cause(RebalanceReason.SUBSCRIPTION_CHANGED, text))
 
     def has_unowned_partitions(self, step: Step) -> bool:
         """Return whether a partition of a subscribed topic is in no member's assignment, if assignments are readable.
@@ -355,3 +381,9 @@ class ClassicRebalance(ClassicNotification):
             held.update(assigned.partitions)
         topics = ((name, step.image.topics.get(name)) for name in self.subscribed or ())
         return any((name, number) not in held for name, topic in topics if topic for number in range(topic.partitions))
+
+
+def _evicted(members: list[str], missed: str) -> Cause:
+    """Return the cause for members that did not join or sync in time."""
+    text = f"members evicted: did not {missed} in time: {', '.join(members)}"
+    return Cause(RebalanceReason.EVICTED, text, members[0] if len(members) == 1 else "")

@@ -22,7 +22,7 @@ needs every member.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, repeat
 from typing import ClassVar
@@ -31,13 +31,14 @@ from kohort.assignors import MemberSubscription, server_assignor
 from kohort.errors import ErrorCode
 from kohort.groups.admission import Refusal
 from kohort.groups.consumer.members import ConsumerReconciliation, Presence
-from kohort.groups.effects import ComputeAssignment, JoinGroupReply, Level, ResolveRegexes
+from kohort.groups.effects import Cause, ComputeAssignment, JoinGroupReply, Level, RebalanceReason, ResolveRegexes
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, Topic
 from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.pairs import NOTHING, Pairs, pack, unpack
 from kohort.groups.records import (
     EpochBumped,
     Kind,
+    MemberSaved,
     RegexResolved,
     TargetAssigned,
     TargetEpochSet,
@@ -129,7 +130,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         self.dismiss_member(step, member_id)
         self.excluded.pop(member_id, None)
         if member_id in self.current:
-            self.record_downtime(step, self.current[member_id].assigned, frozenset())
+            self.record_downtime(step, member_id, self.current[member_id].assigned, frozenset())
             step.emit(Tombstone((Kind.CURRENT, self.group_id, member_id)))
         if member_id in self.targets:
             step.emit(Tombstone((Kind.TARGET, self.group_id, member_id)))
@@ -278,6 +279,8 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return max(shares) - min(shares) > 1
 
 
+NAMED_TOPICS = 5
+"""The most changed topics that the cause of a rebalance names."""
 NO_INDEXES: Mapping[int, int] = {}
 """The partitions of a topic that is gone."""
 
@@ -356,20 +359,41 @@ def resolve(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
 class ConsumerAssignment(ConsumerSuspicion):
     """The epochs of a consumer group, and how each gets its target."""
 
-    def begin_epoch(self, step: Step, reason: str) -> None:
+    def begin_epoch(self, step: Step, cause: Cause) -> None:
         """Begin a new epoch, with the topics as they are now."""
+        step.rebalance_caused(self.group_id, cause)
         if self.began_ms is None:
             self.began_ms = step.now.mono_ms
         epoch = self.epoch + 1
         step.emit(EpochBumped(self.group_id, epoch, metadata_hash(step.image, self.subscribed())))
-        step.log(self.group_id, f"new group epoch {epoch}: {reason}", Level.DEBUG)
+        step.log(self.group_id, f"new group epoch {epoch}: {cause.text}", Level.DEBUG)
         if not self.members:
             for regex in list(self.regexes):  # without members nobody keeps them up to date
                 step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))
             self.computing = -1  # a result for the former members would set the target back
             step.emit(TargetEpochSet(self.group_id, epoch, step.now.wall_ms))
+            step.group_emptied(self.group_id, epoch)
+            self.began_ms, self.still = None, []
+            self.stopped.clear()
             return
         self.request_target(step)
+
+    def member_cause(self, before: MemberSaved | None, member_id: str) -> Cause:
+        """Return why a member that joined or changed needs a new epoch.
+
+        Args:
+            before: the member's metadata before; None: it is new.
+            member_id: the member.
+        """
+        now = self.members[member_id]
+        if before is None:
+            return Cause(RebalanceReason.JOINED, f"member {member_id} joined", member_id)
+        if (before.subscribed_topics, before.subscribed_regex) != (now.subscribed_topics, now.subscribed_regex):
+            return Cause(
+                RebalanceReason.SUBSCRIPTION_CHANGED, f"member {member_id} changed its subscription", member_id
+            )
+        text = f"member {member_id} prefers the assignor {now.server_assignor}"
+        return Cause(RebalanceReason.ASSIGNOR_CHANGED, text, member_id)
 
     def request_target(self, step: Step) -> None:
         """Request the target of the newest epoch, unless a computation or its prerequisite is under way."""
@@ -436,10 +460,17 @@ class ConsumerAssignment(ConsumerSuspicion):
         self.check_topics(step)
         self.request_target(step)
 
-    def check_topics(self, step: Step) -> None:
-        """Begin a new epoch if the subscribed topics differ from those of the current one."""
+    def check_topics(self, step: Step, changed: Collection[str] = ()) -> None:
+        """Begin a new epoch if the subscribed topics differ from those of the current one.
+
+        Args:
+            step: the step.
+            changed: the topics that changed, as far as they are known.
+        """
         if self.members and metadata_hash(step.image, self.subscribed()) != self.metadata_hash:
-            self.begin_epoch(step, "subscribed topics changed")
+            names = sorted(set(changed).intersection(self.subscribed()))[:NAMED_TOPICS]
+            text = f"subscribed topics changed{': ' if names else ''}{', '.join(names)}"
+            self.begin_epoch(step, Cause(RebalanceReason.TOPICS_CHANGED, text))
 
     def on_topics_changed(self, step: Step, change: ImageChange) -> None:
         """Handle a change of topics in a group that reads one of them, or may."""
@@ -448,7 +479,7 @@ class ConsumerAssignment(ConsumerSuspicion):
         if change.names_differ and any(member.subscribed_regex for member in self.members.values()):
             self.request_resolution(step, again=True)
         if not change.topics.isdisjoint(self.subscribed()):
-            self.check_topics(step)
+            self.check_topics(step, change.topics)
 
     def accept_target(self, step: Step, event: AssignmentComputed) -> bool:
         """Write a computed target as far as it differs, then its epoch; False if it is stale or failed."""

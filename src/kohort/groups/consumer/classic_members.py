@@ -20,6 +20,7 @@ from kohort.groups.admission import Refusal
 from kohort.groups.consumer.assignment import ConsumerAssignment
 from kohort.groups.effects import HeartbeatReply, JoinGroupReply, LeaveGroupReply, LeftMember, SyncGroupReply
 from kohort.groups.events import Client, Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
+from kohort.groups.group import leave_cause
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved, OfferedProtocol, ReconciliationState
 from kohort.groups.step import Step
@@ -128,7 +129,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
             self.rejoin_member(step, member_id)
         before = self.members.get(member_id)
         if self.write_classic_member(step, event, member_id, subscription):
-            self.begin_epoch(step, f"classic member {member_id} joined or changed its subscription")
+            self.begin_epoch(step, self.member_cause(before, member_id))
         presence = self.member_heard(step, member_id, event.connection)
         presence.process = event.client.process
         if before is not None and before.classic_protocols is None:
@@ -311,11 +312,11 @@ class ConsumerClassicMembers(ConsumerAssignment):
             error, member_id = self.find_leaving(leaving)
             if error is ErrorCode.NONE:
                 self.remove_member(step, member_id)
-                gone.append(member_id)
+                gone.append(leaving)
             left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
         if gone:
-            self.begin_epoch(step, f"{', '.join(gone)} left")
+            self.begin_epoch(step, leave_cause(gone))
 
     def find_leaving(self, leaving: LeavingMember) -> tuple[ErrorCode, str]:
         """Return the id of a leaving member, with the error if it cannot leave this way."""

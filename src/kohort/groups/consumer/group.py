@@ -28,12 +28,14 @@ from kohort.groups.consumer.members import (
     Presence,
 )
 from kohort.groups.effects import (
+    Cause,
     ConsumerGroupHeartbeatReply,
     DescribedConsumer,
     DescribedConsumerGroup,
     GroupType,
     Level,
     NamedPartitions,
+    RebalanceReason,
 )
 from kohort.groups.events import (
     AssignmentComputed,
@@ -133,9 +135,10 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         if joins:
             self.rejoin_member(step, member_id)
         if self.write_member(step, event, member_id):
-            self.begin_epoch(step, f"member {member_id} joined or changed its subscription")
+            self.begin_epoch(step, self.member_cause(before, member_id))
         elif back:
-            self.begin_epoch(step, f"suspected member {member_id} is heard again")
+            text = f"suspected member {member_id} is heard again"
+            self.begin_epoch(step, Cause(RebalanceReason.RETURNED, text, member_id))
         presence = self.member_heard(step, member_id, event.connection)
         presence.overdue = presence.fenced = False
         if joins:
@@ -337,23 +340,24 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         if event.member_epoch == LEFT_FOR_A_WHILE:
             self.leave_temporarily(step, member_id)
         else:
-            self.evict_member(step, member_id, f"member {member_id} left")
+            self.evict_member(step, Cause(RebalanceReason.LEFT, f"member {member_id} left", member_id))
         step.reply(
             event.request,
             ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch),
         )
         return None
 
-    def evict_member(self, step: Step, member_id: str, reason: str) -> None:
+    def evict_member(self, step: Step, cause: Cause) -> None:
         """Remove a member, also one that leaves; the others get a new epoch or become a classic group again."""
+        member_id = cause.member_id
         if member_id not in self.members:
             return
-        step.log(self.group_id, reason)
+        step.log(self.group_id, cause.text)
         is_of_consumer_protocol = self.members[member_id].classic_protocols is None
         if is_of_consumer_protocol and step.turn_classic(self.group_id, leaving=member_id):
             return
         self.remove_member(step, member_id)
-        self.begin_epoch(step, reason)
+        self.begin_epoch(step, cause)
 
     def on_session_end(self, step: Step, member_id: str) -> None:
         """Evict a member after its session timeout or grace period."""
@@ -361,12 +365,14 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         if presence is None or member_id not in self.members:
             return
         if presence.overdue:
-            reason = "evicted: did not revoke, join or sync in time, and did not join again"
+            reason, why = RebalanceReason.EVICTED, "did not revoke, join or sync in time, and did not join again"
         elif presence.lost:
-            reason = "evicted: did not reconnect after its connection ended"
+            reason, why = RebalanceReason.DISCONNECTED, "did not reconnect after its connection ended"
         else:
-            reason = f"evicted: session timed out after {self.session_timeout_ms(step, member_id)} ms"
-        self.evict_member(step, member_id, f"member {member_id} {reason} ({self.member_last_seen(step, member_id)})")
+            why = f"session timed out after {self.session_timeout_ms(step, member_id)} ms"
+            reason = RebalanceReason.SESSION_EXPIRED
+        text = f"member {member_id} evicted: {why} ({self.member_last_seen(step, member_id)})"
+        self.evict_member(step, Cause(reason, text, member_id))
 
     def on_revocation_end(self, step: Step, member_id: str) -> None:
         """Require a member to rejoin that did not revoke its partitions within its rebalance timeout."""
@@ -396,7 +402,8 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         silent = self.suspected_among(step, self.unmoved_members())
         if silent and self.excludes_suspected(step):
             names = ", ".join(silent)
-            self.begin_epoch(step, f"suspected members {names}: rebalance continues without them")
+            text = f"suspected members {names}: rebalance continues without them"
+            self.begin_epoch(step, Cause(RebalanceReason.SUSPECTED, text, names if len(silent) == 1 else ""))
         else:
             self.watch_unmoved(step)
 
@@ -422,7 +429,8 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             self.check_topics(step)
             settled = self.epoch == self.target_epoch
             if settled and (self.is_uneven(step) or self.has_unassigned_partitions(step)):
-                self.begin_epoch(step, "the target was made without suspected members")
+                text = "the target was made without suspected members"
+                self.begin_epoch(step, Cause(RebalanceReason.COORDINATOR, text))
             self.request_target(step)
             self.watch_unmoved(step)
         step.log(self.group_id, f"loaded with {len(self.members)} members at epoch {self.epoch}", Level.DEBUG)
@@ -453,7 +461,8 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         first, joining = presence.waiting, presence.joining
         untold = joining is not None and not joining.member_id and joining.instance_id is None
         if untold or (first is not None and not first.member_id):
-            self.evict_member(step, member_id, f"the connection of new member {member_id} ended")
+            text = f"the connection of new member {member_id} ended"
+            self.evict_member(step, Cause(RebalanceReason.DISCONNECTED, text, member_id))
 
 
 STATES = (EMPTY, ASSIGNING, RECONCILING, STABLE)

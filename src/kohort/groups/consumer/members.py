@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from kohort.groups.admission import LEFT_FOR_A_WHILE
-from kohort.groups.effects import GroupState
+from kohort.groups.effects import Downtime, GroupState
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
 from kohort.groups.failure_detector import MonitoredMember
 from kohort.groups.group import GroupMembership, Takes
@@ -224,7 +224,7 @@ class ConsumerMembers(GroupMembership):
     presences: dict[str, Presence] = field(default_factory=dict)
     began_ms: int | None = None
     stopped: dict[Pair, int] = field(default_factory=dict)
-    still: list[int] = field(default_factory=list)
+    still: list[Downtime] = field(default_factory=list)
     settling: list[str] = field(default_factory=list)
     settling_epoch: int = -1
     excluded: dict[str, None] = field(default_factory=dict)
@@ -517,7 +517,7 @@ class ConsumerReconciliation(ConsumerMembers):
         if (after is before or after == before) and member_id in self.current:
             return after
         step.emit(after.record(self.group_id, member_id))
-        self.record_downtime(step, before.assigned, after.assigned)
+        self.record_downtime(step, member_id, before.assigned, after.assigned)
         member = self.members[member_id]
         presence = self.presence(member_id)
         if after.state is ReconciliationState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
@@ -528,8 +528,8 @@ class ConsumerReconciliation(ConsumerMembers):
             self.report_if_settled(step)
         return after
 
-    def record_downtime(self, step: Step, before: Pairs, after: Pairs) -> None:
-        """Record the downtime of partitions that were taken from a member or assigned to one."""
+    def record_downtime(self, step: Step, member_id: str, before: Pairs, after: Pairs) -> None:
+        """Record the downtime of partitions that were taken from a member or assigned to it."""
         if before == after:
             return
         now_ms = step.now.mono_ms
@@ -539,7 +539,7 @@ class ConsumerReconciliation(ConsumerMembers):
             for pair in after - before:
                 since = self.stopped.pop(pair, None)
                 if since is not None:
-                    self.still.append(now_ms - since)
+                    self.still.append(Downtime(member_id, now_ms - since))
 
     def report_if_settled(self, step: Step) -> None:
         """Report the rebalance as complete when the last member has reached its target."""
@@ -553,7 +553,7 @@ class ConsumerReconciliation(ConsumerMembers):
             if awaited and not self.current_assignment(left[-1]).is_reconciled_to(self.epoch):
                 return
             left.pop()
-        step.rebalanced(self.group_id, "consumer", self.began_ms, self.still, len(self.members))
+        step.rebalanced(self.group_id, "consumer", self.began_ms, self.still, len(self.members), self.epoch)
         self.began_ms = None
         self.stopped.clear()
         self.still = []

@@ -25,7 +25,7 @@ from kohort.groups.consumer.classic_members import member_saved
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.context import Context
-from kohort.groups.effects import GroupState, JoinGroupReply, Level, SyncGroupReply
+from kohort.groups.effects import Cause, GroupState, JoinGroupReply, Level, RebalanceReason, SyncGroupReply
 from kohort.groups.events import Client, JoinGroup
 from kohort.groups.group import Group
 from kohort.groups.pairs import Pairs, pack
@@ -113,7 +113,8 @@ class GroupConversion:
         consumer = self.write_consumer_group(group, classic, share_out(members))
         context.log(group.group_id, f"converted to a consumer group at generation {generation}")
         if unsettled:
-            consumer.begin_epoch(context, "a rebalance was under way during the conversion to a consumer group")
+            text = "a rebalance was under way during the conversion to a consumer group"
+            consumer.begin_epoch(context, Cause(RebalanceReason.COORDINATOR, text))
         return True
 
     def convert_member(self, classic: ClassicRebalance, member: ClassicMember) -> Converted | None:
@@ -240,7 +241,8 @@ class GroupConversion:
             if (event := joining.get(member.member_id)) is not None:
                 classic.await_join(context, member, event.request)
         context.log(group_id, f"converted to a classic group at generation {epoch}")
-        classic.prepare_rebalance(context, "the last member of the consumer protocol left")
+        text = "the last member of the consumer protocol left"
+        classic.prepare_rebalance(context, Cause(RebalanceReason.LEFT, text, leaving or ""))
         return classic
 
 

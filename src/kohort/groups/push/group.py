@@ -27,13 +27,16 @@ from kohort.consumer_protocol import (
 from kohort.errors import ErrorCode
 from kohort.groups import admission
 from kohort.groups.effects import (
+    Cause,
     DescribedGroup,
     DescribedMember,
+    Downtime,
     GroupState,
     LeaveGroupReply,
     LeftMember,
     Level,
     Meter,
+    RebalanceReason,
     RegisterConsumerReply,
 )
 from kohort.groups.events import (
@@ -111,7 +114,8 @@ class PushRegistry(PushRebalance):
         member.stopped = True
         self.bind_connection(step, member, event)
         step.run(member.ping, first_ping_ms(self.members[event.member_id]))
-        self.request_rebalance(step, f"member {event.member_id} joined")
+        text = f"member {event.member_id} joined"
+        self.request_rebalance(step, Cause(RebalanceReason.JOINED, text, event.member_id))
 
     def bind_connection(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
         """Bind a member to the connection that it registered on, and restart its session."""
@@ -139,7 +143,8 @@ class PushRegistry(PushRebalance):
             before.excluding,
             before.streams,
         ):
-            self.request_rebalance(step, f"member {event.member_id} reads other topics")
+            text = f"member {event.member_id} reads other topics"
+            self.request_rebalance(step, Cause(RebalanceReason.SUBSCRIPTION_CHANGED, text, event.member_id))
         self.advance_member(step, event.member_id)
 
     def refuse_conflicting(self, step: Step, member: PushMember) -> None:
@@ -183,14 +188,16 @@ class PushRegistry(PushRebalance):
             self.mark_disconnected(step, member)
             is_dead = event.ended != "" and event.ended == member.process
             if is_dead and self.present[member_id].is_gone:
-                self.evict_member(step, member_id, f"member {member_id} evicted: its process has ended")
+                text = f"member {member_id} evicted: its process has ended"
+                self.evict_member(step, Cause(RebalanceReason.DISCONNECTED, text, member_id))
 
     def on_session_end(self, step: Step, member_id: str) -> None:
         """Evict a member that has answered nothing for its whole session and so has stopped by its own clock."""
         member = self.present[member_id]
         saved = self.members[member_id]
         seen = member.last_seen(step, saved.client_id, saved.client_host)
-        self.evict_member(step, member_id, f"member {member_id} evicted: session timed out ({seen})")
+        text = f"member {member_id} evicted: session timed out ({seen})"
+        self.evict_member(step, Cause(RebalanceReason.SESSION_EXPIRED, text, member_id))
 
     def leave(self, step: Step, event: LeaveGroup) -> None:
         """Remove members that leave or that an administrator removes: they read nothing more, or are said not to."""
@@ -201,13 +208,13 @@ class PushRegistry(PushRebalance):
         """Remove one member."""
         if leaving.member_id not in self.members:
             return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
-        self.evict_member(
-            step, leaving.member_id, f"member {leaving.member_id} left (reason: {leaving.reason or 'not given'})"
-        )
+        text = f"member {leaving.member_id} left (reason: {leaving.reason or 'not given'})"
+        self.evict_member(step, Cause(RebalanceReason.LEFT, text, leaving.member_id))
         return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.NONE)
 
-    def evict_member(self, step: Step, member_id: str, why: str) -> None:
+    def evict_member(self, step: Step, cause: Cause) -> None:
         """Remove a member: free its partitions, end its connection, and rebalance."""
+        member_id, why = cause.member_id, cause.text
         step.log(self.group_id, why)
         member = self.present[member_id]
         self.close_connection(step, member, why)
@@ -221,7 +228,7 @@ class PushRegistry(PushRebalance):
         member.unbind(step)
         if not self.members:
             step.emit(PushGroupSaved(self.group_id, step.now.wall_ms))
-        self.request_rebalance(step, why)
+        self.request_rebalance(step, cause)
         self.continue_attempt(step)
         if claim is not None:
             step.forget_connection(claim.connection, claim.group_id, claim.member_id)
@@ -235,7 +242,7 @@ class PushRegistry(PushRebalance):
             member.alive(step, self.session_bound_ms(step, saved))
             member.gone_ms = step.now.mono_ms
         if self.members:
-            self.request_rebalance(step, "the shard was loaded")
+            self.request_rebalance(step, Cause(RebalanceReason.COORDINATOR, "the shard was loaded"))
 
 
 LOGGED_PARTITIONS = 5
@@ -316,7 +323,7 @@ class PushAnswers(PushRegistry):
         member.refusals, member.stopped = 0, False
         owned = member.notified = self.owned_by(member_id)
         if member.still_ms is not None:
-            self.still.append(step.now.mono_ms - member.still_ms)
+            self.still.append(Downtime(member_id, step.now.mono_ms - member.still_ms))
             member.still_ms = None
         want = self.moving.get(member_id)
         if want is not None and frozenset(self.named_pairs(step, want).values()) == owned:
@@ -433,7 +440,8 @@ class PushAnswers(PushRegistry):
             step.log(
                 event.group_id, f"owners of {len(event.partitions)} partitions were deleted: {names}", Level.WARNING
             )
-            self.request_rebalance(step, "the owners of partitions were deleted")
+            text = "the owners of partitions were deleted"
+            self.request_rebalance(step, Cause(RebalanceReason.COORDINATOR, text))
 
 
 EMPTY, PREPARING, STABLE = GroupState.EMPTY, GroupState.PREPARING_REBALANCE, GroupState.STABLE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from kohort.groups.effects import GroupState
+from kohort.groups.effects import Cause, Downtime, GroupState
 from kohort.groups.events import PushRequestKind, RegisterConsumer
 from kohort.groups.failure_detector import MonitoredMember
 from kohort.groups.group import GroupMembership, Takes
@@ -81,6 +81,7 @@ class PushMembers(GroupMembership):
         present: the members' soft state.
         rebalancing: a rebalance is under way or will be retried (the bit of spec 4.9).
         again: something changed during the rebalance, so another one follows (the second mark of spec 4.9).
+        again_causes: why, the first few.
         attempt: the attempt of the current rebalance, from 0.
         began_ms: when the change that caused it came; None without one.
         dividing: the ticket of the awaited assignment, -1: none.
@@ -97,6 +98,7 @@ class PushMembers(GroupMembership):
     is_shown = True
     __slots__ = (
         "again",
+        "again_causes",
         "attempt",
         "attempts",
         "backoff",
@@ -125,12 +127,13 @@ class PushMembers(GroupMembership):
         self.present: dict[str, PushMember] = {}
         self.rebalancing = False
         self.again = False
+        self.again_causes: list[Cause] = []
         self.attempt = 0
         self.began_ms: int | None = None
         self.dividing = -1
         self.moving: dict[str, Pairs] = {}
         self.takers: dict[Pair, str] = {}
-        self.still: list[int] = []
+        self.still: list[Downtime] = []
         self.attempts = Timer(Deadline.ATTEMPT, group_id)
         self.backoff = Timer(Deadline.BACKOFF, group_id)
         self.loaded = False

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from kohort.assignors import MemberSubscription, server_assignor
-from kohort.groups.effects import DividePartitions, Level
+from kohort.groups.effects import Cause, DividePartitions, Level, RebalanceReason
 from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
 from kohort.groups.pairs import Pair, Pairs, pack, pair_order
 from kohort.groups.push.requests import PushRequests, interval_ms
@@ -32,6 +32,9 @@ ASSIGNORS = {"sticky": "uniform", "range": "range"}
 """The coordinator's assignors by the values of `push.assignor`; uniform leaves partitions where they are."""
 INTERNAL = "__"
 """The prefix of internal topics' names."""
+
+AGAIN_CAUSES_MAX = 10
+"""The most causes of a next rebalance that are kept during one."""
 
 Matched = Mapping[tuple[str, bool], frozenset[str]]
 
@@ -110,20 +113,25 @@ def split(
 class PushRebalance(PushRequests):
     """The rebalance of a push group: its beginning, its end, and which members it moves."""
 
-    def request_rebalance(self, step: Step, why: str) -> None:
+    def request_rebalance(self, step: Step, cause: Cause) -> None:
         """Start a rebalance after a change, or mark that another one must follow the current one."""
         if not self.members:
+            step.rebalance_caused(self.group_id, cause)
             self.end_rebalance()
+            step.group_emptied(self.group_id)
         elif self.rebalancing or self.backoff.due_ms is not None:
             self.again = True
+            self.again_causes = [*self.again_causes, cause][:AGAIN_CAUSES_MAX]
         else:
-            step.log(self.group_id, f"rebalance started: {why}", Level.DEBUG)
+            step.rebalance_caused(self.group_id, cause)
+            step.log(self.group_id, f"rebalance started: {cause.text}", Level.DEBUG)
             self.attempt, self.began_ms, self.still = 0, step.now.mono_ms, []
             self.request_assignment(step)
 
     def end_rebalance(self) -> None:
         """End the current rebalance, and clear the mark for another one."""
         self.rebalancing = self.again = False
+        self.again_causes = []
         self.dividing = -1
         self.began_ms = None
         if not self.members:
@@ -136,7 +144,9 @@ class PushRebalance(PushRequests):
         """Request a new assignment, unless one is under way."""
         self.rebalancing = True
         step.mark_changed(self.group_id)
-        self.again = False
+        for cause in self.again_causes:  # this assignment answers them
+            step.rebalance_caused(self.group_id, cause)
+        self.again, self.again_causes = False, []
         if self.dividing >= 0:
             self.again = True
             return
@@ -173,12 +183,15 @@ class PushRebalance(PushRequests):
         """Complete the rebalance if all members have been started; start another one if something changed meanwhile."""
         if not self.rebalancing or self.dividing >= 0 or self.moving or self.backoff.due_ms is not None:
             return
-        began_ms, still, again = self.began_ms, self.still, self.again
+        began_ms, still, again, causes = self.began_ms, self.still, self.again, self.again_causes
         self.end_rebalance()
         step.mark_changed(self.group_id)
-        step.rebalanced(self.group_id, "push", began_ms, still, len(self.members))
+        step.rebalanced(self.group_id, "push", began_ms, still, len(self.members), -1)
         if again:
-            self.request_rebalance(step, "something changed during the last rebalance")
+            text = "something changed during the last rebalance"
+            for cause in causes[:-1]:
+                step.rebalance_caused(self.group_id, cause)
+            self.request_rebalance(step, causes[-1] if causes else Cause(RebalanceReason.COORDINATOR, text))
 
     def continue_attempt(self, step: Step) -> None:
         """Restart the time limit of the attempt after an eviction, for members that waited for the evicted one."""
@@ -212,4 +225,4 @@ class PushRebalance(PushRequests):
         named.update(name for names in self.matched.values() for name in names)
         may_find = bool(regexes) if change.names_differ else not regexes <= self.matched.keys()
         if may_find or not named.isdisjoint(change.topics):
-            self.request_rebalance(step, "topics changed")
+            self.request_rebalance(step, Cause(RebalanceReason.TOPICS_CHANGED, "topics changed"))

@@ -1,0 +1,193 @@
+"""`kohort groups scale` and `kohort scaler`: how many members a group needs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from kohort.cli.app import DONE, UsageError
+from kohort.cli.common import (
+    DEFAULT_CALL_MS,
+    Common,
+    check_names,
+    ending_signals,
+    groups_with_nearest_of,
+    listen_address,
+    make_client,
+    print_errors,
+)
+from kohort.cli.output import show, show_json_line
+from kohort.errors import InvalidInputError, KafkaError
+
+if TYPE_CHECKING:  # the client is imported by the commands that need it
+    from kohort.lag import LagReader
+    from kohort.lag.scaling import ScalingDecision, ScalingTarget
+
+OF_SCALE = (
+    "group", "members", "wanted", "needed", "why", "written_rate", "rate", "member_rate", "time_lag", "standstill_s",
+    "blocked",
+)  # fmt: skip
+LISTEN_DEFAULT = "127.0.0.1:9309"
+LOOK_INTERVAL_S = 5.0
+"""The time between two reads: that of the usual commits."""
+_COMMON = Common()
+
+
+def scale(
+    *groups: str,
+    max_lag: str,
+    look: str = "30s",
+    min_: Annotated[int, Parameter(name="--min")] = 1,
+    max_: Annotated[int | None, Parameter(name="--max")] = None,
+    common: Common = _COMMON,
+) -> int:
+    """How many members groups need to keep their time lag under a target, and why. It changes nothing.
+
+    Rates are measured for as long as --look says. A number below the present one follows only from a longer look, as
+    `kohort scaler` takes: `wanted` is what to set now, `needed` what would be enough for the rates that were measured.
+
+    Args:
+        groups: their names.
+        max_lag: the target: the longest time lag, as in 30s or 5m.
+        look: how long rates are measured; at least 25s.
+        min_: the fewest members.
+        max_: the most members; else as many as the group has partitions.
+    """
+    if not groups:
+        raise UsageError("name groups")
+    check_names("group", *groups)
+    target, look_ms = scaling_target(max_lag, min_, max_), duration_option("--look", look)
+    with common.lag_reader(DEFAULT_CALL_MS) as reader:
+        decisions, errors = _decided(reader, groups, target, look_ms / 1000)
+    rows = [scale_row(decision) for decision in decisions.values()]
+    show(rows, OF_SCALE, as_json=common.json, empty="no groups")
+    return print_errors(errors)
+
+
+def _decided(
+    reader: LagReader, groups: tuple[str, ...], target: ScalingTarget, look_s: float
+) -> tuple[dict[str, ScalingDecision], dict[str, KafkaError]]:
+    from kohort.lag.reading import REBALANCES_ASKED
+    from kohort.lag.scaling import ScalingState, decide
+
+    reader.rebalances = REBALANCES_ASKED
+    states: dict[str, ScalingState] = {}
+    decisions: dict[str, ScalingDecision] = {}
+    end = time.monotonic() + look_s
+    while True:
+        started = time.monotonic()
+        report = reader.read(groups)
+        for name, group in report.groups.items():
+            known = decisions.get(name)
+            if known is not None and known.needed is not None and known.wanted != known.members:
+                continue  # it is decided, and nobody carries it out here
+            decisions[name], states[name] = decide(group, report.taken_ms, target, states.get(name))
+        if time.monotonic() >= end or not report.groups:
+            break
+        time.sleep(max(0.0, min(started + LOOK_INTERVAL_S, end) - time.monotonic()))
+    errors = groups_with_nearest_of(report.errors, lambda: list(reader.listing or ()))
+    for failure in report.failures:
+        errors[failure.part] = KafkaError(f"{failure.part}: {failure.text}")
+    for name in [name for name in decisions if not report.groups[name].read]:
+        del decisions[name]
+        errors[name] = KafkaError(f"group {name}: it has no committed offsets, so that its lag is unknown")
+    return decisions, errors
+
+
+def scaling_target(max_lag: str, fewest: int, most: int | None) -> ScalingTarget:
+    """Return the target that options describe.
+
+    Raises:
+        UsageError: one of them is invalid.
+    """
+    from kohort.lag.scaling import ScalingTarget
+
+    try:
+        return ScalingTarget(duration_option("--max-lag", max_lag), fewest, most)
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+
+
+def duration_option(option: str, text: str) -> int:
+    """Return a duration in milliseconds.
+
+    Raises:
+        UsageError: the text is no duration.
+    """
+    from kohort.lag.scaling import duration_ms
+
+    try:
+        return duration_ms(text)
+    except InvalidInputError as error:
+        raise UsageError(f"{option} {text}: {error.message}") from error
+
+
+def scale_row(decision: ScalingDecision) -> dict[str, Any]:
+    """Return the row of a decision."""
+    return {
+        "group": decision.group,
+        "members": decision.members,
+        "wanted": decision.wanted,
+        "needed": decision.needed,
+        "why": decision.why,
+        "written_rate": _rounded(decision.written_per_s),
+        "rate": _rounded(decision.read_per_s),
+        "member_rate": _rounded(decision.member_per_s),
+        "time_lag": None if decision.time_lag_ms is None else round(decision.time_lag_ms / 1000, 3),
+        "standstill_s": None if decision.standstill_ms is None else round(decision.standstill_ms / 1000, 3),
+        "blocked": [str(partition) for partition in decision.blocked],
+    }
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 1)
+
+
+# -- `kohort scaler`
+
+
+def scaler(
+    *,
+    listen: str = LISTEN_DEFAULT,
+    interval: int = 10_000,
+    common: Common = _COMMON,
+) -> int:
+    """How many members groups need, for KEDA's external scaler over gRPC. Ends with SIGTERM or Ctrl-C.
+
+    Prints the line `ready HOST:PORT`. The groups and their targets are in the metadata of KEDA's triggers. It changes
+    nothing in the cluster. It has neither login nor TLS: on another address than loopback everyone who reaches it can
+    ask about every group. Needs the extra `scaler`.
+
+    Args:
+        listen: HOST:PORT; port 0 picks a free one.
+        interval: milliseconds between two reads of the cluster.
+    """
+    host, port = listen_address(listen)
+    if interval < 1:
+        raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
+    try:
+        from kohort.lag.scaler import GroupScaling, ScalerServer
+    except ModuleNotFoundError as error:
+        if error.name != "grpc":
+            raise
+        raise UsageError("the scaler takes the package grpcio: pip install 'kohort[scaler]'") from None
+    from kohort.client.settings import ConnectionConfig
+    from kohort.lag import LagReader
+    from kohort.lag.reading import REBALANCES_ASKED
+
+    servers, connection = common.client_settings(ConnectionConfig)
+    reader = make_client(LagReader, servers, connection)
+    reader.rebalances = REBALANCES_ASKED
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    ended = ending_signals()
+    with GroupScaling(reader, interval / 1000) as scaling, ScalerServer(host, port, scaling) as server:
+        if common.json:
+            show_json_line({"ready": server.address})
+        else:
+            print(f"ready {server.address}", flush=True)
+        ended.get()
+    return DONE

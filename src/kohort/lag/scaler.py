@@ -1,0 +1,366 @@
+"""KEDA's external scaler over gRPC: how many members groups need, for a Horizontal Pod Autoscaler.
+
+A thread reads the groups that were asked for, and decides about each by `scaling`. Requests are answered from the last
+decision. While the cluster is away they get UNAVAILABLE, so that the autoscaler keeps the number that it has.
+
+The metric of a group is the number of wanted members, and its target is 1. So the autoscaler wants just that number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+from grpc import aio
+
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.io.closing import ClosedOnExit
+from kohort.lag.evaluation import LagReport
+from kohort.lag.keda_messages import (
+    ScaledObject,
+    decode_metrics_request,
+    decode_scaled_object,
+    encode_active,
+    encode_metric_spec,
+    encode_metrics,
+)
+from kohort.lag.reading import LagReader
+from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide, duration_ms
+
+log = logging.getLogger("kohort.lag")
+
+SERVICE = "externalscaler.ExternalScaler"
+READ_TIMEOUT_MS = 10_000
+"""The limit of a read of the cluster."""
+FIRST_DECISION_S = 5.0
+"""How long the first request for a group waits for its first read."""
+STALE_INTERVALS, STALE_MIN_S = 3, 60.0
+"""A decision is given for this many intervals, and at least so long, after the read behind it."""
+FORGET_S = 900.0
+"""A group that nobody asks for is read no more after this time. KEDA asks every 30 s unless told otherwise."""
+OBJECTS_MAX = 1_000
+"""The most scaled objects, which bounds memory and reads: any client may name groups."""
+CALLS_MAX = 2_000
+"""The most calls at once, streams included."""
+MESSAGE_BYTES_MAX = 65_536
+"""The longest request."""
+STOP_S = 1.0
+"""How long calls may go on when the server ends."""
+GROUP_KEY, MAX_LAG_KEY, MIN_KEY, MAX_KEY = "group", "maxLag", "minMembers", "maxMembers"
+"""The metadata of a trigger that the scaler reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledGroup:
+    """A group with its target, as a trigger names them."""
+
+    group: str
+    target: ScalingTarget
+
+    @classmethod
+    def of(cls, scaled: ScaledObject) -> ScaledGroup:
+        """Read the metadata of a trigger.
+
+        Raises:
+            InvalidInputError: Something is missing or invalid.
+        """
+        metadata = scaled.metadata
+        group = metadata.get(GROUP_KEY, "")
+        if not group:
+            raise InvalidInputError(f"the trigger's metadata has no {GROUP_KEY}")
+        try:
+            max_lag_ms = duration_ms(metadata.get(MAX_LAG_KEY, ""))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{MAX_LAG_KEY}: {error.message}") from None
+        fewest, most = _number(metadata.get(MIN_KEY, ""), MIN_KEY), _number(metadata.get(MAX_KEY, ""), MAX_KEY)
+        return cls(group, ScalingTarget(max_lag_ms, 1 if fewest is None else fewest, most))
+
+    @property
+    def metric(self) -> str:
+        """The name of its metric."""
+        return "kohort-members-" + re.sub(r"[^a-zA-Z0-9_.-]", "-", self.group)[:200]
+
+
+def _number(text: str, key: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
+        raise InvalidInputError(f"{key}: give a number, not {text[:40]!r}")
+    return int(text)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A scaled object, with the last decision about it.
+
+    Attributes:
+        asked_s: When somebody asked last, on the monotonic clock.
+        decision: The last decision; None before the first read.
+        decided_s: When it was made.
+        state: The memory of decisions.
+        error: Why the last read has no decision.
+    """
+
+    asked_s: float
+    decision: ScalingDecision | None = None
+    decided_s: float = 0.0
+    state: ScalingState | None = None
+    error: str = ""
+
+
+class GroupScaling(ClosedOnExit):
+    """A thread that reads groups and decides how many members each needs.
+
+    Args:
+        reader: Reads the cluster; closed with this.
+        interval_s: The time between two reads.
+    """
+
+    def __init__(self, reader: LagReader, interval_s: float) -> None:
+        self._reader, self._interval_s = reader, interval_s
+        self._lock = threading.Lock()
+        self._watched: dict[ScaledGroup, _Watched] = {}
+        self._listeners: set[Callable[[], None]] = set()
+        self._news = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="kohort-scaler", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and the reader; may be called again."""
+        self._ended = True
+        self._news.set()
+        self._reader.close()
+        self._thread.join()
+
+    def decision(self, wanted: ScaledGroup) -> ScalingDecision | None:
+        """Return the last decision about a group, and watch it from now on; None before its first read.
+
+        Raises:
+            KafkaError: The cluster or the group can't be read, or there are too many groups.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            watched = self._watched.get(wanted)
+            if watched is None:
+                if len(self._watched) >= OBJECTS_MAX:
+                    raise KafkaError(f"{OBJECTS_MAX} groups are scaled already")
+                watched = self._watched[wanted] = _Watched(now_s)
+                self._news.set()
+            watched.asked_s = now_s
+            is_stale = now_s - watched.decided_s > max(STALE_MIN_S, STALE_INTERVALS * self._interval_s)
+            if watched.error and (watched.decision is None or is_stale):
+                raise KafkaError(watched.error)
+            return watched.decision
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call a function after each read, on the thread of the reads."""
+        with self._lock:
+            self._listeners.add(listener)
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Call a function no more."""
+        with self._lock:
+            self._listeners.discard(listener)
+
+    def _run(self) -> None:
+        while not self._ended:
+            started = time.monotonic()
+            with self._lock:
+                for wanted in [found for found, of in self._watched.items() if started - of.asked_s > FORGET_S]:
+                    del self._watched[wanted]
+                names = sorted({wanted.group for wanted in self._watched})
+            self._news.clear()
+            if names and not self._ended:
+                self._read_groups(names)
+            self._news.wait(None if not names else max(0.0, started + self._interval_s - time.monotonic()))
+
+    def _read_groups(self, names: list[str]) -> None:
+        report, failure = None, ""
+        try:
+            report = self._reader.read(names, timeout_ms=READ_TIMEOUT_MS)
+        except KafkaError as error:
+            if self._ended:
+                return
+            failure = f"the cluster can't be read: {error}"
+            log.warning("[scaler] %s; the number of members stays as it is", failure)
+        with self._lock:
+            for wanted, watched in self._watched.items():
+                if report is None:
+                    watched.error = failure
+                elif wanted.group in names:
+                    _decide(wanted, watched, report)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+
+def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
+    """Decide about a group, and log what changes."""
+    before, error = watched.decision, report.errors.get(wanted.group)
+    group = report.groups.get(wanted.group)
+    if group is not None and group.read:
+        watched.decision, watched.state = decide(group, report.taken_ms, wanted.target, watched.state)
+    elif group is not None or (error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
+        members = 0 if group is None else len(group.description.members)
+        why = "the group has no committed offsets yet: a first member makes them"
+        watched.decision = ScalingDecision(wanted.group, members, max(1, members, wanted.target.min_members), None, why)
+    else:
+        watched.error = f"group {wanted.group} can't be read: {error or 'it was left out'}"
+        return
+    watched.error, watched.decided_s = "", time.monotonic()
+    if before is None or before.wanted != watched.decision.wanted:
+        found = watched.decision
+        log.info(
+            "[group %s] %d members are wanted, %d are there: %s", found.group, found.wanted, found.members, found.why
+        )
+
+
+# -- gRPC
+
+Call = Callable[[bytes, "aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
+
+
+class ScalerServer(ClosedOnExit):
+    """The gRPC server, on a thread of its own until it is closed. It has no login and no TLS.
+
+    Attributes:
+        address: HOST:PORT.
+
+    Raises:
+        KafkaError: The address can't be listened on.
+    """
+
+    def __init__(self, host: str, port: int, scaling: GroupScaling) -> None:
+        self._scaling = scaling
+        self._host = f"[{host}]" if ":" in host else host
+        self._port = port
+        self._started = threading.Event()
+        self._failure = ""
+        self.address = ""
+        self._loop = asyncio.new_event_loop()
+        self._ending = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="kohort-scaler-grpc", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure:
+            self._thread.join()
+            raise KafkaError(self._failure)
+
+    def close(self) -> None:
+        """End the calls and the server; may be called again."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ending.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._started.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.so_reuseport", 0)]
+        server = aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
+        server.add_generic_rpc_handlers((self._handlers(),))
+        try:
+            port = server.add_insecure_port(f"{self._host}:{self._port}")
+        except RuntimeError as error:
+            self._failure = f"can't listen on {self._host}:{self._port}: {error}"
+            return
+        await server.start()
+        self.address = f"{self._host}:{port}"
+        self._started.set()
+        await self._ending.wait()
+        await server.stop(STOP_S)
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        calls: dict[str, Call] = {
+            "IsActive": self._is_active,
+            "GetMetricSpec": self._metric_spec,
+            "GetMetrics": self._metrics,
+        }
+        handlers = {name: grpc.unary_unary_rpc_method_handler(call) for name, call in calls.items()}
+        handlers["StreamIsActive"] = grpc.unary_stream_rpc_method_handler(self._stream_is_active)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    async def _is_active(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        decision = await self._decided(await _scaled_group(request, context), context)
+        return encode_active(decision.wanted > 0)
+
+    async def _metric_spec(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        return encode_metric_spec((await _scaled_group(request, context)).metric, 1)
+
+    async def _metrics(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        try:
+            scaled, _ = decode_metrics_request(request)
+            wanted = ScaledGroup.of(scaled)
+        except InvalidInputError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        decision = await self._decided(wanted, context)
+        return encode_metrics(wanted.metric, decision.wanted)
+
+    async def _stream_is_active(
+        self, request: bytes, context: aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        """Yield whether members are wanted, at once and after each change."""
+        wanted = await _scaled_group(request, context)
+        news, told = asyncio.Event(), None
+        listener = self._waker(news)
+        self._scaling.add_listener(listener)
+        try:
+            while True:
+                news.clear()
+                try:
+                    decision = self._scaling.decision(wanted)
+                except KafkaError:
+                    decision = None  # what was told last stands; the unary calls say why
+                if decision is not None and (decision.wanted > 0) != told:
+                    told = decision.wanted > 0
+                    yield encode_active(told)
+                await news.wait()
+        finally:
+            self._scaling.remove_listener(listener)
+
+    def _waker(self, news: asyncio.Event) -> Callable[[], None]:
+        def wake() -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(news.set)
+
+        return wake
+
+    async def _decided(self, wanted: ScaledGroup, context: aio.ServicerContext[bytes, bytes]) -> ScalingDecision:
+        """Return the last decision about a group; the first one may take a moment. Ends the call if there is none."""
+        news = asyncio.Event()
+        listener = self._waker(news)
+        self._scaling.add_listener(listener)
+        end_s = self._loop.time() + FIRST_DECISION_S
+        try:
+            while True:
+                news.clear()
+                decision = self._scaling.decision(wanted)
+                if decision is not None:
+                    return decision
+                await asyncio.wait_for(news.wait(), max(0.0, end_s - self._loop.time()))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the group has not been read yet")
+        except KafkaError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        finally:
+            self._scaling.remove_listener(listener)
+        raise AssertionError("abort raises")
+
+
+async def _scaled_group(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> ScaledGroup:
+    try:
+        return ScaledGroup.of(decode_scaled_object(request))
+    except InvalidInputError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+    raise AssertionError("abort raises")

@@ -1,0 +1,456 @@
+"""How many members a group needs to keep its time lag under a target. Pure: a function of reports, with its memory.
+
+The number follows from rates, not from lag: what is written per second, and what a busy member reads per second. So it
+rises before lag does, and does not fall again because lag is gone. Lag counts as far as members can reduce it: a
+partition behind an open transaction, or whose offset does not move, asks for no member. A partition is read by one
+member, so it asks for one at most, however much is written to it.
+
+A change costs a rebalance. So there is a band without a change: up when members would be busy for more than
+`BUSY_UP` of their time, to the number at which they are busy for `BUSY_WANTED`; down when fewer would be busy for
+less than `BUSY_DOWN`, for `DOWN_AFTER_MS`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+from kohort.lag.evaluation import NO_PROGRESS, OPEN_TRANSACTION, GroupLag, PartitionLag
+
+BUSY_UP, BUSY_WANTED, BUSY_DOWN = 0.9, 0.75, 0.6
+"""The part of their time that members work: above the first there is no reserve, the second leaves some for peaks, and
+the third is so far below that the number does not rise again at once."""
+MEASURE_MS = 20_000
+"""The shortest time over which rates are measured: several of the usual commits, which come every 5 s."""
+MEASURE_MAX_MS = 60_000
+"""The longest one: its older half is left behind then, so that it follows a change."""
+SETTLE_MS = 30_000
+"""The shortest pause after a change of members, while the new ones begin to read."""
+START_MS = 180_000
+"""How long wanted members may take to join, before others are wanted."""
+DOWN_AFTER_MS = 300_000
+"""How long fewer members must have been enough: as long as the Horizontal Pod Autoscaler's stabilization window
+unless that is set."""
+DRAIN_MIN_MS = 120_000
+"""A backlog above the target is to be read within this time, or twice the target if that is longer."""
+BUSY_LAG_MS = 10_000
+"""A member with an older record unread is busy: its commits alone make lags of 5 s."""
+REBALANCES_LOOKED_AT = 5
+"""The last rebalances whose standstill is the usual one."""
+RELIEF = 1.5
+"""A late partition gets a member of its own if that reads its backlog by this much faster."""
+NAMED_PARTITIONS = 3
+
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+MAX_LAG_MAX_MS = 7 * 24 * 3_600_000
+"""The longest target: a week."""
+
+
+def duration_ms(text: str) -> int:
+    """Return a duration such as `30s`, `5m`, `500ms` or `1h` in milliseconds.
+
+    Raises:
+        InvalidInputError: The text is no such duration, or is zero or longer than a week.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", text.strip())
+    length_ms = int(found[1]) * _UNITS_MS[found[2]] if found else 0
+    if not 0 < length_ms <= MAX_LAG_MAX_MS:
+        raise InvalidInputError("give a number with ms, s, m or h, as in 30s, up to 168h")
+    return length_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingTarget:
+    """What a group is to keep to.
+
+    Raises:
+        InvalidInputError: The numbers of members contradict each other.
+
+    Attributes:
+        max_lag_ms: The longest time lag.
+        min_members: The fewest members; 0: none are needed while nothing is unread and nothing is written.
+        max_members: The most members; None: as many as there are partitions.
+    """
+
+    max_lag_ms: int
+    min_members: int = 1
+    max_members: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_members < 0 or (self.max_members is not None and self.max_members < max(1, self.min_members)):
+            raise InvalidInputError("the most members must be at least 1, and at least as many as the fewest")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDecision:
+    """How many members are wanted, and why.
+
+    Attributes:
+        group: The group.
+        members: The members that it has.
+        wanted: The members that it should have.
+        needed: The members that would be enough for what is measured now; None: nothing could be measured yet.
+        why: The reason in a sentence.
+        written_per_s: What is written to its partitions; None: not measured yet.
+        read_per_s: What the group reads.
+        member_per_s: What a busy member reads; None: not known yet.
+        time_lag_ms: The longest time lag that members can reduce; None: unknown.
+        standstill_ms: The usual standstill of a rebalance; None: unknown.
+        blocked: The partitions whose lag no member can reduce.
+    """
+
+    group: str
+    members: int
+    wanted: int
+    needed: int | None
+    why: str
+    written_per_s: float | None = None
+    read_per_s: float | None = None
+    member_per_s: float | None = None
+    time_lag_ms: int | None = None
+    standstill_ms: int | None = None
+    blocked: tuple[TopicPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """The memory from decision to decision.
+
+    Attributes:
+        wanted: The members that were wanted last.
+        members: The ids of the members then.
+        changed_ms: When the wanted number or the members changed last.
+        since_ms: When the present measurement began.
+        offsets: Committed offset and log end of each partition then.
+        later_ms: When the next measurement began; the present one ends when it is long enough.
+        later_offsets: The offsets then.
+        member_per_s: What a busy member reads per second; None: not known yet.
+        loads: The loads of the last `DOWN_AFTER_MS`: time, and the demand in records per second.
+        busy: The members that had old records unread. One look is no evidence: a partition that gets stuck shows such
+            records for a moment while its offset still moved.
+    """
+
+    wanted: int
+    members: frozenset[str]
+    changed_ms: int
+    since_ms: int
+    offsets: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    member_per_s: float | None = None
+    loads: tuple[tuple[int, float], ...] = ()
+    later_ms: int = 0
+    later_offsets: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    busy: frozenset[str] = frozenset()
+
+
+def decide(
+    group: GroupLag, now_ms: int, target: ScalingTarget, before: ScalingState | None = None
+) -> tuple[ScalingDecision, ScalingState]:
+    """Return how many members a group needs, and the memory for the next decision.
+
+    Args:
+        group: The group at its last read.
+        now_ms: The time of that read.
+        target: What the group is to keep to.
+        before: The memory of the last decision; None: this is the first one.
+    """
+    return _Scaling(group, now_ms, target, before or _first_state(group, now_ms, target)).decide()
+
+
+def _first_state(group: GroupLag, now_ms: int, target: ScalingTarget) -> ScalingState:
+    members = frozenset(member.member_id for member in group.description.members)
+    wanted = min(max(len(members), target.min_members), _most(group, target))
+    return ScalingState(wanted, members, now_ms - START_MS, now_ms, _offsets(group))
+
+
+def _offsets(group: GroupLag) -> dict[TopicPartition, tuple[int, int]]:
+    return {
+        part.partition: (part.committed, part.log_end)
+        for part in group.read
+        if part.committed is not None and part.log_end is not None
+    }
+
+
+def _most(group: GroupLag, target: ScalingTarget) -> int:
+    """Return the most members that can have work: in all but share groups a partition has one reader."""
+    most = target.max_members
+    if group.description.type.lower() != "share":
+        partitions = max(1, len(group.read))
+        most = partitions if most is None else min(most, partitions)
+    return 1_000_000 if most is None else max(most, target.min_members)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A partition over the measured time. Rates are per second."""
+
+    part: PartitionLag
+    written: float
+    read: float
+    is_blocked: bool
+
+
+class _Scaling:
+    """One decision."""
+
+    def __init__(self, group: GroupLag, now_ms: int, target: ScalingTarget, before: ScalingState) -> None:
+        self.group, self.now_ms, self.target, self.before = group, now_ms, target, before
+        self.members = frozenset(member.member_id for member in group.description.members)
+        self.most = _most(group, target)
+        self.partitions = max(1, len(group.read))
+        self.standstill_ms = usual_standstill_ms(group)
+        self.span_ms = now_ms - before.since_ms
+        self.loads = [self._load(part) for part in group.read] if self.span_ms > 0 else []
+        self.free = [load for load in self.loads if not load.is_blocked]
+        lags = [load.part.time_lag_ms for load in self.free if load.part.time_lag_ms is not None]
+        self.time_lag_ms = max(lags, default=None)
+        self.busy = self._busy()
+
+    def decide(self) -> tuple[ScalingDecision, ScalingState]:
+        """Return the decision and the next state."""
+        before = self.before
+        if self.members != before.members:
+            moved = ScalingState(
+                before.wanted, self.members, self.now_ms, self.now_ms, _offsets(self.group), before.member_per_s
+            )
+            return self._hold(moved, "members have just joined or left: their rates are not known yet")
+        if self.span_ms < self._measure_ms():
+            if not self.members and before.wanted == 0 and self.group.sum_lag:
+                return self._changed(1, None, "records wait, and there are no members", before.loads)
+            return self._hold(replace(before, busy=self.busy), "rates are being measured")
+        member_per_s = self._member_per_s()
+        if not member_per_s:
+            return self._without_rates()
+        demand = sum(min(self._demand(load), member_per_s) for load in self.free)
+        kept = tuple(load for load in before.loads if load[0] >= self.now_ms - DOWN_AFTER_MS)
+        return self._compared(member_per_s, demand, (*kept, (self.now_ms, demand)))
+
+    def _load(self, part: PartitionLag) -> _Load:
+        committed, log_end = self.before.offsets.get(part.partition, (part.committed or 0, part.log_end or 0))
+        per_s = 1000 / self.span_ms
+        written, read = ((part.log_end or 0) - log_end) * per_s, ((part.committed or 0) - committed) * per_s
+        is_stuck = part.cause == NO_PROGRESS and bool(self.members)
+        return _Load(part, max(0.0, written), max(0.0, read), is_stuck or part.cause == OPEN_TRANSACTION)
+
+    def _measure_ms(self) -> int:
+        """Return how long rates are measured: over several commits, also of a group that commits rarely."""
+        trends = [part.trend for part in self.group.read]
+        pause_ms = max((trend.longest_pause_ms for trend in trends if trend is not None), default=0)
+        return max(MEASURE_MS, min(2 * pause_ms, MEASURE_MAX_MS))
+
+    def _busy(self) -> frozenset[str]:
+        """Return the members with old records unread in a partition whose offset has just moved."""
+        busy_ms = min(BUSY_LAG_MS, self.target.max_lag_ms // 2)
+        return frozenset(
+            part.owner.member_id
+            for part in self.group.read
+            if part.owner is not None
+            and (part.time_lag_ms or 0) > busy_ms
+            and (part.trend is None or not part.trend.stuck_ms)
+        )
+
+    def _member_per_s(self) -> float | None:
+        """Return what a busy member reads. One that is not busy could read more: its rate is a lower bound."""
+        rates: dict[str, float] = {}
+        for load in self.loads:
+            if load.part.owner is not None:
+                member = load.part.owner.member_id
+                rates[member] = rates.get(member, 0.0) + load.read
+        measured = [rates[member] for member in self.busy & self.before.busy if rates.get(member)]
+        known = self.before.member_per_s
+        if measured:
+            return median(measured) if known is None else (known + median(measured)) / 2
+        return max([known or 0.0, *rates.values()]) or None
+
+    def _demand(self, load: _Load) -> float:
+        """Return what must be read of a partition per second: what is written, and a part of an old backlog."""
+        lag = load.part.lag or 0
+        is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
+        if not is_late or not load.read:  # an offset that does not move shows no member that more could relieve
+            return load.written
+        allowed = load.written * self.target.max_lag_ms / 2000
+        return load.written + max(0.0, lag - allowed) * 1000 / self._drain_ms()
+
+    def _drain_ms(self) -> int:
+        return max(DRAIN_MIN_MS, 2 * self.target.max_lag_ms)
+
+    def _share(self, members: int) -> float:
+        """Return the part of the partitions that the member with the most of them has."""
+        if self.group.description.type.lower() == "share":
+            return 1 / members
+        return math.ceil(self.partitions / members) / self.partitions
+
+    def _fits(self, members: int, demand: float, member_per_s: float, busy: float) -> bool:
+        return members > 0 and self._share(members) * demand <= busy * member_per_s
+
+    def _enough(self, demand: float, member_per_s: float, busy: float) -> int:
+        """Return the fewest members that read the demand and are busy for at most a part of their time."""
+        if not demand and not self.group.sum_lag:
+            return self.target.min_members
+        fewest = max(1, self.target.min_members)
+        most = min(self.most, self.partitions if self.group.description.type.lower() != "share" else 10_000)
+        fitting = (number for number in range(fewest, most) if self._fits(number, demand, member_per_s, busy))
+        return next(fitting, max(fewest, most))
+
+    # The decision.
+
+    def _without_rates(self) -> tuple[ScalingDecision, ScalingState]:
+        """Decide before anything was read: one member shows how much a member reads."""
+        if self.group.sum_lag and not self.members:
+            wanted = max(1, self.before.wanted)
+            return self._changed(wanted, None, "records wait, and there are no members", self.before.loads)
+        if self.group.sum_lag:
+            return self._hold(self._measured(None), "nothing is read, so that no number of members is known to help")
+        if self.target.min_members == 0 and not any(load.written for load in self.loads):
+            return self._changed(0, 0, "nothing is unread, and nothing is written", self.before.loads)
+        return self._hold(self._measured(None), "nothing has been read yet")
+
+    def _compared(
+        self, member_per_s: float, demand: float, loads: tuple[tuple[int, float], ...]
+    ) -> tuple[ScalingDecision, ScalingState]:
+        base, before = self.before.wanted, self.before
+        relieves = self._relieves_late(member_per_s)
+        needed = self.most if relieves else self._enough(demand, member_per_s, BUSY_WANTED)
+        written = sum(load.written for load in self.loads)
+        rates = f"{written:.0f} records are written and a member reads {member_per_s:.0f} per second"
+        measured = self._measured(member_per_s, loads)
+        waited_ms = self.now_ms - before.changed_ms
+        if len(self.members) != base and waited_ms < START_MS:
+            return self._hold(measured, f"{base} members are wanted, and {len(self.members)} are there", needed)
+        if waited_ms < max(SETTLE_MS, 2 * (self.standstill_ms or 0)):
+            return self._hold(measured, "the last change is still taking effect", needed)
+        if needed > base and (relieves or not self._fits(base, demand, member_per_s, BUSY_UP)):
+            if self._is_read_soon(member_per_s, base):
+                return self._hold(measured, "the backlog is read sooner than another rebalance would end", needed)
+            why = f"{rates}; a backlog is read faster by a member of its own" if relieves else rates
+            return self._changed(needed, needed, why, loads, member_per_s)
+        lowest = max((self._enough(load, member_per_s, BUSY_DOWN) for _, load in loads), default=base)
+        lasts = waited_ms >= DOWN_AFTER_MS and loads[0][0] <= self.now_ms - DOWN_AFTER_MS * 9 // 10
+        if lowest < base and lasts:
+            if (self.standstill_ms or 0) >= self.target.max_lag_ms and lowest > base // 2:
+                still = _seconds(self.standstill_ms)
+                why = f"fewer would do, but a rebalance stands still for {still}, as long as the target"
+                return self._hold(measured, why, needed)
+            wanted = max(self._enough(load, member_per_s, BUSY_WANTED) for _, load in loads)
+            return self._changed(wanted, needed, f"{rates}, for {_seconds(DOWN_AFTER_MS)}", (), member_per_s)
+        return self._hold(measured, self._why_enough(base, rates, demand, member_per_s), needed)
+
+    def _relieves_late(self, member_per_s: float) -> bool:
+        """Return whether a late partition would be read much faster if its member had no other.
+
+        So it is with the backlog behind a transaction that has ended, which the other partitions do not have.
+        """
+        if self.time_lag_ms is None or self.time_lag_ms <= self.target.max_lag_ms or self.most < self.partitions:
+            return False
+        written: dict[str, float] = {}
+        for load in self.loads:
+            if load.part.owner is not None:
+                member = load.part.owner.member_id
+                written[member] = written.get(member, 0.0) + load.written
+        for load in self.free:
+            part, owner = load.part, load.part.owner
+            if owner is None or not load.read or (part.time_lag_ms or 0) <= self.target.max_lag_ms:
+                continue
+            spare, alone = member_per_s - written[owner.member_id], member_per_s - load.written
+            if alone > 0 and alone >= RELIEF * spare and (part.lag or 0) * 1000 > max(0.0, spare) * self._drain_ms():
+                return True
+        return False
+
+    def _is_read_soon(self, member_per_s: float, base: int) -> bool:
+        """Return whether the members that are there read the backlog before a rebalance would have ended."""
+        spare = len(self.members) * member_per_s * BUSY_UP - sum(load.written for load in self.free)
+        lag = sum(load.part.lag or 0 for load in self.free)
+        return len(self.members) >= base and spare > 0 and lag / spare * 1000 <= (self.standstill_ms or 0)
+
+    def _why_enough(self, base: int, rates: str, demand: float, member_per_s: float) -> str:
+        """Return why the number stays, the causes of lag that remain first."""
+        blocked = [load.part for load in self.loads if load.is_blocked]
+        if blocked:
+            causes = sorted({part.cause or "" for part in blocked})
+            return f"no member can reduce the lag of {_named(blocked)}: {', '.join(causes)}"
+        hot = [load.part for load in self.free if self._demand(load) > member_per_s]
+        if hot and base > 1:
+            return f"{_named(hot)} alone has more than a member reads, {member_per_s:.0f} per second: others can't help"
+        if base >= self.most and not self._fits(base, demand, member_per_s, BUSY_UP):
+            return f"{base} members are the most that can have work"
+        return rates
+
+    def _measured(self, member_per_s: float | None, loads: tuple[tuple[int, float], ...] | None = None) -> ScalingState:
+        """Return the state after a measurement, which goes on; its older half is left behind when it is long enough."""
+        before, now, offsets = self.before, self.now_ms, _offsets(self.group)
+        since_ms, since, later_ms, later = before.since_ms, before.offsets, before.later_ms, before.later_offsets
+        if later_ms <= since_ms and self.span_ms >= MEASURE_MAX_MS // 2:
+            later_ms, later = now, offsets
+        elif self.span_ms >= MEASURE_MAX_MS and later_ms > since_ms:
+            since_ms, since, later_ms, later = later_ms, later, now, offsets
+        return ScalingState(
+            before.wanted,
+            self.members,
+            before.changed_ms,
+            since_ms,
+            since,
+            before.member_per_s if member_per_s is None else member_per_s,
+            before.loads if loads is None else loads,
+            later_ms,
+            later,
+            self.busy,
+        )
+
+    def _hold(self, state: ScalingState, why: str, needed: int | None = None) -> tuple[ScalingDecision, ScalingState]:
+        return self._decision(state.wanted, needed, why, state.member_per_s), state
+
+    def _changed(
+        self,
+        wanted: int,
+        needed: int | None,
+        why: str,
+        loads: tuple[tuple[int, float], ...],
+        member_per_s: float | None = None,
+    ) -> tuple[ScalingDecision, ScalingState]:
+        wanted = max(self.target.min_members, min(wanted, self.most))
+        state = ScalingState(
+            wanted,
+            self.members,
+            self.now_ms,
+            self.now_ms,
+            _offsets(self.group),
+            self.before.member_per_s if member_per_s is None else member_per_s,
+            loads,
+        )
+        return self._decision(wanted, needed, why, state.member_per_s), state
+
+    def _decision(self, wanted: int, needed: int | None, why: str, member_per_s: float | None) -> ScalingDecision:
+        is_measured = bool(self.loads) and self.span_ms >= MEASURE_MS
+        return ScalingDecision(
+            self.group.description.group_id,
+            len(self.members),
+            wanted,
+            needed,
+            why,
+            sum(load.written for load in self.loads) if is_measured else None,
+            sum(load.read for load in self.loads) if is_measured else None,
+            member_per_s,
+            self.time_lag_ms,
+            self.standstill_ms,
+            tuple(load.part.partition for load in self.loads if load.is_blocked),
+        )
+
+
+def usual_standstill_ms(group: GroupLag) -> int | None:
+    """Return the median standstill of the last rebalances with one, as the coordinator recorded them; None: unknown."""
+    recorded = [found.downtime_ms for found in group.description.rebalances or () if found.downtime_ms]
+    return round(median(recorded[-REBALANCES_LOOKED_AT:])) if recorded else None
+
+
+def _named(parts: list[PartitionLag]) -> str:
+    named = ", ".join(str(part.partition) for part in parts[:NAMED_PARTITIONS])
+    return named if len(parts) <= NAMED_PARTITIONS else f"{named} and {len(parts) - NAMED_PARTITIONS} more"
+
+
+def _seconds(milliseconds: int | None) -> str:
+    return f"{(milliseconds or 0) / 1000:.0f} s"

@@ -1,0 +1,266 @@
+"""`kohort scaler`, asked by a real gRPC client with messages of protobuf's own library, as KEDA asks."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given
+from hypothesis import strategies as some
+from tests.support.processes import KOHORT, Start
+from tests.support.waiting import until
+
+from kohort import Admin, Broker, Consumer, Producer, TopicPartition
+from kohort.client.admin.values import NewTopic
+from kohort.client.offsets import OffsetAndMetadata
+from kohort.errors import InvalidInputError
+from kohort.lag import LagReader
+from kohort.lag.keda_messages import decode_metrics_request, decode_scaled_object
+from kohort.lag.scaler import OBJECTS_MAX, GroupScaling, ScaledGroup, ScalerServer
+from kohort.lag.scaling import ScalingTarget
+
+STRING, INT64, DOUBLE, BOOL, MESSAGE = 9, 3, 1, 8, 11
+FIELDS: dict[str, list[tuple[str, int, int, str, bool]]] = {
+    "ScaledObjectRef": [
+        ("name", 1, STRING, "", False),
+        ("namespace", 2, STRING, "", False),
+        ("scalerMetadata", 3, MESSAGE, ".externalscaler.ScaledObjectRef.ScalerMetadataEntry", True),
+    ],
+    "IsActiveResponse": [("result", 1, BOOL, "", False)],
+    "MetricSpec": [
+        ("metricName", 1, STRING, "", False),
+        ("targetSize", 2, INT64, "", False),
+        ("targetSizeFloat", 3, DOUBLE, "", False),
+    ],
+    "GetMetricSpecResponse": [("metricSpecs", 1, MESSAGE, ".externalscaler.MetricSpec", True)],
+    "GetMetricsRequest": [
+        ("scaledObjectRef", 1, MESSAGE, ".externalscaler.ScaledObjectRef", False),
+        ("metricName", 2, STRING, "", False),
+    ],
+    "MetricValue": [
+        ("metricName", 1, STRING, "", False),
+        ("metricValue", 2, INT64, "", False),
+        ("metricValueFloat", 3, DOUBLE, "", False),
+    ],
+    "GetMetricsResponse": [("metricValues", 1, MESSAGE, ".externalscaler.MetricValue", True)],
+}
+
+
+def _messages() -> dict[str, Any]:
+    """KEDA's messages as protobuf's own library makes them of a description."""
+    file = descriptor_pb2.FileDescriptorProto(name="scaler.proto", package="externalscaler", syntax="proto3")
+    for name, fields in FIELDS.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind, of, repeated in fields:
+            added = message.field.add(name=field, number=number, type=kind, label=3 if repeated else 1)
+            if of:
+                added.type_name = of
+    entry = file.message_type[0].nested_type.add(name="ScalerMetadataEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=STRING, label=1)
+    entry.field.add(name="value", number=2, type=STRING, label=1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"externalscaler.{name}")) for name in FIELDS
+    }
+
+
+MESSAGES = _messages()
+
+
+class Keda:
+    """A client with KEDA's calls."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(address)
+
+    def _call(self, name: str, answer: str) -> Any:
+        return self.channel.unary_unary(
+            f"/externalscaler.ExternalScaler/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=MESSAGES[answer].FromString,
+        )
+
+    def is_active(self, **metadata: str) -> bool:
+        answer = self._call("IsActive", "IsActiveResponse")(scaled(**metadata), timeout=30)
+        return bool(answer.result)
+
+    def metric_spec(self, **metadata: str) -> Any:
+        answer = self._call("GetMetricSpec", "GetMetricSpecResponse")(scaled(**metadata), timeout=30)
+        (spec,) = answer.metricSpecs
+        return spec
+
+    def wanted(self, **metadata: str) -> int:
+        request = MESSAGES["GetMetricsRequest"](scaledObjectRef=scaled(**metadata), metricName="any")
+        (value,) = self._call("GetMetrics", "GetMetricsResponse")(request, timeout=30).metricValues
+        assert value.metricValue == value.metricValueFloat
+        return int(value.metricValue)
+
+    def stream(self, **metadata: str) -> Any:
+        return self.channel.unary_stream(
+            "/externalscaler.ExternalScaler/StreamIsActive",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=MESSAGES["IsActiveResponse"].FromString,
+        )(scaled(**metadata), timeout=60)
+
+
+def scaled(**metadata: str) -> Any:
+    return MESSAGES["ScaledObjectRef"](name="payments", namespace="shop", scalerMetadata=metadata)
+
+
+@pytest.fixture
+def keda(our_broker: Broker) -> Iterator[Keda]:
+    with (
+        GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
+        ScalerServer("127.0.0.1", 0, scaling) as server,
+    ):
+        keda = Keda(server.address)
+        yield keda
+        keda.channel.close()
+
+
+def committed_group(broker: Broker, records: int) -> tuple[str, TopicPartition]:
+    """A group without members that has read nothing of a topic."""
+    name = f"keda-{uuid.uuid4().hex[:8]}"
+    partition = TopicPartition(name, 0)
+    with Admin(broker.bootstrap_servers) as admin, Producer(broker.bootstrap_servers) as producer:
+        admin.create_topics([NewTopic(name, 3, 1)]).all()
+        for _ in range(records):
+            producer.send(name, b"x", partition=0)
+        producer.flush()
+        admin.alter_consumer_group_offsets(name, {partition: OffsetAndMetadata(0)}).all()
+    return name, partition
+
+
+def test_group_with_unread_records_and_no_members_gets_one(our_broker: Broker, keda: Keda) -> None:
+    group, _ = committed_group(our_broker, 5)
+    target = {"group": group, "maxLag": "30s", "minMembers": "0"}
+    spec = keda.metric_spec(**target)
+    assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == (f"kohort-members-{group}", 1, 1.0)
+    until(lambda: keda.is_active(**target), "the group is active")
+    assert keda.wanted(**target) == 1
+
+
+def test_group_with_nothing_to_read_is_not_active(our_broker: Broker, keda: Keda) -> None:
+    group, _ = committed_group(our_broker, 0)
+    target = {"group": group, "maxLag": "30s", "minMembers": "0"}
+    assert not keda.is_active(**target)
+    assert keda.wanted(**target) == 0
+
+
+def test_stream_tells_when_a_group_becomes_active(our_broker: Broker, keda: Keda) -> None:
+    group, partition = committed_group(our_broker, 0)
+    stream = keda.stream(group=group, maxLag="30s", minMembers="0")
+    assert not next(stream).result
+    with Producer(our_broker.bootstrap_servers) as producer:
+        producer.send(group, b"x", partition=partition.partition)
+        producer.flush()
+    assert next(stream).result
+    stream.cancel()
+
+
+def test_members_that_are_there_are_wanted_until_their_rates_are_known(our_broker: Broker, keda: Keda) -> None:
+    group, _ = committed_group(our_broker, 5)
+    with Consumer(our_broker.bootstrap_servers, group_id=group) as consumer:
+        consumer.subscribe([group])
+        until(lambda: consumer.poll(timeout_ms=100) is None or bool(consumer.assignment), "the member has partitions")
+        assert keda.wanted(group=group, maxLag="30s") == 1
+
+
+def test_group_that_is_not_there_yet_gets_a_first_member(keda: Keda) -> None:
+    assert keda.wanted(group=f"nobody-{uuid.uuid4().hex}", maxLag="30s", minMembers="0") == 1
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [
+        ({}, "no group"),
+        ({"group": "g"}, "maxLag: give a number"),
+        ({"group": "g", "maxLag": "0s"}, "maxLag: give a number"),
+        ({"group": "g", "maxLag": "30s", "minMembers": "-1"}, "minMembers: give a number"),
+        ({"group": "g", "maxLag": "30s", "minMembers": "3", "maxMembers": "2"}, "the most members must be"),
+    ],
+)
+def test_wrong_metadata_is_refused_by_every_call(keda: Keda, metadata: dict[str, str], error: str) -> None:
+    for call in (keda.is_active, keda.metric_spec, keda.wanted):
+        with pytest.raises(grpc.RpcError) as refused:
+            call(**metadata)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error in refused.value.details()
+
+
+def test_cluster_that_is_away_is_unavailable_and_not_zero_members() -> None:
+    with Broker() as broker:
+        servers = broker.bootstrap_servers
+    with (
+        GroupScaling(LagReader(servers, default_api_timeout_ms=500), 0.2) as scaling,
+        ScalerServer("127.0.0.1", 0, scaling) as server,
+    ):
+        keda = Keda(server.address)
+        with pytest.raises(grpc.RpcError) as refused:
+            keda.wanted(group="g", maxLag="30s")
+        keda.channel.close()
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_groups_that_clients_name_are_bounded(our_broker: Broker) -> None:
+    with GroupScaling(LagReader(our_broker.bootstrap_servers), 60) as scaling:
+        for number in range(OBJECTS_MAX):
+            scaling.decision(ScaledGroup(f"g-{number}", ScalingTarget(1_000)))
+        with pytest.raises(Exception, match="are scaled already"):
+            scaling.decision(ScaledGroup("one-more", ScalingTarget(1_000)))
+
+
+def test_server_answers_garbage_and_goes_on(our_broker: Broker, keda: Keda) -> None:
+    group, _ = committed_group(our_broker, 1)
+    raw = keda.channel.unary_unary("/externalscaler.ExternalScaler/GetMetrics")
+    for data in (b"\xff" * 20, b"\x0a\xff\x01", b"\x1a\x02\x0a\x7f", b"\x0b"):
+        with pytest.raises(grpc.RpcError) as refused:
+            raw(data, timeout=30)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert keda.wanted(group=group, maxLag="30s") == 1
+
+
+@given(data=some.binary(max_size=200))
+def test_decoder_refuses_or_decodes_any_bytes(data: bytes) -> None:
+    for decode in (decode_scaled_object, decode_metrics_request):
+        try:
+            decode(data)
+        except InvalidInputError:
+            continue
+
+
+@given(name=some.text(), metadata=some.dictionaries(some.text(), some.text()))
+def test_decoder_reads_what_protobuf_writes(name: str, metadata: dict[str, str]) -> None:
+    sent = MESSAGES["ScaledObjectRef"](name=name, namespace="n", scalerMetadata=metadata)
+    found = decode_scaled_object(sent.SerializeToString())
+    assert (found.name, found.namespace, dict(found.metadata)) == (name, "n", metadata)
+
+
+def test_command_serves_keda_until_it_is_ended(our_broker: Broker, start: Start) -> None:
+    group, _ = committed_group(our_broker, 5)
+    process = start("scaler", "--listen", "127.0.0.1:0", "--bootstrap-server", our_broker.bootstrap_servers)
+    assert process.stdout is not None
+    ready = process.stdout.readline().split()
+    assert ready[0] == "ready"
+    keda = Keda(ready[1])
+    assert keda.wanted(group=group, maxLag="30s") == 1
+    keda.channel.close()
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+def test_command_without_grpc_names_the_extra(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "grpc.py").write_text("raise ModuleNotFoundError('No module named grpc', name='grpc')")
+    asked = subprocess.run(
+        [*KOHORT, "scaler"], capture_output=True, text=True, timeout=60, check=False, env={"PYTHONPATH": str(folder)}
+    )
+    assert asked.returncode == 2
+    assert "pip install 'kohort[scaler]'" in asked.stderr
