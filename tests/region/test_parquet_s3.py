@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -63,6 +65,25 @@ def objects(address: str, url: str) -> list[str]:
     base = url.removeprefix("s3://")
     found = files_of(address).get_file_info(pafs.FileSelector(base, recursive=True))
     return sorted(info.path.removeprefix(f"{base}/") for info in found if info.is_file)
+
+
+def access_of(address: str) -> dict[str, str]:
+    """Return the credentials, as Polars names them."""
+    return {"aws_access_key_id": ACCESS["s3.access-key-id"], "aws_secret_access_key": SECRET,
+            "aws_region": ACCESS["s3.region"], "aws_endpoint_url": address, "aws_allow_http": "true"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def reading(duckdb: Any, extensions: Any, address: str, folder: Path) -> Iterator[Any]:
+    """Yield a connection of DuckDB that reaches the store."""
+    with duckdb.connect(config={"extension_directory": str(folder / "extensions")}) as connection:
+        extensions.import_extension("httpfs", con=connection)
+        connection.execute("LOAD httpfs")
+        connection.execute(
+            f"CREATE SECRET (TYPE s3, KEY_ID '{ACCESS['s3.access-key-id']}', SECRET '{SECRET}', REGION 'us-east-1', "
+            f"ENDPOINT '{address.removeprefix('http://')}', URL_STYLE 'path', USE_SSL false)"
+        )
+        yield connection
 
 
 def test_sequences_are_written_once_and_nothing_is_left(store: str, url: str) -> None:
@@ -192,17 +213,9 @@ def test_readers_that_nobody_here_wrote_see_whole_sequences(store: str, url: str
     sink.publish(1, KEYS[:2])
     sink.publish(2, KEYS[2:4])
     assert ids(store, sink) == [0, 1, 2, 3]
-    access = {"aws_access_key_id": ACCESS["s3.access-key-id"], "aws_secret_access_key": SECRET,
-              "aws_region": ACCESS["s3.region"], "aws_endpoint_url": store, "aws_allow_http": "true"}  # fmt: skip
-    frame = polars.scan_parquet(paths(sink), storage_options=access).sort("id").collect()
+    frame = polars.scan_parquet(paths(sink), storage_options=access_of(store)).sort("id").collect()
     assert frame["id"].to_list() == [0, 1, 2, 3]
-    with duckdb.connect(config={"extension_directory": str(tmp_path / "extensions")}) as connection:
-        extensions.import_extension("httpfs", con=connection)
-        connection.execute("LOAD httpfs")
-        connection.execute(
-            f"CREATE SECRET (TYPE s3, KEY_ID '{ACCESS['s3.access-key-id']}', SECRET '{SECRET}', REGION 'us-east-1', "
-            f"ENDPOINT '{store.removeprefix('http://')}', URL_STYLE 'path', USE_SSL false)"
-        )
+    with reading(duckdb, extensions, store, tmp_path) as connection:
         query = "SELECT id FROM read_parquet({}) ORDER BY id"
         found = connection.execute(query.format(paths(sink))).fetchall()
         assert found == [(0,), (1,), (2,), (3,)]
@@ -211,6 +224,30 @@ def test_readers_that_nobody_here_wrote_see_whole_sequences(store: str, url: str
             f"FROM read_json('{url}/_sequences/*.json', columns = {{files: 'JSON'}})))"
         )
         assert connection.execute(query.format("getvariable('files')")).fetchall() == found
+
+
+def test_partitions_in_a_store_are_seen_by_readers_that_nobody_here_wrote(store: str, url: str, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB and its extension package read the files")
+    extensions = pytest.importorskip("duckdb_extensions", reason="duckdb-extensions with httpfs")
+    pytest.importorskip("duckdb_extension_httpfs", reason="duckdb-extension-httpfs reaches the store")
+    polars: Any = pytest.importorskip("polars", reason="Polars reads the files")
+    names = ["plain", "a/b", "a=b", "50%", "größe x", "日本", "a+b", "{x}", "*?", "#", "&;,!", "%2F", None]
+    made = ParquetFolder(url, partition_by=["name"], storage_options=options(store))
+    sink = made.bind("flights", REGION)
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], pa.table({"id": range(len(names)), "name": names}, schema=SCHEMA))
+    sink.stage(KEYS[1], pa.table({"id": [100], "name": ["plain"]}, schema=SCHEMA))
+    sink.publish(1, KEYS[:2])
+    wanted = dict(enumerate(names)) | {100: "plain"}
+    assert len(paths(sink)) == len(wanted)
+    files = [path.removeprefix("s3://") for path in paths(sink)]
+    rows = ds.dataset(files, filesystem=files_of(store), format="parquet", partitioning="hive").to_table()
+    assert dict(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True)) == wanted
+    frame = polars.scan_parquet(paths(sink), storage_options=access_of(store), hive_partitioning=True).collect()
+    assert dict(zip(frame["id"], frame["name"], strict=True)) == wanted
+    with reading(duckdb, extensions, store, tmp_path) as connection:
+        query = f"SELECT id, name FROM read_parquet({paths(sink)!r}, hive_partitioning = true)"
+        assert dict(connection.execute(query).fetchall()) == wanted
 
 
 def test_upload_of_a_killed_member_leaves_nothing_open(store: str, url: str) -> None:

@@ -222,3 +222,14 @@ def remove_folder(files: FileCalls, path: str) -> None:
         remove(files, f"{path}/{name}")
     with contextlib.suppress(FileNotFoundError):
         files.rmdir(path)
+
+
+def remove_tree(files: FileCalls, path: str) -> None:
+    """Remove a folder of files and of partitions' folders (names with `=`), also while another process removes it."""
+    for name in names_in(files, path):
+        if "=" in name:
+            remove_tree(files, f"{path}/{name}")
+        else:
+            remove(files, f"{path}/{name}")
+    with contextlib.suppress(FileNotFoundError):
+        files.rmdir(path)

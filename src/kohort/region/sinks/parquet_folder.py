@@ -3,12 +3,14 @@
     out/_region/region.json            whose folder this is, its name, and the schema of all its rows
     out/_region/published-17           sequence 17 is done (an empty file; a few of the newest are kept)
     out/_staging/KEY.staged            what a member staged; KEY.empty: it had no rows
+    out/_staging/KEY.parts             the same with partitions: it names the files, which are in KEY.files-ATTEMPT/
     out/_staging/publishing-18-ATTEMPT/  a sequence on its way: second names (hard links) of staged files
-    out/sequence=17/KEY.parquet        what readers see
+    out/sequence=17/KEY.parquet        what readers see; with partitions sequence=17/day=2026-11-26/KEY.parquet
     out/sequence=17/_sequence-17-ID    whose it is: the region's id (an empty file, whose bytes need not be synced)
                                        (before a reset to the initial state: renamed away, one after the other)
 
-Readers (Spark, `pyarrow.dataset`, pandas) skip names that begin with `_`; a glob must be `sequence=*/*.parquet`.
+Readers (Spark, `pyarrow.dataset`, pandas) skip names that begin with `_`; a glob must be `sequence=*/*.parquet`, or
+with partitions `sequence=*/**/*.parquet`.
 
 This is the order of durability. It leaves each sequence complete or absent after a power loss, and repeats no work:
 
@@ -29,10 +31,11 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
@@ -42,12 +45,14 @@ from kohort.region.files import (
     local_path,
     make_folder,
     names_in,
+    read_file,
     remove,
     remove_folder,
+    remove_tree,
     sync_folder,
     write_file,
 )
-from kohort.region.sinks import Keep, owner_marker, staged_files
+from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
@@ -60,6 +65,10 @@ _OBJECTS: Final = "kohort.region.sinks.parquet_objects"
 """The module of folders in object stores, which needs an extra of the package."""
 _ROWS: Final = ".staged"
 _EMPTY: Final = ".empty"
+_PARTS: Final = ".parts"
+_ENDINGS: Final = (_ROWS, _EMPTY, _PARTS)
+_FILES: Final = ".files-"
+_FILES_OF: Final = re.compile(r".+\.files-[0-9a-f]{12}")
 _SHOWN: Final = re.compile("sequence=([0-9]+)")
 _GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
 _SAYS: Final = "_sequence-"
@@ -68,6 +77,18 @@ _GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
 """Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
+
+
+class FolderLayout(NamedTuple):
+    """The layout of a folder, which its first member has fixed.
+
+    Attributes:
+        rows: the schema of all rows.
+        partition_by: the columns that partition them.
+    """
+
+    rows: pa.Schema
+    partition_by: tuple[str, ...]
 
 
 class SequenceFile(NamedTuple):
@@ -93,10 +114,12 @@ class ParquetFolder(InFolder):
         path: the absolute path, from the working directory when it was made; or the URL.
         compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
         row_group_size: the maximum number of rows in a row group; None: Arrow's default.
+        partition_by: the columns that partition the files, as Hive names folders; empty: those of the folder, if it
+            exists already.
     """
 
     KIND = "parquet"
-    _kept: pa.Schema | None
+    _kept: FolderLayout | None
 
     def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> ParquetFolder:
         """Return a folder, or for a store's URL a `ParquetObjects`."""
@@ -111,6 +134,7 @@ class ParquetFolder(InFolder):
         *,
         compression: Codec = "zstd",
         row_group_size: int | None = None,
+        partition_by: Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         """Initialise a sink for a path or a URL.
@@ -119,6 +143,8 @@ class ParquetFolder(InFolder):
             path: the path, or the URL of an object store.
             compression: the compression of Parquet's pages.
             row_group_size: the maximum number of rows in a row group; None: Arrow's default.
+            partition_by: the columns that partition the files, texts, integers, dates or booleans. Each partition
+                gets a file of its own in a folder such as `day=2026-11-26`, and the column is not in the file.
             storage_options: credentials and settings of an object store, named as obstore names them. What is not
                 given is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
@@ -128,19 +154,26 @@ class ParquetFolder(InFolder):
         self.path = local_path(path, "A ParquetFolder")
         self.compression = compression
         self.row_group_size = row_group_size
+        self.partition_by = hive_partitions.partition_columns(partition_by)
 
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the folder if it is missing."""
         self._bound()
-        check_writable(self._typed(schema))
+        self._check_columns(schema)
         try:
             self._make(schema)
             self._probe()
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the folder {self.path}: {error}") from error
         self._fitting(schema)
+
+    def _check_columns(self, schema: pa.Schema) -> None:
+        """Check that Parquet supports the columns, and that those of the partitions are among them."""
+        typed = self._typed(schema)
+        check_writable(typed)
+        hive_partitions.check_partitions(typed, self.partition_by)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema with a type for each column: the folder's, where a column has no value."""
@@ -178,13 +211,17 @@ class ParquetFolder(InFolder):
                 "an empty folder, so that readers find nothing but its sequences"
             )
         make_folder(files, f"{self.path}/_region")
-        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
+        claim = self._new_claim(schema)
         try:
             owner_marker.write_claim(files, f"{self.path}/_region", claim)
         except OSError as error:
             self._explain(error)
             raise
         self._owned()
+
+    def _new_claim(self, schema: pa.Schema) -> OwnerMarker:
+        text = owner_marker.text_of(schema)
+        return OwnerMarker(1, self._region, self._bound(), text, partition_by=self.partition_by, place=self.place)
 
     def _probe(self) -> None:
         """Check that a sequence could be published here: link a file into a folder, and rename the folder."""
@@ -226,6 +263,9 @@ class ParquetFolder(InFolder):
 
     def _owned(self) -> pa.Schema:
         """Return the schema of the folder, checked to be this region's."""
+        return self._layout().rows
+
+    def _layout(self) -> FolderLayout:
         mine = self._bound()
         if self._kept is None:
             claim = self._read_claim(f"{self.path}/_region")
@@ -233,14 +273,20 @@ class ParquetFolder(InFolder):
                 remedy = "give each region an empty folder of its own"
                 raise owner_marker.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
             self._refuse_other_name(claim)
-            self._kept = claim.rows()
+            self._kept = FolderLayout(claim.rows(), claim.partition_by)
         return self._kept
 
     def _fitting(self, schema: pa.Schema) -> pa.Schema:
         try:
-            kept = self._owned()
+            kept, partition_by = self._layout()
         except FileNotFoundError as error:
             raise InvalidInputError(f"{self.path} is no folder of a region yet: call check(schema) first") from error
+        if self.partition_by and self.partition_by != partition_by:
+            by = f"partitioned by {', '.join(partition_by)}" if partition_by else "not partitioned"
+            raise InvalidInputError(
+                f"{self.path} is {by}, and partition_by={list(self.partition_by)} differs: leave the option out, or "
+                "write into another folder under another region"
+            )
         schema = filled_schema(schema, kept)
         if not schema.equals(kept) and (found := misfits(kept, schema)):
             raise InvalidInputError(
@@ -255,7 +301,9 @@ class ParquetFolder(InFolder):
         """Refuse the first row that can't be written; return the rows as they are staged."""
         kept = self._fitting(table.schema)
         refuse_nulls(table, [field.name for field in kept if not field.nullable])
-        return conformed(table, kept)
+        rows = conformed(table, kept)
+        hive_partitions.refuse_values(rows, self._layout().partition_by, kept)
+        return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
@@ -263,6 +311,9 @@ class ParquetFolder(InFolder):
         self._write_rows(key.text(), self.check_rows(table))
 
     def _write_rows(self, name: str, table: pa.Table) -> None:
+        if partition_by := self._layout().partition_by:
+            self._write_parts(name, hive_partitions.split_rows(table, partition_by))
+            return
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
 
         def write(output: Output) -> None:
@@ -270,6 +321,35 @@ class ParquetFolder(InFolder):
                 self._write_file(table, output)
 
         staged_files.write_staged(self._files, f"{self.path}/_staging", name + ending, write, instead_of=name + other)
+
+    def _write_parts(self, name: str, parts: Mapping[str, pa.Table]) -> None:
+        """Write the rows of each partition into a file; then a file that names them by the folders of their partition.
+
+        Only that last one makes them count, so that rows which are staged again replace all earlier ones.
+        """
+        files, staging, folder = self._files, f"{self.path}/_staging", f"{name}{_FILES}{uuid.uuid4().hex[:12]}"
+        ending, other = (_PARTS, _EMPTY) if parts else (_EMPTY, _PARTS)
+        written = {path: f"{folder}/{number}.parquet" for number, path in enumerate(parts)}
+        if parts:
+            files.mkdir(f"{staging}/{folder}")
+            for path, part in parts.items():
+                with contextlib.closing(Output(files, f"{staging}/{written[path]}")) as output:
+                    self._write_file(part, output)
+                    output.sync()
+            sync_folder(files, f"{staging}/{folder}")
+        index = msgspec.json.encode(written) if parts else b""
+        staged_files.write_staged(files, staging, name + ending, lambda out: out.write(index), instead_of=name + other)
+        for earlier in self._names():
+            if earlier.startswith(name + _FILES) and earlier != folder:
+                self._remove_staged(earlier)
+
+    def _remove_staged(self, name: str) -> None:
+        """Remove a staged file, or a folder of such."""
+        path = f"{self.path}/_staging/{name}"
+        if _FILES_OF.fullmatch(name):
+            remove_folder(self._files, path)
+        else:
+            remove(self._files, path)
 
     def _write_file(self, table: pa.Table, output: Output) -> None:
         staged_files.write_parquet(table, output, self.path, self.compression, self.row_group_size)
@@ -291,9 +371,12 @@ class ParquetFolder(InFolder):
                 self._bring(sequence, names)
             sync_folder(files, self.path)
         self._mark(sequence)
-        there = self._names()
-        for name in sorted({name + ending for name in names for ending in (_ROWS, _EMPTY)}.intersection(there)):
+        there, published = self._names(), set(names)
+        for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
             remove(files, f"{self.path}/_staging/{name}")
+        for name in there:
+            if _FILES_OF.fullmatch(name) and staged_files.stem_of(name) in published:
+                self._remove_staged(name)
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
@@ -303,11 +386,11 @@ class ParquetFolder(InFolder):
 
     def _remove_shown(self, sequence: int, floor: int) -> None:
         """Remove all published rows: first the staged files that others could still publish, then the sequences."""
-        files, staging = self._files, f"{self.path}/_staging"
+        files = self._files
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
             for name in self._names():
                 if self._is_void(name, floor):
-                    remove(files, f"{staging}/{name}")
+                    self._remove_staged(name)
             self._tidy(self._names(), sequence)
             shown = [int(found[1]) for name in names_in(files, self.path) if (found := _SHOWN.fullmatch(name))]
             for number in shown:
@@ -320,8 +403,8 @@ class ParquetFolder(InFolder):
     def _bring(self, sequence: int, names: list[str]) -> None:
         """Create the folder of the sequence, if it has rows, unless another process has."""
         there = set(self._names())
-        full = [name for name in names if name + _ROWS in there]
-        lost = [name for name in names if name + _ROWS not in there and name + _EMPTY not in there]
+        full = [name + ending for name in names for ending in (_ROWS, _PARTS) if name + ending in there]
+        lost = [name for name in names if there.isdisjoint(name + ending for ending in _ENDINGS)]
         if lost:
             self._excuse(sequence, f"of {len(names)} staged files {len(lost)} are gone, {lost[0]} among them")
         elif full:
@@ -343,8 +426,7 @@ class ParquetFolder(InFolder):
         temporary = f"{self.path}/_staging/publishing-{sequence}-{uuid.uuid4().hex[:12]}"
         try:
             files.mkdir(temporary)
-            for name in full:
-                staged_files.show(files, f"{self.path}/_staging/{name}{_ROWS}", f"{temporary}/{name}.parquet")
+            self._link_all(temporary, full)
             says = f"{temporary}/{self._says(sequence)}"
             files.close(files.open(says, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             sync_folder(files, temporary)
@@ -353,6 +435,29 @@ class ParquetFolder(InFolder):
             with contextlib.suppress(OSError):
                 self._discard(temporary)
             raise
+
+    def _link_all(self, temporary: str, full: list[str]) -> None:
+        """Link staged files into a folder, and sync the folders of partitions in it."""
+        files, folders = self._files, set[str]()
+        for name in full:
+            stem = staged_files.stem_of(name)
+            for path, staged in self._staged_parts(name).items():
+                above = ""
+                for segment in filter(None, path.split("/")):
+                    above += f"/{segment}"
+                    if above not in folders:
+                        folders.add(above)
+                        files.mkdir(temporary + above)
+                staged_files.show(files, f"{self.path}/_staging/{staged}", f"{temporary}{above}/{stem}.parquet")
+        for folder in sorted(folders, reverse=True):
+            sync_folder(files, temporary + folder)
+
+    def _staged_parts(self, name: str) -> dict[str, str]:
+        """Return the staged files of a key by the folders of their partition; without partitions, the file itself."""
+        if not name.endswith(_PARTS):
+            return {"": name}
+        content = read_file(self._files, f"{self.path}/_staging/{name}")
+        return msgspec.json.decode(content, type=dict[str, str])
 
     def _stands(self, sequence: int) -> bool:
         """Return whether the folder of the sequence exists; refuse anything else of that name."""
@@ -414,9 +519,18 @@ class ParquetFolder(InFolder):
         return [
             SequenceFile(number, f"{self._folder(number)}/{name}")
             for number in shown
-            for name in sorted(names_in(self._files, self._folder(number)))
-            if name.endswith(".parquet")
+            for name in sorted(self._files_below(self._folder(number)))
         ]
+
+    def _files_below(self, folder: str) -> list[str]:
+        """Return the paths of the files with rows, relative to a folder."""
+        found = []
+        for name in names_in(self._files, folder):
+            if name.endswith(".parquet"):
+                found.append(name)
+            elif "=" in name:
+                found += [f"{name}/{path}" for path in self._files_below(f"{folder}/{name}")]
+        return found
 
     def _last_marked(self) -> int:
         return staged_files.last_marked(self._files, f"{self.path}/_region")
@@ -450,7 +564,7 @@ class ParquetFolder(InFolder):
         kept = {key.text() for key in keep.keys}
         for name in names:
             if self._is_void(name, keep.floor) and staged_files.stem_of(name) not in kept:
-                remove(self._files, f"{self.path}/_staging/{name}")
+                self._remove_staged(name)
 
     def _is_void(self, name: str, floor: int) -> bool:
         return staged_files.is_void(staged_files.stem_of(name), self._id, floor)
@@ -465,12 +579,12 @@ class ParquetFolder(InFolder):
             if going is not None and int(going[1]) <= published:
                 self._discard(f"{self.path}/_staging/{name}")
             elif _GIVEN_UP.fullmatch(name):
-                remove_folder(self._files, f"{self.path}/_staging/{name}")
+                remove_tree(self._files, f"{self.path}/_staging/{name}")
 
     def _discard(self, temporary: str) -> None:
         """Move a folder away from processes that may still rename it, then empty it."""
         with contextlib.suppress(FileNotFoundError):
-            remove_folder(self._files, self._hide_folder(temporary))
+            remove_tree(self._files, self._hide_folder(temporary))
 
     def _hide_folder(self, folder: str) -> str:
         """Move a folder to where no reader sees it, and return its new path."""

@@ -2,8 +2,10 @@
 
     out/_region/region.json     whose folder this is, its name, and the schema of all its rows; created once
     out/_region/conditional-put an object that `check` could create once only
-    out/_staged/KEY.rows        a member stages rows under this key, or has; KEY.none: it had no rows (empty objects)
+    out/_staged/KEY.rows        a member stages rows under this key, or has; KEY.none: it had no rows. Empty objects;
+                                with partitions KEY.rows names the files
     out/_data/KEY.parquet       the rows; they stay there when they are published
+    out/_data/day=…/KEY.parquet the same with partitions, one for each
     out/_sequences/…17.json     sequence 17, which names its files: created once, by a conditional put
 
 A store has neither links nor renames, and no listing of many objects is whole. Readers therefore take the files that
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -34,11 +36,10 @@ import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.sinks import Keep, owner_marker, staged_files
+from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile
-from kohort.region.sinks.parquet_schema import check_writable
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
@@ -83,14 +84,26 @@ class _Seen(NamedTuple):
     emptied: int
 
 
-def _data_path(key: str) -> str:
-    """Return where a key's rows are."""
-    return f"{_DATA}/{key}.parquet"
+class StagedParts(msgspec.Struct, frozen=True):
+    """The content of `KEY.rows` of a partitioned folder.
+
+    Attributes:
+        files: the files with the key's rows, by their path below the folder's URL.
+        left: files of the key that were staged before, and do not count.
+    """
+
+    files: tuple[str, ...]
+    left: tuple[str, ...] = ()
+
+
+def _data_path(key: str, folder: str = "") -> str:
+    """Return where a key's rows are; of one partition, by its folders."""
+    return f"{_DATA}/{folder}/{key}.parquet" if folder else f"{_DATA}/{key}.parquet"
 
 
 def _key_of(path: str) -> str:
     """Return the text of the key whose rows are in a file."""
-    return path.removeprefix(f"{_DATA}/").removesuffix(".parquet")
+    return path.rpartition("/")[2].removesuffix(".parquet")
 
 
 class SequenceLog:
@@ -204,6 +217,7 @@ class ParquetObjects(ParquetFolder):
         path: the URL.
         compression: as of `ParquetFolder`.
         row_group_size: as of `ParquetFolder`.
+        partition_by: as of `ParquetFolder`.
     """
 
     def __init__(
@@ -212,6 +226,7 @@ class ParquetObjects(ParquetFolder):
         *,
         compression: Codec = "zstd",
         row_group_size: int | None = None,
+        partition_by: Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         staged_files.check_pages(compression, row_group_size)
@@ -220,6 +235,7 @@ class ParquetObjects(ParquetFolder):
         self.path = self._store.url
         self.compression = compression
         self.row_group_size = row_group_size
+        self.partition_by = hive_partitions.partition_columns(partition_by)
 
     def __repr__(self) -> str:
         return f"ParquetFolder({self._store.name!r})"  # without credentials
@@ -232,7 +248,11 @@ class ParquetObjects(ParquetFolder):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the owner marker if it is missing."""
         self._bound()
-        check_writable(self._typed(schema))
+        self._check_columns(schema)
+        if self.partition_by and len(self._store.prefix.encode()) > hive_partitions.PREFIX_BYTES_MAX:
+            raise InvalidInputError(
+                f"The path of {self.path} is too long for partitions: {hive_partitions.PREFIX_BYTES_MAX} bytes at most"
+            )
         try:
             if not self._is_owned():
                 self._first(schema)
@@ -249,8 +269,7 @@ class ParquetObjects(ParquetFolder):
                 f"{self.path} holds {strangers[0]!r} and is no folder of a region: give region {self._region!r} "
                 "an empty folder, so that readers find nothing but its sequences"
             )
-        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
-        self._store.create_object(_CLAIM, owner_marker.encoded(claim))
+        self._store.create_object(_CLAIM, owner_marker.encoded(self._new_claim(schema)))
         self._owned()
 
     def _read_claim(self, folder: str) -> OwnerMarker:
@@ -263,12 +282,38 @@ class ParquetObjects(ParquetFolder):
         if not table.num_rows:
             store.put_object(_staged(name, _NONE), b"")
             if _staged(name, _ROWS) in self._staged_paths():
-                store.remove_objects([_data_path(name)])
-                store.remove_objects([_staged(name, _ROWS)])
+                self._remove_staged_rows([f"{name}{_ROWS}"])
             return
-        data = staged_files.parquet_bytes(table, self.path, self.compression, self.row_group_size)
+        if partition_by := self._layout().partition_by:
+            self._put_parts(name, hive_partitions.split_rows(table, partition_by))
+            return
+        data = self._parquet(table)
         store.put_object(_staged(name, _ROWS), b"")
         store.put_object(_data_path(name), data)
+
+    def _put_parts(self, name: str, parts: Mapping[str, pa.Table]) -> None:
+        """Put the rows of each partition, after the object that names all files of the key, also earlier ones."""
+        store, rows = self._store, _staged(name, _ROWS)
+        paths = {_data_path(name, folder): part for folder, part in parts.items()}
+        earlier = self._parts_of_keys([name]).get(name, StagedParts(()))
+        left = tuple(sorted({*earlier.files, *earlier.left}.difference(paths)))
+        store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths), left)))
+        store.put_objects(list(paths), lambda path: self._parquet(paths[path]))
+        if left:
+            store.remove_objects(left)
+            store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths))))
+
+    def _parquet(self, table: pa.Table) -> bytes:
+        return staged_files.parquet_bytes(table, self.path, self.compression, self.row_group_size)
+
+    def _parts_of_keys(self, names: Sequence[str]) -> dict[str, StagedParts]:
+        """Return the files of keys that have staged rows, or were about to."""
+        found = self._store.read_objects([_staged(name, _ROWS) for name in names])
+        contents = {name: found[_staged(name, _ROWS)] for name in names if _staged(name, _ROWS) in found}
+        return {
+            name: msgspec.json.decode(content, type=StagedParts) if content else StagedParts((_data_path(name),))
+            for name, content in contents.items()
+        }
 
     def _staged_paths(self) -> set[str]:
         return {f"{_STAGED}/{name}" for name in self._store.list_names(_STAGED)}
@@ -283,24 +328,33 @@ class ParquetObjects(ParquetFolder):
                 self._forget_before(sequence)
                 self._log.create_entry(entry)
         if self._log.is_emptied(sequence):
-            self._store.remove_objects([_data_path(name) for name in names])
+            self._store.remove_objects(path for paths in self._paths_of(names).values() for path in paths)
             self._log.remove_void(sequence)
         self._forget(names)
 
     def _entry(self, sequence: int, names: list[str]) -> SequenceEntry | None:
         """Return what there is to publish; None: another process has done it."""
-        sizes = self._store.object_sizes([_data_path(name) for name in names])
-        without = [name for name in names if _data_path(name) not in sizes]
+        paths = self._paths_of(names)
+        sizes = self._store.object_sizes([path for name in names for path in paths[name]])
+        without = [name for name in names if not paths[name] or not sizes.keys() >= set(paths[name])]
         there = self._staged_paths() if without else set()
         lost = [name for name in without if _staged(name, _NONE) not in there]
         if not lost:
-            return SequenceEntry(1, self._bound(), sequence, sizes, tuple(without))
+            files = {path: sizes[path] for name in names if name not in without for path in paths[name]}
+            return SequenceEntry(1, self._bound(), sequence, files, tuple(without))
         if self._log.is_done(sequence):
             return None
         raise CorruptDataError(
             f"Sequence {sequence} can't be published into {self.path}: of {len(names)} staged files {len(lost)} are "
             f"gone, {lost[0]} among them"
         )
+
+    def _paths_of(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return where the rows of each key are, if it has any."""
+        if not self._layout().partition_by:
+            return {name: (_data_path(name),) for name in names}
+        staged = self._parts_of_keys(names)
+        return {name: staged[name].files if name in staged else () for name in names}
 
     def _forget_before(self, sequence: int) -> None:
         """Remove what is staged of the sequence before, whose publisher may have died before."""
@@ -319,7 +373,7 @@ class ParquetObjects(ParquetFolder):
             return
         self._log.mark_emptied(sequence)
         self._log.remove_void(sequence)
-        self._remove_staged(_void_names(self._store.list_names(_STAGED), self._id, floor))
+        self._remove_staged_keys(_void_names(self._store.list_names(_STAGED), self._id, floor))
 
     # -- progress
 
@@ -356,14 +410,24 @@ class ParquetObjects(ParquetFolder):
         kept = {key.text() for key in keep.keys}
         names = [name for name in self._store.list_names(_STAGED) if name.rpartition(".")[0] not in kept]
         void = _void_names(names, self._id, keep.floor)
-        self._remove_staged(name for name in void if name.rpartition(".")[0] not in shown)
+        self._remove_staged_keys(name for name in void if name.rpartition(".")[0] not in shown)
         self._store.remove_objects(f"{_STAGED}/{name}" for name in void if name.rpartition(".")[0] in shown)
 
-    def _remove_staged(self, names: Iterable[str]) -> None:
+    def _remove_staged_keys(self, names: Iterable[str]) -> None:
         """Remove staged rows, and then what says that they are staged."""
         gone = list(names)
-        self._store.remove_objects(_data_path(name.rpartition(".")[0]) for name in gone if name.endswith(_ROWS))
+        self._remove_staged_rows([name for name in gone if name.endswith(_ROWS)])
         self._store.remove_objects(f"{_STAGED}/{name}" for name in gone)
+
+    def _remove_staged_rows(self, names: Sequence[str]) -> None:
+        """Remove the data of keys, and then the objects that name it."""
+        keys = [name.removesuffix(_ROWS) for name in names]
+        if self._layout().partition_by:
+            parts = self._parts_of_keys(keys).values()
+            self._store.remove_objects(path for part in parts for path in (*part.files, *part.left))
+        else:
+            self._store.remove_objects(map(_data_path, keys))
+        self._store.remove_objects(f"{_STAGED}/{name}" for name in names)
 
 
 def _staged(name: str, ending: str) -> str:
