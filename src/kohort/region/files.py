@@ -43,6 +43,9 @@ class FileCalls(Protocol):
     def fsync(self, fd: int) -> None:
         """Make a file's bytes, or a folder's names, survive a power loss."""
 
+    def stat(self, path: str) -> os.stat_result:
+        """Return what the system knows of a file; only its size is used."""
+
     def listdir(self, path: str) -> list[str]:
         """Return the names in a folder, in any order."""
 

@@ -128,12 +128,12 @@ def _rows_of(table: pa.Table, partition_by: Sequence[str]) -> dict[str, list[int
     numbered = table.select(partition_by).append_column(at, pa.array(range(table.num_rows), pa.int64()))
     found: dict[str, list[int]] = {}
     for row in numbered.group_by(list(partition_by)).aggregate([(at, "list")]).to_pylist():
-        folder = "/".join(_segment(name, _text(row[name])) for name in partition_by)
+        folder = "/".join(_segment(name, _value_text(row[name])) for name in partition_by)
         found.setdefault(folder, []).extend(row[f"{at}_list"])  # null and an empty text have one folder
     return {folder: sorted(rows) for folder, rows in sorted(found.items())}
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:
         return NULL
     if isinstance(value, bool):

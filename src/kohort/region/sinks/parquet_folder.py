@@ -55,11 +55,21 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.compaction import (
+    GRACE,
+    TARGET_FILE_BYTES,
+    CompactionResult,
+    Compactor,
+    FileMerge,
+    GenerationStore,
+)
+from kohort.region.sinks.folder_generations import GONE, SAYS, SHOWING, SHOWN, FolderGenerations, make_partitions
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
 from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
+from kohort.settings.validation import duration_ms
 
 _OBJECTS: Final = "kohort.region.sinks.parquet_objects"
 """The module of folders in object stores, which needs an extra of the package."""
@@ -69,14 +79,19 @@ _PARTS: Final = ".parts"
 _ENDINGS: Final = (_ROWS, _EMPTY, _PARTS)
 _FILES: Final = ".files-"
 _FILES_OF: Final = re.compile(r".+\.files-[0-9a-f]{12}")
-_SHOWN: Final = re.compile("sequence=([0-9]+)")
 _GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
-_SAYS: Final = "_sequence-"
-_GONE: Final = "gone-"
-_GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
+_GIVEN_UP: Final = re.compile(GONE + "[0-9a-f]{32}")
 _PROBE: Final = "_probe-"
+_READ_ATTEMPTS: Final = 5
 _PROBES: Final = 5
 """Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
+
+
+def check_target(size: int) -> int:
+    """Return a target size; raise InvalidInputError if it is below 1."""
+    if size < 1:
+        raise InvalidInputError(f"target_file_size is {size}: give a number of bytes, at least 1")
+    return size
 
 
 class FolderLayout(NamedTuple):
@@ -116,6 +131,7 @@ class ParquetFolder(InFolder):
         row_group_size: the maximum number of rows in a row group; None: Arrow's default.
         partition_by: the columns that partition the files, as Hive names folders; empty: those of the folder, if it
             exists already.
+        target_file_size: the size in bytes that `compact` aims at.
     """
 
     KIND = "parquet"
@@ -135,6 +151,7 @@ class ParquetFolder(InFolder):
         compression: Codec = "zstd",
         row_group_size: int | None = None,
         partition_by: Sequence[str] = (),
+        target_file_size: int = TARGET_FILE_BYTES,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         """Initialise a sink for a path or a URL.
@@ -145,6 +162,7 @@ class ParquetFolder(InFolder):
             row_group_size: the maximum number of rows in a row group; None: Arrow's default.
             partition_by: the columns that partition the files, texts, integers, dates or booleans. Each partition
                 gets a file of its own in a folder such as `day=2026-11-26`, and the column is not in the file.
+            target_file_size: the size in bytes that `compact` aims at.
             storage_options: credentials and settings of an object store, named as obstore names them. What is not
                 given is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
@@ -155,6 +173,7 @@ class ParquetFolder(InFolder):
         self.compression = compression
         self.row_group_size = row_group_size
         self.partition_by = hive_partitions.partition_columns(partition_by)
+        self.target_file_size = check_target(target_file_size)
 
     # -- before the first record
 
@@ -392,7 +411,8 @@ class ParquetFolder(InFolder):
                 if self._is_void(name, floor):
                     self._remove_staged(name)
             self._tidy(self._names(), sequence)
-            shown = [int(found[1]) for name in names_in(files, self.path) if (found := _SHOWN.fullmatch(name))]
+            self._compactor().fence_emptied(sequence)
+            shown = [int(found[1]) for name in names_in(files, self.path) if (found := SHOWN.fullmatch(name))]
             for number in shown:
                 if number <= sequence and self._stands(number):
                     self._hide_folder(self._folder(number))
@@ -441,16 +461,12 @@ class ParquetFolder(InFolder):
         files, folders = self._files, set[str]()
         for name in full:
             stem = staged_files.stem_of(name)
-            for path, staged in self._staged_parts(name).items():
-                above = ""
-                for segment in filter(None, path.split("/")):
-                    above += f"/{segment}"
-                    if above not in folders:
-                        folders.add(above)
-                        files.mkdir(temporary + above)
-                staged_files.show(files, f"{self.path}/_staging/{staged}", f"{temporary}{above}/{stem}.parquet")
+            for folder, staged in self._staged_parts(name).items():
+                path = f"{folder}/{stem}.parquet" if folder else f"{stem}.parquet"
+                make_partitions(files, temporary, path, folders)
+                staged_files.show(files, f"{self.path}/_staging/{staged}", f"{temporary}/{path}")
         for folder in sorted(folders, reverse=True):
-            sync_folder(files, temporary + folder)
+            sync_folder(files, folder)
 
     def _staged_parts(self, name: str) -> dict[str, str]:
         """Return the staged files of a key by the folders of their partition; without partitions, the file itself."""
@@ -469,13 +485,13 @@ class ParquetFolder(InFolder):
         except NotADirectoryError as error:
             raise self._taken(folder, str(error)) from error
         if names and own not in names:
-            others = [name for name in names if name.startswith(_SAYS)]
+            others = [name for name in names if name.startswith(SAYS)]
             raise self._taken(folder, f"{others[0]} says whose it is" if others else "nothing says whose it is")
         return bool(names)
 
     def _says(self, sequence: int) -> str:
         """Return the name in a sequence's folder that names the owner."""
-        return f"{_SAYS}{sequence}-{self._bound().hex}"
+        return f"{SAYS}{sequence}-{self._bound().hex}"
 
     def _taken(self, folder: str, why: str) -> InvalidInputError:
         return InvalidInputError(
@@ -495,7 +511,7 @@ class ParquetFolder(InFolder):
         except FileNotFoundError:
             return 0
         marked = self._last_marked()
-        later = [int(found[1]) for name in names_in(self._files, self.path) if (found := _SHOWN.fullmatch(name))]
+        later = [int(found[1]) for name in names_in(self._files, self.path) if (found := SHOWN.fullmatch(name))]
         last = max((number for number in later if number > marked and self._stands(number)), default=marked)
         if last > marked:  # its publisher ended before it was marked
             sync_folder(self._files, self.path)
@@ -512,25 +528,60 @@ class ParquetFolder(InFolder):
             OSError: the folder can't be read.
             RetriableError: the store does not answer.
         """
-        names = names_in(self._files, self.path)
-        shown = sorted(
-            number for name in names if (found := _SHOWN.fullmatch(name)) and (number := int(found[1])) > after
-        )
-        return [
-            SequenceFile(number, f"{self._folder(number)}/{name}")
-            for number in shown
-            for name in sorted(self._files_below(self._folder(number)))
-        ]
+        generations = FolderGenerations(self._files, self.path, self._id)
+        for _ in range(_READ_ATTEMPTS):
+            newest = generations.read_newest()
+            later = [
+                SequenceFile(number, f"{self.path}/{path}")
+                for number in generations.shown_numbers()
+                if number > max(after, newest.upto)
+                for path in generations.shown_files(number)
+            ]
+            if generations.newest_number() == newest.generation:  # otherwise these may be hidden by now
+                merged = newest.files_after(after, self.path)
+                return [SequenceFile(last, f"{self.path}/{path}") for last, path in merged] + later
+        raise CorruptDataError(f"{self.path} is compacted while it is read, several times: list it again")
 
-    def _files_below(self, folder: str) -> list[str]:
-        """Return the paths of the files with rows, relative to a folder."""
-        found = []
-        for name in names_in(self._files, folder):
-            if name.endswith(".parquet"):
-                found.append(name)
-            elif "=" in name:
-                found += [f"{name}/{path}" for path in self._files_below(f"{folder}/{name}")]
-        return found
+    # -- compaction
+
+    def compact(
+        self, *, target_file_size: int | None = None, grace: str = GRACE, until: int | None = None
+    ) -> CompactionResult:
+        """Merge small published files into files of a target size, and remove what an earlier call has replaced.
+
+        Any process may call it at any time, beside members that write and others that compact. Readers that take
+        `published_files()` get the old files or the new ones. The sink need not be bound to a region.
+
+        Args:
+            target_file_size: the size to aim at in bytes; None: the sink's `target_file_size`.
+            grace: how long replaced files stay for readers that took the list before, such as `15m`.
+            until: the last sequence that is merged; None: the last published one. A reader that asks for the files
+                after a sequence is refused if that sequence was merged with later ones.
+
+        Raises:
+            InvalidInputError: this is no folder of a region, or one that the region knows by another name.
+            CorruptDataError: a published file is gone or can't be read.
+            RetriableError: other compactors were faster; or the store does not answer.
+        """
+        target = self.target_file_size if target_file_size is None else target_file_size
+        check_target(target)
+        grace_s = duration_ms("grace", grace) / 1000
+        try:
+            claim = self._read_claim(f"{self.path}/_region")
+        except FileNotFoundError as error:
+            raise InvalidInputError(f"{self.path} is no folder of a region: there is nothing to compact") from error
+        sink = self.bind(claim.region, claim.id) if self._id is None else self
+        rows, partition_by = sink._layout()
+        schema = hive_partitions.without_partitions(rows, partition_by)
+        last = sink.published() if until is None else min(until, sink.published())
+        merge = FileMerge(schema, self.compression, self.row_group_size, target)
+        return sink._compactor().run(merge, last, grace_s)
+
+    def _compactor(self) -> Compactor:
+        return Compactor(self._generations(), self._bound(), self.path)
+
+    def _generations(self) -> GenerationStore:
+        return FolderGenerations(self._files, self.path, self._id)
 
     def _last_marked(self) -> int:
         return staged_files.last_marked(self._files, f"{self.path}/_region")
@@ -560,6 +611,9 @@ class ParquetFolder(InFolder):
 
     def _remove_unshown(self, keep: Keep) -> None:
         names = self._names()
+        if any(SHOWING.fullmatch(name) for name in names):  # a compactor died, or is about to show them
+            generations = FolderGenerations(self._files, self.path, self._id)
+            generations.show_generation(generations.newest())
         self._tidy(names, self._last_marked())
         kept = {key.text() for key in keep.keys}
         for name in names:
@@ -588,6 +642,6 @@ class ParquetFolder(InFolder):
 
     def _hide_folder(self, folder: str) -> str:
         """Move a folder to where no reader sees it, and return its new path."""
-        gone = f"{self.path}/_staging/{_GONE}{uuid.uuid4().hex}"
+        gone = f"{self.path}/_staging/{GONE}{uuid.uuid4().hex}"
         self._files.rename(folder, gone)
         return gone

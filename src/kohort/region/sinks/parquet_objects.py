@@ -7,6 +7,8 @@
     out/_data/KEY.parquet       the rows; they stay there when they are published
     out/_data/day=…/KEY.parquet the same with partitions, one for each
     out/_sequences/…17.json     sequence 17, which names its files: created once, by a conditional put
+    out/_sequences/compaction-…3  a generation: all files of the sequences up to a number (`compaction`)
+    out/_compacted/…/ID.parquet   a file that compaction has written
 
 A store has neither links nor renames, and no listing of many objects is whole. Readers therefore take the files that
 `_sequences` names: `ParquetFolder.published_files` lists them. A name that begins with `_` keeps readers of the whole
@@ -26,9 +28,11 @@ object of an emptied folder (`…18.emptied`) makes all earlier ones void, those
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -36,10 +40,22 @@ import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.files import Output
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
+from kohort.region.sinks.compaction import (
+    COMPACTED,
+    GENERATION,
+    TARGET_FILE_BYTES,
+    CompactedFile,
+    Generation,
+    GenerationStore,
+    PublishedFile,
+    decoded_generation,
+    old_generations,
+)
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile
+from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile, check_target
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
@@ -50,6 +66,7 @@ _ROWS: Final = ".rows"
 _NONE: Final = ".none"
 _SEQUENCES: Final = "_sequences"
 _DATA: Final = "_data"
+_GENERATION_NAME: Final = re.compile(GENERATION + "([0-9]{20})")
 _ENTRY_NAME: Final = re.compile(r"([0-9]{20})\.(json|emptied)")
 _LISTED_STEP: Final = 1024
 _READ_ATTEMPTS: Final = 5
@@ -165,19 +182,30 @@ class SequenceLog:
             raise InvalidInputError(f"{self._store.url} was written by a newer kohort, in format {entry.format}")
         return entry
 
+    def read_entries(self, after: int) -> list[SequenceEntry] | None:
+        """Return the published sequences after a number, in order; None: some are gone while they are read."""
+        seen = self._listed(after)
+        shown = [number for number in seen.sequences if number > seen.emptied]
+        content = self._store.read_objects([_path(number) for number in shown])
+        if len(content) < len(shown):
+            return None
+        return [self._decoded(number, content[_path(number)]) for number in shown]
+
+    def last_emptied(self, after: int) -> int:
+        """Return the last number after another by which the folder was emptied; 0: none."""
+        return self._listed(max(0, after)).emptied
+
     def list_files(self, after: int = 0) -> list[SequenceFile]:
         """Return the files of all published sequences after a number, in order."""
+        generations = StoreGenerations(self._store, self)
         for _ in range(_READ_ATTEMPTS):
-            seen = self._listed(after)
-            shown = [number for number in seen.sequences if number > seen.emptied]
-            content = self._store.read_objects([_path(number) for number in shown])
-            if len(content) == len(shown):  # otherwise the folder was emptied meanwhile
-                entries = [self._decoded(number, content[_path(number)]) for number in shown]
-                return [
-                    SequenceFile(entry.sequence, f"{self._store.url}/{path}")
-                    for entry in entries
-                    for path in sorted(entry.files)
-                ]
+            newest = generations.newest()
+            entries = self.read_entries(max(after, newest.upto))
+            if entries is None or generations.newest_number() != newest.generation:
+                continue  # the folder was emptied or compacted meanwhile
+            merged = [SequenceFile(last, path) for last, path in newest.files_after(after, self._store.url)]
+            merged += [SequenceFile(entry.sequence, path) for entry in entries for path in sorted(entry.files)]
+            return [SequenceFile(number, f"{self._store.url}/{path}") for number, path in merged]
         raise CorruptDataError(f"Sequences of {self._store.url} are gone while they are read: list it again")
 
     # -- changes
@@ -200,7 +228,13 @@ class SequenceLog:
 
     def mark_emptied(self, sequence: int) -> None:
         """Make all sequences up to this one void."""
-        self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b"{}")
+        self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b'{"emptied":%d}' % sequence)
+
+    def remove_replaced(self, upto: int) -> None:
+        """Remove the objects of the sequences up to one, without their files; that of the last sequence stays."""
+        last = self.last_number()
+        gone = [number for number in self._listed().sequences if number <= upto and number < last]
+        self._store.remove_objects(_path(number) for number in gone)
 
     def remove_void(self, sequence: int) -> None:
         """Remove the void sequences up to this one: their files first."""
@@ -208,6 +242,88 @@ class SequenceLog:
             if number <= sequence and (entry := self.read_entry(number)) is not None:
                 self._store.remove_objects(entry.files)
                 self._store.remove_objects([_path(number)])
+
+
+class StoreGenerations:
+    """The generations of a folder in a store, and its files."""
+
+    one_at_a_time: bool = False
+
+    def __init__(self, store: ObjectStore, log: SequenceLog) -> None:
+        self._store, self._log = store, log
+
+    def _numbers(self) -> list[int]:
+        pages = self._store.list_pages(_SEQUENCES, GENERATION)
+        return [int(found[1]) for page in pages for name in page if (found := _GENERATION_NAME.fullmatch(name))]
+
+    def newest_number(self) -> int:
+        """Return the number of the newest generation; 0: none."""
+        return max(self._numbers(), default=0)
+
+    def newest(self) -> Generation:
+        """Return the newest generation; number 0 if there is none. One that an emptying made void has no files."""
+        for _ in range(_READ_ATTEMPTS):
+            if not (number := self.newest_number()):
+                return Generation(1, UUID(int=0), 0, 0, {}, {}, "")
+            with contextlib.suppress(FileNotFoundError):  # many later ones were created meanwhile
+                found = decoded_generation(self._store.read_object(_generation_path(number)), self._store.url)
+                if found.files and (emptied := self._log.last_emptied(found.upto - 1)) >= found.upto:
+                    void = found.replaced | dict.fromkeys(found.files, 0)
+                    return msgspec.structs.replace(found, upto=emptied, files={}, replaced=void)
+                return found
+        raise CorruptDataError(f"Generations of {self._store.url} are gone while they are read: try again")
+
+    def create_generation(self, generation: Generation) -> bool:
+        """Create a generation; return False if another process has created this number."""
+        data = msgspec.json.encode(generation)
+        if self._store.create_object(_generation_path(generation.generation), data) != data:
+            return False
+        self._store.remove_objects(_generation_path(number) for number in old_generations(self._numbers()))
+        return True
+
+    def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
+        """Return the files of published sequences after a number, up to another."""
+        entries = self._log.read_entries(after)
+        if entries is None:
+            raise FileNotFoundError(errno.ENOENT, "Sequences are gone while they are read", self._store.url)
+        return [
+            PublishedFile(path, CompactedFile(size, entry.sequence, entry.sequence))
+            for entry in entries
+            if entry.sequence <= upto
+            for path, size in entry.files.items()
+        ]
+
+    def compacted(self) -> list[str]:
+        """Return the paths of all files that compactions have written."""
+        return [f"{COMPACTED}/{name}" for name in self._store.list_names(COMPACTED)]
+
+    def read_content(self, path: str) -> bytes:
+        """Return a file's content; raise FileNotFoundError if it is gone."""
+        return self._store.read_object(path)
+
+    def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
+        """Write a new file, and return its size."""
+        output = pa.BufferOutputStream()
+        write(output)
+        data = output.getvalue().to_pybytes()
+        self._store.put_object(path, data)
+        return len(data)
+
+    def keep_file(self, path: str, to: str) -> str:
+        """Return the path by which a generation names a file that is not merged: its own."""
+        return path
+
+    def remove_files(self, paths: Iterable[str]) -> None:
+        """Remove files that no generation names."""
+        self._store.remove_objects(paths)
+
+    def retire(self, generation: Generation, due: Sequence[str]) -> None:
+        """Remove replaced files, and the sequences that the generation replaces.
+
+        The last sequence stays: it has the number that the folder shows.
+        """
+        self._store.remove_objects(due)
+        self._log.remove_replaced(generation.upto)
 
 
 class ParquetObjects(ParquetFolder):
@@ -218,6 +334,7 @@ class ParquetObjects(ParquetFolder):
         compression: as of `ParquetFolder`.
         row_group_size: as of `ParquetFolder`.
         partition_by: as of `ParquetFolder`.
+        target_file_size: as of `ParquetFolder`.
     """
 
     def __init__(
@@ -227,6 +344,7 @@ class ParquetObjects(ParquetFolder):
         compression: Codec = "zstd",
         row_group_size: int | None = None,
         partition_by: Sequence[str] = (),
+        target_file_size: int = TARGET_FILE_BYTES,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         staged_files.check_pages(compression, row_group_size)
@@ -236,6 +354,7 @@ class ParquetObjects(ParquetFolder):
         self.compression = compression
         self.row_group_size = row_group_size
         self.partition_by = hive_partitions.partition_columns(partition_by)
+        self.target_file_size = check_target(target_file_size)
 
     def __repr__(self) -> str:
         return f"ParquetFolder({self._store.name!r})"  # without credentials
@@ -372,6 +491,7 @@ class ParquetObjects(ParquetFolder):
         if self._log.is_done(sequence + 1):
             return
         self._log.mark_emptied(sequence)
+        self._compactor().fence_emptied(sequence)
         self._log.remove_void(sequence)
         self._remove_staged_keys(_void_names(self._store.list_names(_STAGED), self._id, floor))
 
@@ -388,6 +508,9 @@ class ParquetObjects(ParquetFolder):
     def published_files(self, after: int = 0) -> list[SequenceFile]:
         """Return the files of all published sequences after a number, in order, as URLs."""
         return self._log.list_files(after)
+
+    def _generations(self) -> GenerationStore:
+        return StoreGenerations(self._store, self._log)
 
     def adopt(self) -> str:
         """Write this sink's name into the owner marker, and return the earlier one."""
@@ -442,3 +565,7 @@ def _void_names(names: Iterable[str], region_id: UUID | None, floor: int) -> lis
 
 def _path(sequence: int) -> str:
     return f"{_SEQUENCES}/{sequence:020}.json"
+
+
+def _generation_path(number: int) -> str:
+    return f"{_SEQUENCES}/{GENERATION}{number:020}"
