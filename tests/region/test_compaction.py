@@ -161,7 +161,7 @@ def test_file_of_the_target_size_is_not_written_again(kind: str, root: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
-def test_reader_that_goes_on_from_a_merged_sequence_is_refused(kind: str, root: Path) -> None:
+def test_reader_that_continues_from_a_merged_sequence_is_refused(kind: str, root: Path) -> None:
     place = begun(KINDS[kind](), root)
     sink = folder_of(place)
     sink.compact(until=3)
@@ -434,7 +434,7 @@ def _removes_at_once(patch: Patch) -> None:
 
         def create(self: Any, generation: Generation, whole: Any = whole) -> bool:
             done = bool(whole(self, generation))
-            self.retire(generation, list(generation.replaced))
+            self.retire_replaced(generation, list(generation.replaced))
             return done
 
         patch.setattr(kind, "create_generation", create)

@@ -173,7 +173,7 @@ class GenerationStore(Protocol):
     def remove_files(self, paths: Iterable[str]) -> None:
         """Remove files that no generation names."""
 
-    def retire(self, generation: Generation, due: Sequence[str]) -> None:
+    def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
         """Remove replaced files of which nobody reads any more."""
 
 
@@ -283,7 +283,7 @@ class Compactor:
         due = {path for path, at in base.replaced.items() if at + grace_s * 1000 <= now}
         waiting = {path: at for path, at in base.replaced.items() if path not in due}
         if due:
-            store.retire(base, sorted(due))
+            store.retire_replaced(base, sorted(due))
         left = [path for path in store.compacted() if path not in base.files and path not in base.replaced]
         there = [PublishedFile(path, about) for path, about in base.files.items()]
         merges: list[list[PublishedFile]] = []

@@ -317,7 +317,7 @@ class StoreGenerations:
         """Remove files that no generation names."""
         self._store.remove_objects(paths)
 
-    def retire(self, generation: Generation, due: Sequence[str]) -> None:
+    def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
         """Remove replaced files, and the sequences that the generation replaces.
 
         The last sequence stays: it has the number that the folder shows.
