@@ -1,4 +1,4 @@
-"""`kohort region files`: which files of a folder count."""
+"""`kohort region files` and `compact`: which files of a folder count, and small ones become large."""
 
 from __future__ import annotations
 
@@ -37,3 +37,22 @@ def test_files_are_those_of_published_sequences(tmp_path: Path, capsys: pytest.C
     assert listed(str(tmp_path / "out"), "--after", "1") == rows[1:]
     assert run(["region", "files", "hdfs://node/out"]) != 0
     assert "hard links" in capsys.readouterr().err
+
+
+def test_compaction_is_shown_before_it_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [StagedKey(REGION, 1, "m1", unit) for unit in range(3)]
+    sink = ParquetFolder(tmp_path / "out").bind("flights", REGION)
+    sink.check(pa.schema([("id", pa.int64())]))
+    for number, key in enumerate(keys, 1):
+        sink.stage(key, pa.table({"id": [number]}))
+        sink.publish(number, [key])
+    assert run(["region", "compact", sink.place, "--json"]) != 0
+    assert json.loads(capsys.readouterr().out) == [{"place": sink.place, "files": 3}]
+    assert len(sink.published_files()) == 3
+    assert run(["region", "compact", str(tmp_path / "out"), "--until", "2", "--execute", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["merged"], row["written"], row["removed"], row["waiting"]) == (2, 1, 0, 2)
+    assert [file.sequence for file in sink.published_files()] == [2, 3]
+    assert run(["region", "compact", sink.place, "--grace", "0s", "--execute", "--target-file-size", "1KB"]) == 0
+    assert run(["region", "compact", sink.place, "--execute", "--target-file-size", "big"]) != 0
+    assert "like 128MB" in capsys.readouterr().err

@@ -10,11 +10,12 @@ import shutil
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+from urllib.parse import unquote
 from uuid import UUID
 
 import deltalake
@@ -220,6 +221,15 @@ class Place(Protocol):
         """Names of what is staged, and of what was left."""
 
 
+def _rows_in(files: Iterable[Path]) -> list[Row]:
+    """Return the rows of files, whose names are those of their partitions, if they have any."""
+    found: list[Row] = []
+    for file in files:
+        named = file.parent.name.startswith("name=") and unquote(file.parent.name.removeprefix("name="))
+        found += [(row["id"], named or row["name"]) for row in pq.ParquetFile(file).read().to_pylist()]
+    return sorted(found)
+
+
 class _Files:
     """Places that are folders or files."""
 
@@ -233,19 +243,17 @@ class _Files:
 
 
 class ParquetPlace(_Files):
-    kind = "parquet"
+    def __init__(self, kind: str = "parquet", **options: Any) -> None:
+        self.kind, self._options = kind, options
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
-        made = ParquetFolder(self.path)
+        made = ParquetFolder(self.path, **self._options)
         made._place = "parquet:out"  # a copy of the place is to be this one
         made._files = HeldFiles(calls or Calls())  # type: ignore[assignment]
         return made.bind(f"region-{region.int}", region)
 
     def rows(self) -> list[Row]:
-        found: list[Row] = []
-        for file in Path(self.path).glob("sequence=*/*.parquet"):
-            found += [(row["id"], row["name"]) for row in pq.ParquetFile(file).read().to_pylist()]
-        return sorted(found)
+        return _rows_in(Path(self.path).glob("sequence=*/**/*.parquet"))
 
     def staged(self) -> list[str]:
         return os.listdir(f"{self.path}/_staging")
@@ -299,10 +307,11 @@ class LocalObjects(ObjectStore):
 
 
 class ObjectsPlace(_Files):
-    kind = "parquet-objects"
+    def __init__(self, kind: str = "parquet-objects", **options: Any) -> None:
+        self.kind, self._options = kind, options
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
-        made = ParquetFolder("s3://bucket/out")
+        made = ParquetFolder("s3://bucket/out", **self._options)
         assert isinstance(made, ParquetObjects)
         made._store = LocalObjects(self.path, calls or Calls())
         made._log = SequenceLog(made._store)
@@ -316,15 +325,13 @@ class ObjectsPlace(_Files):
         return [f"{self.path}/{file}" for entry in shown for file in entry["files"]]
 
     def rows(self) -> list[Row]:
-        found: list[Row] = []
-        for file in self._shown():
-            assert os.path.exists(file), "a sequence names a file that is gone"
-            found += [(row["id"], row["name"]) for row in pq.ParquetFile(file).read().to_pylist()]
-        return sorted(found)
+        shown = [Path(file) for file in self._shown()]
+        assert all(file.exists() for file in shown), "a sequence names a file that is gone"
+        return _rows_in(shown)
 
     def staged(self) -> list[str]:
         """Names of what is staged, and of data that no sequence has."""
-        left = {str(path) for path in Path(self.path).glob("_data/*")} - set(self._shown())
+        left = {str(path) for path in Path(self.path).glob("_data/**/*.parquet")} - set(self._shown())
         return [path.name for path in Path(self.path).glob("_staged/*")] + sorted(left)
 
 
@@ -454,7 +461,9 @@ def kinds() -> list[Place]:
     """One of each kind, nowhere yet."""
     return [
         ParquetPlace(),
+        ParquetPlace("parquet-parted", partition_by=["name"]),
         ObjectsPlace(),
+        ObjectsPlace("parquet-objects-parted", partition_by=["name"]),
         DeltaPlace("delta"),
         DeltaPlace("delta-parted", partition_by=["name"]),
         DeltaPlace("delta-update", mode="update", keys=["id"]),

@@ -93,7 +93,7 @@ def _sweeps_by_an_older_listing(patch: Patch) -> None:
         shown = set() if last is None else last.key_texts()
         kept = {key.text() for key in keep.keys} | shown
         void = _void_names(names, self._id, keep.floor)
-        self._remove_staged(name for name in void if name.rpartition(".")[0] not in kept)
+        self._remove_staged_keys(name for name in void if name.rpartition(".")[0] not in kept)
 
     patch.setattr(ParquetObjects, "sweep", sweep)
 

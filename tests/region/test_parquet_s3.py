@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import uuid
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -63,6 +65,25 @@ def objects(address: str, url: str) -> list[str]:
     base = url.removeprefix("s3://")
     found = files_of(address).get_file_info(pafs.FileSelector(base, recursive=True))
     return sorted(info.path.removeprefix(f"{base}/") for info in found if info.is_file)
+
+
+def access_of(address: str) -> dict[str, str]:
+    """Return the credentials, as Polars names them."""
+    return {"aws_access_key_id": ACCESS["s3.access-key-id"], "aws_secret_access_key": SECRET,
+            "aws_region": ACCESS["s3.region"], "aws_endpoint_url": address, "aws_allow_http": "true"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def reading(duckdb: Any, extensions: Any, address: str, folder: Path) -> Iterator[Any]:
+    """Yield a connection of DuckDB that reaches the store."""
+    with duckdb.connect(config={"extension_directory": str(folder / "extensions")}) as connection:
+        extensions.import_extension("httpfs", con=connection)
+        connection.execute("LOAD httpfs")
+        connection.execute(
+            f"CREATE SECRET (TYPE s3, KEY_ID '{ACCESS['s3.access-key-id']}', SECRET '{SECRET}', REGION 'us-east-1', "
+            f"ENDPOINT '{address.removeprefix('http://')}', URL_STYLE 'path', USE_SSL false)"
+        )
+        yield connection
 
 
 def test_sequences_are_written_once_and_nothing_is_left(store: str, url: str) -> None:
@@ -192,17 +213,9 @@ def test_readers_that_nobody_here_wrote_see_whole_sequences(store: str, url: str
     sink.publish(1, KEYS[:2])
     sink.publish(2, KEYS[2:4])
     assert ids(store, sink) == [0, 1, 2, 3]
-    access = {"aws_access_key_id": ACCESS["s3.access-key-id"], "aws_secret_access_key": SECRET,
-              "aws_region": ACCESS["s3.region"], "aws_endpoint_url": store, "aws_allow_http": "true"}  # fmt: skip
-    frame = polars.scan_parquet(paths(sink), storage_options=access).sort("id").collect()
+    frame = polars.scan_parquet(paths(sink), storage_options=access_of(store)).sort("id").collect()
     assert frame["id"].to_list() == [0, 1, 2, 3]
-    with duckdb.connect(config={"extension_directory": str(tmp_path / "extensions")}) as connection:
-        extensions.import_extension("httpfs", con=connection)
-        connection.execute("LOAD httpfs")
-        connection.execute(
-            f"CREATE SECRET (TYPE s3, KEY_ID '{ACCESS['s3.access-key-id']}', SECRET '{SECRET}', REGION 'us-east-1', "
-            f"ENDPOINT '{store.removeprefix('http://')}', URL_STYLE 'path', USE_SSL false)"
-        )
+    with reading(duckdb, extensions, store, tmp_path) as connection:
         query = "SELECT id FROM read_parquet({}) ORDER BY id"
         found = connection.execute(query.format(paths(sink))).fetchall()
         assert found == [(0,), (1,), (2,), (3,)]
@@ -211,6 +224,128 @@ def test_readers_that_nobody_here_wrote_see_whole_sequences(store: str, url: str
             f"FROM read_json('{url}/_sequences/*.json', columns = {{files: 'JSON'}})))"
         )
         assert connection.execute(query.format("getvariable('files')")).fetchall() == found
+
+
+def test_partitions_in_a_store_are_seen_by_readers_that_nobody_here_wrote(store: str, url: str, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB and its extension package read the files")
+    extensions = pytest.importorskip("duckdb_extensions", reason="duckdb-extensions with httpfs")
+    pytest.importorskip("duckdb_extension_httpfs", reason="duckdb-extension-httpfs reaches the store")
+    polars: Any = pytest.importorskip("polars", reason="Polars reads the files")
+    names = ["plain", "a/b", "a=b", "50%", "größe x", "日本", "a+b", "{x}", "*?", "#", "&;,!", "%2F", None]
+    made = ParquetFolder(url, partition_by=["name"], storage_options=options(store))
+    sink = made.bind("flights", REGION)
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], pa.table({"id": range(len(names)), "name": names}, schema=SCHEMA))
+    sink.stage(KEYS[1], pa.table({"id": [100], "name": ["plain"]}, schema=SCHEMA))
+    sink.publish(1, KEYS[:2])
+    wanted = dict(enumerate(names)) | {100: "plain"}
+    assert len(paths(sink)) == len(wanted)
+    files = [path.removeprefix("s3://") for path in paths(sink)]
+    rows = ds.dataset(files, filesystem=files_of(store), format="parquet", partitioning="hive").to_table()
+    assert dict(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True)) == wanted
+    frame = polars.scan_parquet(paths(sink), storage_options=access_of(store), hive_partitioning=True).collect()
+    assert dict(zip(frame["id"], frame["name"], strict=True)) == wanted
+    with reading(duckdb, extensions, store, tmp_path) as connection:
+        query = f"SELECT id, name FROM read_parquet({paths(sink)!r}, hive_partitioning = true)"
+        assert dict(connection.execute(query).fetchall()) == wanted
+
+
+def test_compactors_and_publishers_at_once(store: str, url: str) -> None:
+    """Three publishers and two compactors of a store; a reader of the list sees the first sequences, each whole."""
+    made = ParquetFolder(url, partition_by=["name"], storage_options=options(store))
+    sink = made.bind("flights", REGION)
+    sink.check(SCHEMA)
+    for number in range(0, 12, 2):
+        sink.stage(KEYS[number], rows(number))
+        sink.stage(KEYS[number + 1], rows(number + 1))
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def attempt(act: Callable[[ParquetFolder], None]) -> None:
+        try:
+            act(sink_at(store, url))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+
+    def publish(other: ParquetFolder) -> None:
+        for sequence in range(1, 7):
+            other.publish(sequence, KEYS[2 * sequence - 2 : 2 * sequence])
+            other.sweep(Keep(1))
+
+    def compact(other: ParquetFolder) -> None:
+        while not ended.is_set():
+            with contextlib.suppress(RetriableError):
+                other.compact()
+
+    publishers = [threading.Thread(target=attempt, args=(publish,)) for _ in range(3)]
+    compactors = [threading.Thread(target=attempt, args=(compact,)) for _ in range(2)]
+    for thread in (*publishers, *compactors):
+        thread.start()
+    while any(thread.is_alive() for thread in publishers):
+        seen = ids(store, sink)
+        assert seen == list(range(len(seen))) and len(seen) % 2 == 0
+    ended.set()
+    for thread in (*publishers, *compactors):
+        thread.join()
+    assert failed == [] and ids(store, sink) == list(range(12))
+    for _ in range(2):
+        sink.compact(grace="0s")
+    assert ids(store, sink) == list(range(12)) and len(paths(sink)) == 1
+    assert [name for name in objects(store, url) if name.endswith(".parquet")] == [
+        path.removeprefix(f"{url}/") for path in paths(sink)
+    ], "nothing is left over"
+
+
+def test_answer_of_a_compaction_is_lost_and_it_counts(store: str, url: str) -> None:
+    sink = sink_at(store, url)
+    sink.check(SCHEMA)
+    for number in range(2):
+        sink.stage(KEYS[number], rows(number))
+        sink.publish(number + 1, [KEYS[number]])
+    proxy = LossyProxy(store, lambda method, path: method == "PUT" and "compaction-" in path)
+    try:
+        other = sink_at(proxy.address, url)
+        other._place = sink.place
+        assert other.compact().merged == 2 and len(proxy.lost) == 1
+    finally:
+        proxy.close()
+    assert ids(store, sink) == [0, 1] and len(paths(sink)) == 1
+
+
+def test_duckdb_finds_compacted_files_without_kohort(store: str, url: str, tmp_path: Path) -> None:
+    """The query of the page on object stores."""
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB and its extension package read the files")
+    extensions = pytest.importorskip("duckdb_extensions", reason="duckdb-extensions with httpfs")
+    pytest.importorskip("duckdb_extension_httpfs", reason="duckdb-extension-httpfs reaches the store")
+    page = (Path(__file__).parents[2] / "docs" / "object-stores.md").read_text()
+    statements = page.partition("```sql\n")[2].partition("```")[0].replace("s3://bucket/out", url).split(";")
+    sink = sink_at(store, url)
+    sink.check(SCHEMA)
+
+    def found() -> list[int]:
+        with reading(duckdb, extensions, store, tmp_path) as connection:
+            connection.execute(statements[0])
+            files = connection.execute("SELECT getvariable('files')").fetchall()[0][0] or []
+            assert sorted(files) == sorted(paths(sink))
+            return [connection.execute(statements[1]).fetchall()[0][0]] if files else []
+
+    for number in range(4):
+        sink.stage(KEYS[number], rows(number))
+    for number in range(3):
+        sink.publish(number + 1, [KEYS[number]])
+    assert found() == [3]
+    sink.compact()
+    sink.publish(4, [KEYS[3]])
+    assert found() == [4]
+    sink.compact(grace="0s")
+    assert found() == [4]
+    sink.compact(grace="0s")
+    assert found() == [4]
+    sink.empty(5, 1)
+    assert found() == []
+    sink.stage(KEYS[5], rows(5, 6))
+    sink.publish(6, [KEYS[5]])
+    assert found() == [2]
 
 
 def test_upload_of_a_killed_member_leaves_nothing_open(store: str, url: str) -> None:

@@ -187,6 +187,10 @@ class Calls:
         self.volume.sync(node)
         self.after(number, "fsync", str(path))
 
+    def stat(self, path: str) -> os.stat_result:
+        self._begin("stat", path)
+        return os.stat_result((0,) * 6 + (len(self._walk(path).data), 0, 0, 0))
+
     def listdir(self, path: str) -> list[str]:
         self._begin("listdir", path)
         names = self._walk(path).names

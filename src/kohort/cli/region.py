@@ -1,12 +1,13 @@
-"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, files, reseal, delete, serve."""
+"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, files, compact, reseal, delete, …"""
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.common import Common
@@ -257,6 +258,59 @@ def published_files(place: str, *, after: int = 0, json: bool = False) -> int:
     found = folder_of(place.removeprefix("parquet:")).published_files(after)
     show([file._asdict() for file in found], ("sequence", "path"), as_json=json, empty="no published sequences")
     return DONE
+
+
+@app.command
+def compact(
+    place: str,
+    *,
+    target_file_size: str = "128MB",
+    grace: str = "15m",
+    until: int | None = None,
+    execute: bool = False,
+    json: bool = False,
+) -> int:
+    """Merge the small published files of a ParquetFolder into large ones. No broker is asked.
+
+    Members may write meanwhile, and others may compact. Readers that take the listed files see the old ones or the new
+    ones. Each call also removes what an earlier one has replaced, once its grace time is over. Credentials come from
+    the environment, as AWS_ACCESS_KEY_ID does.
+
+    Args:
+        place: the folder's path, or its URL, or its name in `kohort region describe`.
+        target_file_size: the size to aim at, such as 128MB; files of half that size are left as they are.
+        grace: how long replaced files stay for readers that took the list before.
+        until: the last sequence that is merged; for readers that go on with `--after`.
+        execute: do it; without this the number of files is only shown.
+        json: print JSON.
+    """
+    from kohort.region.sinks.by_name import folder_of
+
+    folder = folder_of(place.removeprefix("parquet:"))
+    size = _bytes_of(target_file_size)
+    if not execute:
+        row = {"place": place, "files": len(folder.published_files())}
+        show([row], ("place", "files"), as_json=json)
+    if not confirmed(execute, f"Merge the small files of {place}?"):
+        return FAILED
+    result = folder.compact(target_file_size=size, grace=grace, until=until)
+    show([{"place": place, **result._asdict()}], ("place", *result._fields), as_json=json)
+    return DONE
+
+
+_SIZE: Final = re.compile(r"([0-9]+)\s*(B|KB|MB|GB|)", re.IGNORECASE)
+
+
+def _bytes_of(text: str) -> int:
+    """Return a size in bytes; 1 KB is 1,024 bytes.
+
+    Raises:
+        UsageError: the text is no size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"--target-file-size must be a size like 128MB, not {text!r}")
+    return int(found[1]) << {"B": 0, "": 0, "KB": 10, "MB": 20, "GB": 30}[found[2].upper()]
 
 
 def _compared(region: Region, sink: Sink) -> str:

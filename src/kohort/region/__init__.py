@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kohort.region.consumer import RegionConsumer as RegionConsumer
+    from kohort.region.consuming.after_snapshot import after as after
     from kohort.region.consuming.member_thread import RegionStoppedError as RegionStoppedError
     from kohort.region.consuming.settings import MemberSettings as MemberSettings
     from kohort.region.region import Region as Region
@@ -44,6 +45,7 @@ _HOMES = {
     "Sink": "sinks",
     "SqlTable": "sinks.sql_table",
     "StagedKey": "staged",
+    "after": "consuming.after_snapshot",
 }
 __all__ = [
     "DeltaTable",
@@ -59,6 +61,7 @@ __all__ = [
     "Sink",
     "SqlTable",
     "StagedKey",
+    "after",
 ]
 
 

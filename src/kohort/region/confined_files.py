@@ -93,6 +93,11 @@ class ConfinedFiles:
         """Make a file's bytes, or a folder's names, survive a power loss."""
         os.fsync(fd)
 
+    def stat(self, path: str) -> os.stat_result:
+        """Return what the system knows of a file."""
+        with self._at(path) as spot:
+            return os.stat(spot.name, dir_fd=spot.fd, follow_symlinks=False)
+
     def listdir(self, path: str) -> list[str]:
         """Return the names in a folder."""
         with self._at(path) as spot:

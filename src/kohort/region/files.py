@@ -43,6 +43,9 @@ class FileCalls(Protocol):
     def fsync(self, fd: int) -> None:
         """Make a file's bytes, or a folder's names, survive a power loss."""
 
+    def stat(self, path: str) -> os.stat_result:
+        """Return what the system knows of a file; only its size is used."""
+
     def listdir(self, path: str) -> list[str]:
         """Return the names in a folder, in any order."""
 
@@ -220,5 +223,16 @@ def remove_folder(files: FileCalls, path: str) -> None:
     """Remove a folder of files, also while another process removes it."""
     for name in names_in(files, path):
         remove(files, f"{path}/{name}")
+    with contextlib.suppress(FileNotFoundError):
+        files.rmdir(path)
+
+
+def remove_tree(files: FileCalls, path: str) -> None:
+    """Remove a folder of files and of partitions' folders (names with `=`), also while another process removes it."""
+    for name in names_in(files, path):
+        if "=" in name:
+            remove_tree(files, f"{path}/{name}")
+        else:
+            remove(files, f"{path}/{name}")
     with contextlib.suppress(FileNotFoundError):
         files.rmdir(path)

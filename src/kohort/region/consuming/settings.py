@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kohort.client.setting_types import ConsumerSettings
 from kohort.errors import InvalidInputError
+from kohort.region.consuming.after_snapshot import AfterSnapshot
 from kohort.region.consuming.starts import Start
 from kohort.region.consuming.work_queue import QUEUE_MAX_BYTES
 from kohort.region.sinks import Sink
@@ -28,7 +29,8 @@ class MemberSettings(ConsumerSettings, total=False):
 
     Attributes:
         start: where partitions start that the region has never read: 'beginning', 'end', 'committed' (without a
-            committed offset: as `auto_offset_reset` says, by default the beginning), or a time in ms since the epoch.
+            committed offset: as `auto_offset_reset` says, by default the beginning), a time in ms since the epoch, or
+            `after(table)`, behind what a table has.
         on_rebalance: 'reset': a member that must give up partitions it has read from resets the whole region.
             'checkpoint': it keeps them until a sequence is complete.
         every_records: request a checkpoint after this many records; the region's `checkpoint_every` may be None then.
@@ -52,7 +54,7 @@ class MemberSettings(ConsumerSettings, total=False):
         on_retire: called when no reset can return to this sequence, or an earlier one.
     """
 
-    start: str | int
+    start: str | int | AfterSnapshot
     on_rebalance: Literal["reset", "checkpoint"]
     every_records: int | None
     queue_max_bytes: int
@@ -70,7 +72,7 @@ class MemberSettings(ConsumerSettings, total=False):
 class Own:
     """The options of `MemberSettings` that the region handles itself."""
 
-    start: str | int = "committed"
+    start: str | int | AfterSnapshot = "committed"
     auto_offset_reset: str = "earliest"
     on_rebalance: str = "reset"
     every_records: int | None = None

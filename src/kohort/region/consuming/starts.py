@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.offsets import OffsetAndMetadata
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, OffsetError
 from kohort.ids import TopicPartition
+from kohort.region.consuming.after_snapshot import AfterSnapshot
 from kohort.region.parts import Part
 from kohort.region.records import Position
 
@@ -20,6 +22,7 @@ class StartAt(Enum):
     END = "end"
     COMMITTED = "committed"
     TIME = "time"
+    AFTER = "after a snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +32,35 @@ class Start:
     Attributes:
         time_ms: for TIME, ms since the epoch.
         otherwise: for COMMITTED, the start where no offset is committed.
+        offsets: for AFTER, the next offset of each partition that the snapshot has.
     """
 
     at: StartAt
     time_ms: int = 0
     otherwise: StartAt = StartAt.BEGINNING
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-def start_of(given: str | int, otherwise: str) -> Start:
+def start_of(given: str | int | AfterSnapshot, otherwise: str) -> Start:
     """Return the start position that an application has set.
 
     Args:
-        given: 'beginning', 'end', 'committed', or ms since the epoch.
+        given: 'beginning', 'end', 'committed', ms since the epoch, or what `after` returns.
         otherwise: `auto_offset_reset`: earliest or latest.
 
     Raises:
         InvalidInputError: the value is an offset, or no valid start position.
     """
     after = StartAt.END if otherwise == "latest" else StartAt.BEGINNING
+    if isinstance(given, AfterSnapshot):
+        return Start(StartAt.AFTER, offsets=given.offsets)
     if isinstance(given, int) and given >= 10**11:
         return Start(StartAt.TIME, given)
-    names = {kind.value: kind for kind in StartAt if kind is not StartAt.TIME}
+    names = {kind.value: kind for kind in StartAt if kind not in (StartAt.TIME, StartAt.AFTER)}
     if given in names:
         return Start(names[str(given)], otherwise=after)
     raise InvalidInputError(
-        f"start={given!r}: say 'beginning', 'end', 'committed', or a time in ms since the epoch; "
+        f"start={given!r}: say 'beginning', 'end', 'committed', a time in ms since the epoch, or after(table); "
         "an offset belongs to one partition, and which partitions a member reads is its group's choice"
     )
 
@@ -90,5 +97,33 @@ def _find_offsets(
         there = {part: OffsetAndMetadata(at.offset, "", at.leader_epoch) for part, at in found.items()}
         missing = [part for part in wanted if part not in there]
         return there | (_find_offsets(consumer, Start(StartAt.END), missing) if missing else {})
+    if start.at is StartAt.AFTER:
+        return _after_snapshot(consumer, start.offsets, wanted)
     ask = consumer.beginning_offsets if start.at is StartAt.BEGINNING else consumer.end_offsets
     return {part: OffsetAndMetadata(offset) for part, offset in ask(wanted).items()}
+
+
+def _after_snapshot(
+    consumer: Consumer, offsets: Mapping[TopicPartition, int], wanted: list[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return where a snapshot ends; partitions that were added to its topics later are read from their beginning.
+
+    Raises:
+        OffsetError: the snapshot has nothing of a topic, or the log does not have the offset.
+    """
+    begins, ends = consumer.beginning_offsets(wanted), consumer.end_offsets(wanted)
+    found = {}
+    for part in wanted:
+        if part.topic not in {known.topic for known in offsets}:
+            raise OffsetError(
+                f"the snapshot that the region starts after has no records of topic {part.topic}", partition=part
+            )
+        offset = offsets.get(part, begins[part])
+        if not begins[part] <= offset <= ends[part]:
+            raise OffsetError(
+                f"the snapshot that the region starts after ends at offset {offset} of {part}, and the log has offsets "
+                f"from {begins[part]} to {ends[part]}: records between were removed, or the topic is another one now",
+                partition=part,
+            )
+        found[part] = OffsetAndMetadata(offset)
+    return found

@@ -15,7 +15,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -187,6 +187,11 @@ class ObjectStore:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
     @property
+    def prefix(self) -> str:
+        """The path below the bucket."""
+        return self._url.prefix
+
+    @property
     def _raw(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = (os.getpid(), self._open_store())
@@ -264,6 +269,10 @@ class ObjectStore:
         """Write an object, over an older one."""
         with self._translated(path):
             self._raw.put(path, data, use_multipart=False)
+
+    def put_objects(self, paths: Sequence[str], content: Callable[[str], bytes]) -> None:
+        """Write several objects at once, over older ones; `content` makes each when its turn comes."""
+        self._each(lambda path: self.put_object(path, content(path)), paths)
 
     def read_object(self, path: str) -> bytes:
         """Return an object's content; raise FileNotFoundError if there is none."""

@@ -3,12 +3,14 @@
     out/_region/region.json            whose folder this is, its name, and the schema of all its rows
     out/_region/published-17           sequence 17 is done (an empty file; a few of the newest are kept)
     out/_staging/KEY.staged            what a member staged; KEY.empty: it had no rows
+    out/_staging/KEY.parts             the same with partitions: it names the files, which are in KEY.files-ATTEMPT/
     out/_staging/publishing-18-ATTEMPT/  a sequence on its way: second names (hard links) of staged files
-    out/sequence=17/KEY.parquet        what readers see
+    out/sequence=17/KEY.parquet        what readers see; with partitions sequence=17/day=2026-11-26/KEY.parquet
     out/sequence=17/_sequence-17-ID    whose it is: the region's id (an empty file, whose bytes need not be synced)
                                        (before a reset to the initial state: renamed away, one after the other)
 
-Readers (Spark, `pyarrow.dataset`, pandas) skip names that begin with `_`; a glob must be `sequence=*/*.parquet`.
+Readers (Spark, `pyarrow.dataset`, pandas) skip names that begin with `_`; a glob must be `sequence=*/*.parquet`, or
+with partitions `sequence=*/**/*.parquet`.
 
 This is the order of durability. It leaves each sequence complete or absent after a power loss, and repeats no work:
 
@@ -29,10 +31,11 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
@@ -42,32 +45,65 @@ from kohort.region.files import (
     local_path,
     make_folder,
     names_in,
+    read_file,
     remove,
     remove_folder,
+    remove_tree,
     sync_folder,
     write_file,
 )
-from kohort.region.sinks import Keep, owner_marker, staged_files
+from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.compaction import (
+    GRACE,
+    TARGET_FILE_BYTES,
+    CompactionResult,
+    Compactor,
+    FileMerge,
+    GenerationStore,
+)
+from kohort.region.sinks.folder_generations import GONE, SAYS, SHOWING, SHOWN, FolderGenerations, make_partitions
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
 from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
+from kohort.settings.validation import duration_ms
 
 _OBJECTS: Final = "kohort.region.sinks.parquet_objects"
 """The module of folders in object stores, which needs an extra of the package."""
 _ROWS: Final = ".staged"
 _EMPTY: Final = ".empty"
-_SHOWN: Final = re.compile("sequence=([0-9]+)")
+_PARTS: Final = ".parts"
+_ENDINGS: Final = (_ROWS, _EMPTY, _PARTS)
+_FILES: Final = ".files-"
+_FILES_OF: Final = re.compile(r".+\.files-[0-9a-f]{12}")
 _GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
-_SAYS: Final = "_sequence-"
-_GONE: Final = "gone-"
-_GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
+_GIVEN_UP: Final = re.compile(GONE + "[0-9a-f]{32}")
 _PROBE: Final = "_probe-"
+_READ_ATTEMPTS: Final = 5
 _PROBES: Final = 5
 """Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
+
+
+def check_target(size: int) -> int:
+    """Return a target size; raise InvalidInputError if it is below 1."""
+    if size < 1:
+        raise InvalidInputError(f"target_file_size is {size}: give a number of bytes, at least 1")
+    return size
+
+
+class FolderLayout(NamedTuple):
+    """The layout of a folder, which its first member has fixed.
+
+    Attributes:
+        rows: the schema of all rows.
+        partition_by: the columns that partition them.
+    """
+
+    rows: pa.Schema
+    partition_by: tuple[str, ...]
 
 
 class SequenceFile(NamedTuple):
@@ -93,10 +129,13 @@ class ParquetFolder(InFolder):
         path: the absolute path, from the working directory when it was made; or the URL.
         compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
         row_group_size: the maximum number of rows in a row group; None: Arrow's default.
+        partition_by: the columns that partition the files, as Hive names folders; empty: those of the folder, if it
+            exists already.
+        target_file_size: the size in bytes that `compact` aims at.
     """
 
     KIND = "parquet"
-    _kept: pa.Schema | None
+    _kept: FolderLayout | None
 
     def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> ParquetFolder:
         """Return a folder, or for a store's URL a `ParquetObjects`."""
@@ -111,6 +150,8 @@ class ParquetFolder(InFolder):
         *,
         compression: Codec = "zstd",
         row_group_size: int | None = None,
+        partition_by: Sequence[str] = (),
+        target_file_size: int = TARGET_FILE_BYTES,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         """Initialise a sink for a path or a URL.
@@ -119,6 +160,9 @@ class ParquetFolder(InFolder):
             path: the path, or the URL of an object store.
             compression: the compression of Parquet's pages.
             row_group_size: the maximum number of rows in a row group; None: Arrow's default.
+            partition_by: the columns that partition the files, texts, integers, dates or booleans. Each partition
+                gets a file of its own in a folder such as `day=2026-11-26`, and the column is not in the file.
+            target_file_size: the size in bytes that `compact` aims at.
             storage_options: credentials and settings of an object store, named as obstore names them. What is not
                 given is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
@@ -128,19 +172,27 @@ class ParquetFolder(InFolder):
         self.path = local_path(path, "A ParquetFolder")
         self.compression = compression
         self.row_group_size = row_group_size
+        self.partition_by = hive_partitions.partition_columns(partition_by)
+        self.target_file_size = check_target(target_file_size)
 
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the folder if it is missing."""
         self._bound()
-        check_writable(self._typed(schema))
+        self._check_columns(schema)
         try:
             self._make(schema)
             self._probe()
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the folder {self.path}: {error}") from error
         self._fitting(schema)
+
+    def _check_columns(self, schema: pa.Schema) -> None:
+        """Check that Parquet supports the columns, and that those of the partitions are among them."""
+        typed = self._typed(schema)
+        check_writable(typed)
+        hive_partitions.check_partitions(typed, self.partition_by)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema with a type for each column: the folder's, where a column has no value."""
@@ -178,13 +230,17 @@ class ParquetFolder(InFolder):
                 "an empty folder, so that readers find nothing but its sequences"
             )
         make_folder(files, f"{self.path}/_region")
-        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
+        claim = self._new_claim(schema)
         try:
             owner_marker.write_claim(files, f"{self.path}/_region", claim)
         except OSError as error:
             self._explain(error)
             raise
         self._owned()
+
+    def _new_claim(self, schema: pa.Schema) -> OwnerMarker:
+        text = owner_marker.text_of(schema)
+        return OwnerMarker(1, self._region, self._bound(), text, partition_by=self.partition_by, place=self.place)
 
     def _probe(self) -> None:
         """Check that a sequence could be published here: link a file into a folder, and rename the folder."""
@@ -226,6 +282,9 @@ class ParquetFolder(InFolder):
 
     def _owned(self) -> pa.Schema:
         """Return the schema of the folder, checked to be this region's."""
+        return self._layout().rows
+
+    def _layout(self) -> FolderLayout:
         mine = self._bound()
         if self._kept is None:
             claim = self._read_claim(f"{self.path}/_region")
@@ -233,14 +292,20 @@ class ParquetFolder(InFolder):
                 remedy = "give each region an empty folder of its own"
                 raise owner_marker.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
             self._refuse_other_name(claim)
-            self._kept = claim.rows()
+            self._kept = FolderLayout(claim.rows(), claim.partition_by)
         return self._kept
 
     def _fitting(self, schema: pa.Schema) -> pa.Schema:
         try:
-            kept = self._owned()
+            kept, partition_by = self._layout()
         except FileNotFoundError as error:
             raise InvalidInputError(f"{self.path} is no folder of a region yet: call check(schema) first") from error
+        if self.partition_by and self.partition_by != partition_by:
+            by = f"partitioned by {', '.join(partition_by)}" if partition_by else "not partitioned"
+            raise InvalidInputError(
+                f"{self.path} is {by}, and partition_by={list(self.partition_by)} differs: leave the option out, or "
+                "write into another folder under another region"
+            )
         schema = filled_schema(schema, kept)
         if not schema.equals(kept) and (found := misfits(kept, schema)):
             raise InvalidInputError(
@@ -255,7 +320,9 @@ class ParquetFolder(InFolder):
         """Refuse the first row that can't be written; return the rows as they are staged."""
         kept = self._fitting(table.schema)
         refuse_nulls(table, [field.name for field in kept if not field.nullable])
-        return conformed(table, kept)
+        rows = conformed(table, kept)
+        hive_partitions.refuse_values(rows, self._layout().partition_by, kept)
+        return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
@@ -263,6 +330,9 @@ class ParquetFolder(InFolder):
         self._write_rows(key.text(), self.check_rows(table))
 
     def _write_rows(self, name: str, table: pa.Table) -> None:
+        if partition_by := self._layout().partition_by:
+            self._write_parts(name, hive_partitions.split_rows(table, partition_by))
+            return
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
 
         def write(output: Output) -> None:
@@ -270,6 +340,35 @@ class ParquetFolder(InFolder):
                 self._write_file(table, output)
 
         staged_files.write_staged(self._files, f"{self.path}/_staging", name + ending, write, instead_of=name + other)
+
+    def _write_parts(self, name: str, parts: Mapping[str, pa.Table]) -> None:
+        """Write the rows of each partition into a file; then a file that names them by the folders of their partition.
+
+        Only that last one makes them count, so that rows which are staged again replace all earlier ones.
+        """
+        files, staging, folder = self._files, f"{self.path}/_staging", f"{name}{_FILES}{uuid.uuid4().hex[:12]}"
+        ending, other = (_PARTS, _EMPTY) if parts else (_EMPTY, _PARTS)
+        written = {path: f"{folder}/{number}.parquet" for number, path in enumerate(parts)}
+        if parts:
+            files.mkdir(f"{staging}/{folder}")
+            for path, part in parts.items():
+                with contextlib.closing(Output(files, f"{staging}/{written[path]}")) as output:
+                    self._write_file(part, output)
+                    output.sync()
+            sync_folder(files, f"{staging}/{folder}")
+        index = msgspec.json.encode(written) if parts else b""
+        staged_files.write_staged(files, staging, name + ending, lambda out: out.write(index), instead_of=name + other)
+        for earlier in self._names():
+            if earlier.startswith(name + _FILES) and earlier != folder:
+                self._remove_staged(earlier)
+
+    def _remove_staged(self, name: str) -> None:
+        """Remove a staged file, or a folder of such."""
+        path = f"{self.path}/_staging/{name}"
+        if _FILES_OF.fullmatch(name):
+            remove_folder(self._files, path)
+        else:
+            remove(self._files, path)
 
     def _write_file(self, table: pa.Table, output: Output) -> None:
         staged_files.write_parquet(table, output, self.path, self.compression, self.row_group_size)
@@ -291,9 +390,12 @@ class ParquetFolder(InFolder):
                 self._bring(sequence, names)
             sync_folder(files, self.path)
         self._mark(sequence)
-        there = self._names()
-        for name in sorted({name + ending for name in names for ending in (_ROWS, _EMPTY)}.intersection(there)):
+        there, published = self._names(), set(names)
+        for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
             remove(files, f"{self.path}/_staging/{name}")
+        for name in there:
+            if _FILES_OF.fullmatch(name) and staged_files.stem_of(name) in published:
+                self._remove_staged(name)
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
@@ -303,13 +405,14 @@ class ParquetFolder(InFolder):
 
     def _remove_shown(self, sequence: int, floor: int) -> None:
         """Remove all published rows: first the staged files that others could still publish, then the sequences."""
-        files, staging = self._files, f"{self.path}/_staging"
+        files = self._files
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
             for name in self._names():
                 if self._is_void(name, floor):
-                    remove(files, f"{staging}/{name}")
+                    self._remove_staged(name)
             self._tidy(self._names(), sequence)
-            shown = [int(found[1]) for name in names_in(files, self.path) if (found := _SHOWN.fullmatch(name))]
+            self._compactor().fence_emptied(sequence)
+            shown = [int(found[1]) for name in names_in(files, self.path) if (found := SHOWN.fullmatch(name))]
             for number in shown:
                 if number <= sequence and self._stands(number):
                     self._hide_folder(self._folder(number))
@@ -320,8 +423,8 @@ class ParquetFolder(InFolder):
     def _bring(self, sequence: int, names: list[str]) -> None:
         """Create the folder of the sequence, if it has rows, unless another process has."""
         there = set(self._names())
-        full = [name for name in names if name + _ROWS in there]
-        lost = [name for name in names if name + _ROWS not in there and name + _EMPTY not in there]
+        full = [name + ending for name in names for ending in (_ROWS, _PARTS) if name + ending in there]
+        lost = [name for name in names if there.isdisjoint(name + ending for ending in _ENDINGS)]
         if lost:
             self._excuse(sequence, f"of {len(names)} staged files {len(lost)} are gone, {lost[0]} among them")
         elif full:
@@ -343,8 +446,7 @@ class ParquetFolder(InFolder):
         temporary = f"{self.path}/_staging/publishing-{sequence}-{uuid.uuid4().hex[:12]}"
         try:
             files.mkdir(temporary)
-            for name in full:
-                staged_files.show(files, f"{self.path}/_staging/{name}{_ROWS}", f"{temporary}/{name}.parquet")
+            self._link_all(temporary, full)
             says = f"{temporary}/{self._says(sequence)}"
             files.close(files.open(says, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             sync_folder(files, temporary)
@@ -353,6 +455,25 @@ class ParquetFolder(InFolder):
             with contextlib.suppress(OSError):
                 self._discard(temporary)
             raise
+
+    def _link_all(self, temporary: str, full: list[str]) -> None:
+        """Link staged files into a folder, and sync the folders of partitions in it."""
+        files, folders = self._files, set[str]()
+        for name in full:
+            stem = staged_files.stem_of(name)
+            for folder, staged in self._staged_parts(name).items():
+                path = f"{folder}/{stem}.parquet" if folder else f"{stem}.parquet"
+                make_partitions(files, temporary, path, folders)
+                staged_files.show(files, f"{self.path}/_staging/{staged}", f"{temporary}/{path}")
+        for folder in sorted(folders, reverse=True):
+            sync_folder(files, folder)
+
+    def _staged_parts(self, name: str) -> dict[str, str]:
+        """Return the staged files of a key by the folders of their partition; without partitions, the file itself."""
+        if not name.endswith(_PARTS):
+            return {"": name}
+        content = read_file(self._files, f"{self.path}/_staging/{name}")
+        return msgspec.json.decode(content, type=dict[str, str])
 
     def _stands(self, sequence: int) -> bool:
         """Return whether the folder of the sequence exists; refuse anything else of that name."""
@@ -364,13 +485,13 @@ class ParquetFolder(InFolder):
         except NotADirectoryError as error:
             raise self._taken(folder, str(error)) from error
         if names and own not in names:
-            others = [name for name in names if name.startswith(_SAYS)]
+            others = [name for name in names if name.startswith(SAYS)]
             raise self._taken(folder, f"{others[0]} says whose it is" if others else "nothing says whose it is")
         return bool(names)
 
     def _says(self, sequence: int) -> str:
         """Return the name in a sequence's folder that names the owner."""
-        return f"{_SAYS}{sequence}-{self._bound().hex}"
+        return f"{SAYS}{sequence}-{self._bound().hex}"
 
     def _taken(self, folder: str, why: str) -> InvalidInputError:
         return InvalidInputError(
@@ -390,7 +511,7 @@ class ParquetFolder(InFolder):
         except FileNotFoundError:
             return 0
         marked = self._last_marked()
-        later = [int(found[1]) for name in names_in(self._files, self.path) if (found := _SHOWN.fullmatch(name))]
+        later = [int(found[1]) for name in names_in(self._files, self.path) if (found := SHOWN.fullmatch(name))]
         last = max((number for number in later if number > marked and self._stands(number)), default=marked)
         if last > marked:  # its publisher ended before it was marked
             sync_folder(self._files, self.path)
@@ -407,16 +528,60 @@ class ParquetFolder(InFolder):
             OSError: the folder can't be read.
             RetriableError: the store does not answer.
         """
-        names = names_in(self._files, self.path)
-        shown = sorted(
-            number for name in names if (found := _SHOWN.fullmatch(name)) and (number := int(found[1])) > after
-        )
-        return [
-            SequenceFile(number, f"{self._folder(number)}/{name}")
-            for number in shown
-            for name in sorted(names_in(self._files, self._folder(number)))
-            if name.endswith(".parquet")
-        ]
+        generations = FolderGenerations(self._files, self.path, self._id)
+        for _ in range(_READ_ATTEMPTS):
+            newest = generations.read_newest()
+            later = [
+                SequenceFile(number, f"{self.path}/{path}")
+                for number in generations.shown_numbers()
+                if number > max(after, newest.upto)
+                for path in generations.shown_files(number)
+            ]
+            if generations.newest_number() == newest.generation:  # otherwise these may be hidden by now
+                merged = newest.files_after(after, self.path)
+                return [SequenceFile(last, f"{self.path}/{path}") for last, path in merged] + later
+        raise CorruptDataError(f"{self.path} is compacted while it is read, several times: list it again")
+
+    # -- compaction
+
+    def compact(
+        self, *, target_file_size: int | None = None, grace: str = GRACE, until: int | None = None
+    ) -> CompactionResult:
+        """Merge small published files into files of a target size, and remove what an earlier call has replaced.
+
+        Any process may call it at any time, beside members that write and others that compact. Readers that take
+        `published_files()` get the old files or the new ones. The sink need not be bound to a region.
+
+        Args:
+            target_file_size: the size to aim at in bytes; None: the sink's `target_file_size`.
+            grace: how long replaced files stay for readers that took the list before, such as `15m`.
+            until: the last sequence that is merged; None: the last published one. A reader that asks for the files
+                after a sequence is refused if that sequence was merged with later ones.
+
+        Raises:
+            InvalidInputError: this is no folder of a region, or one that the region knows by another name.
+            CorruptDataError: a published file is gone or can't be read.
+            RetriableError: other compactors were faster; or the store does not answer.
+        """
+        target = self.target_file_size if target_file_size is None else target_file_size
+        check_target(target)
+        grace_s = duration_ms("grace", grace) / 1000
+        try:
+            claim = self._read_claim(f"{self.path}/_region")
+        except FileNotFoundError as error:
+            raise InvalidInputError(f"{self.path} is no folder of a region: there is nothing to compact") from error
+        sink = self.bind(claim.region, claim.id) if self._id is None else self
+        rows, partition_by = sink._layout()
+        schema = hive_partitions.without_partitions(rows, partition_by)
+        last = sink.published() if until is None else min(until, sink.published())
+        merge = FileMerge(schema, self.compression, self.row_group_size, target)
+        return sink._compactor().run(merge, last, grace_s)
+
+    def _compactor(self) -> Compactor:
+        return Compactor(self._generations(), self._bound(), self.path)
+
+    def _generations(self) -> GenerationStore:
+        return FolderGenerations(self._files, self.path, self._id)
 
     def _last_marked(self) -> int:
         return staged_files.last_marked(self._files, f"{self.path}/_region")
@@ -446,11 +611,14 @@ class ParquetFolder(InFolder):
 
     def _remove_unshown(self, keep: Keep) -> None:
         names = self._names()
+        if any(SHOWING.fullmatch(name) for name in names):  # a compactor died, or is about to show them
+            generations = FolderGenerations(self._files, self.path, self._id)
+            generations.show_generation(generations.newest())
         self._tidy(names, self._last_marked())
         kept = {key.text() for key in keep.keys}
         for name in names:
             if self._is_void(name, keep.floor) and staged_files.stem_of(name) not in kept:
-                remove(self._files, f"{self.path}/_staging/{name}")
+                self._remove_staged(name)
 
     def _is_void(self, name: str, floor: int) -> bool:
         return staged_files.is_void(staged_files.stem_of(name), self._id, floor)
@@ -465,15 +633,15 @@ class ParquetFolder(InFolder):
             if going is not None and int(going[1]) <= published:
                 self._discard(f"{self.path}/_staging/{name}")
             elif _GIVEN_UP.fullmatch(name):
-                remove_folder(self._files, f"{self.path}/_staging/{name}")
+                remove_tree(self._files, f"{self.path}/_staging/{name}")
 
     def _discard(self, temporary: str) -> None:
         """Move a folder away from processes that may still rename it, then empty it."""
         with contextlib.suppress(FileNotFoundError):
-            remove_folder(self._files, self._hide_folder(temporary))
+            remove_tree(self._files, self._hide_folder(temporary))
 
     def _hide_folder(self, folder: str) -> str:
         """Move a folder to where no reader sees it, and return its new path."""
-        gone = f"{self.path}/_staging/{_GONE}{uuid.uuid4().hex}"
+        gone = f"{self.path}/_staging/{GONE}{uuid.uuid4().hex}"
         self._files.rename(folder, gone)
         return gone

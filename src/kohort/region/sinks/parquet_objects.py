@@ -2,9 +2,13 @@
 
     out/_region/region.json     whose folder this is, its name, and the schema of all its rows; created once
     out/_region/conditional-put an object that `check` could create once only
-    out/_staged/KEY.rows        a member stages rows under this key, or has; KEY.none: it had no rows (empty objects)
+    out/_staged/KEY.rows        a member stages rows under this key, or has; KEY.none: it had no rows. Empty objects;
+                                with partitions KEY.rows names the files
     out/_data/KEY.parquet       the rows; they stay there when they are published
+    out/_data/day=…/KEY.parquet the same with partitions, one for each
     out/_sequences/…17.json     sequence 17, which names its files: created once, by a conditional put
+    out/_sequences/compaction-…3  a generation: all files of the sequences up to a number (`compaction`)
+    out/_compacted/…/ID.parquet   a file that compaction has written
 
 A store has neither links nor renames, and no listing of many objects is whole. Readers therefore take the files that
 `_sequences` names: `ParquetFolder.published_files` lists them. A name that begins with `_` keeps readers of the whole
@@ -24,9 +28,11 @@ object of an emptied folder (`…18.emptied`) makes all earlier ones void, those
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -34,11 +40,22 @@ import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.sinks import Keep, owner_marker, staged_files
+from kohort.region.files import Output
+from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
+from kohort.region.sinks.compaction import (
+    COMPACTED,
+    GENERATION,
+    TARGET_FILE_BYTES,
+    CompactedFile,
+    Generation,
+    GenerationStore,
+    PublishedFile,
+    decoded_generation,
+    old_generations,
+)
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile
-from kohort.region.sinks.parquet_schema import check_writable
+from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile, check_target
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
@@ -49,6 +66,7 @@ _ROWS: Final = ".rows"
 _NONE: Final = ".none"
 _SEQUENCES: Final = "_sequences"
 _DATA: Final = "_data"
+_GENERATION_NAME: Final = re.compile(GENERATION + "([0-9]{20})")
 _ENTRY_NAME: Final = re.compile(r"([0-9]{20})\.(json|emptied)")
 _LISTED_STEP: Final = 1024
 _READ_ATTEMPTS: Final = 5
@@ -83,14 +101,26 @@ class _Seen(NamedTuple):
     emptied: int
 
 
-def _data_path(key: str) -> str:
-    """Return where a key's rows are."""
-    return f"{_DATA}/{key}.parquet"
+class StagedParts(msgspec.Struct, frozen=True):
+    """The content of `KEY.rows` of a partitioned folder.
+
+    Attributes:
+        files: the files with the key's rows, by their path below the folder's URL.
+        left: files of the key that were staged before, and do not count.
+    """
+
+    files: tuple[str, ...]
+    left: tuple[str, ...] = ()
+
+
+def _data_path(key: str, folder: str = "") -> str:
+    """Return where a key's rows are; of one partition, by its folders."""
+    return f"{_DATA}/{folder}/{key}.parquet" if folder else f"{_DATA}/{key}.parquet"
 
 
 def _key_of(path: str) -> str:
     """Return the text of the key whose rows are in a file."""
-    return path.removeprefix(f"{_DATA}/").removesuffix(".parquet")
+    return path.rpartition("/")[2].removesuffix(".parquet")
 
 
 class SequenceLog:
@@ -152,19 +182,30 @@ class SequenceLog:
             raise InvalidInputError(f"{self._store.url} was written by a newer kohort, in format {entry.format}")
         return entry
 
+    def read_entries(self, after: int) -> list[SequenceEntry] | None:
+        """Return the published sequences after a number, in order; None: some are gone while they are read."""
+        seen = self._listed(after)
+        shown = [number for number in seen.sequences if number > seen.emptied]
+        content = self._store.read_objects([_path(number) for number in shown])
+        if len(content) < len(shown):
+            return None
+        return [self._decoded(number, content[_path(number)]) for number in shown]
+
+    def last_emptied(self, after: int) -> int:
+        """Return the last number after another by which the folder was emptied; 0: none."""
+        return self._listed(max(0, after)).emptied
+
     def list_files(self, after: int = 0) -> list[SequenceFile]:
         """Return the files of all published sequences after a number, in order."""
+        generations = StoreGenerations(self._store, self)
         for _ in range(_READ_ATTEMPTS):
-            seen = self._listed(after)
-            shown = [number for number in seen.sequences if number > seen.emptied]
-            content = self._store.read_objects([_path(number) for number in shown])
-            if len(content) == len(shown):  # otherwise the folder was emptied meanwhile
-                entries = [self._decoded(number, content[_path(number)]) for number in shown]
-                return [
-                    SequenceFile(entry.sequence, f"{self._store.url}/{path}")
-                    for entry in entries
-                    for path in sorted(entry.files)
-                ]
+            newest = generations.newest()
+            entries = self.read_entries(max(after, newest.upto))
+            if entries is None or generations.newest_number() != newest.generation:
+                continue  # the folder was emptied or compacted meanwhile
+            merged = [SequenceFile(last, path) for last, path in newest.files_after(after, self._store.url)]
+            merged += [SequenceFile(entry.sequence, path) for entry in entries for path in sorted(entry.files)]
+            return [SequenceFile(number, f"{self._store.url}/{path}") for number, path in merged]
         raise CorruptDataError(f"Sequences of {self._store.url} are gone while they are read: list it again")
 
     # -- changes
@@ -187,7 +228,13 @@ class SequenceLog:
 
     def mark_emptied(self, sequence: int) -> None:
         """Make all sequences up to this one void."""
-        self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b"{}")
+        self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b'{"emptied":%d}' % sequence)
+
+    def remove_replaced(self, upto: int) -> None:
+        """Remove the objects of the sequences up to one, without their files; that of the last sequence stays."""
+        last = self.last_number()
+        gone = [number for number in self._listed().sequences if number <= upto and number < last]
+        self._store.remove_objects(_path(number) for number in gone)
 
     def remove_void(self, sequence: int) -> None:
         """Remove the void sequences up to this one: their files first."""
@@ -197,6 +244,88 @@ class SequenceLog:
                 self._store.remove_objects([_path(number)])
 
 
+class StoreGenerations:
+    """The generations of a folder in a store, and its files."""
+
+    one_at_a_time: bool = False
+
+    def __init__(self, store: ObjectStore, log: SequenceLog) -> None:
+        self._store, self._log = store, log
+
+    def _numbers(self) -> list[int]:
+        pages = self._store.list_pages(_SEQUENCES, GENERATION)
+        return [int(found[1]) for page in pages for name in page if (found := _GENERATION_NAME.fullmatch(name))]
+
+    def newest_number(self) -> int:
+        """Return the number of the newest generation; 0: none."""
+        return max(self._numbers(), default=0)
+
+    def newest(self) -> Generation:
+        """Return the newest generation; number 0 if there is none. One that an emptying made void has no files."""
+        for _ in range(_READ_ATTEMPTS):
+            if not (number := self.newest_number()):
+                return Generation(1, UUID(int=0), 0, 0, {}, {}, "")
+            with contextlib.suppress(FileNotFoundError):  # many later ones were created meanwhile
+                found = decoded_generation(self._store.read_object(_generation_path(number)), self._store.url)
+                if found.files and (emptied := self._log.last_emptied(found.upto - 1)) >= found.upto:
+                    void = found.replaced | dict.fromkeys(found.files, 0)
+                    return msgspec.structs.replace(found, upto=emptied, files={}, replaced=void)
+                return found
+        raise CorruptDataError(f"Generations of {self._store.url} are gone while they are read: try again")
+
+    def create_generation(self, generation: Generation) -> bool:
+        """Create a generation; return False if another process has created this number."""
+        data = msgspec.json.encode(generation)
+        if self._store.create_object(_generation_path(generation.generation), data) != data:
+            return False
+        self._store.remove_objects(_generation_path(number) for number in old_generations(self._numbers()))
+        return True
+
+    def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
+        """Return the files of published sequences after a number, up to another."""
+        entries = self._log.read_entries(after)
+        if entries is None:
+            raise FileNotFoundError(errno.ENOENT, "Sequences are gone while they are read", self._store.url)
+        return [
+            PublishedFile(path, CompactedFile(size, entry.sequence, entry.sequence))
+            for entry in entries
+            if entry.sequence <= upto
+            for path, size in entry.files.items()
+        ]
+
+    def compacted(self) -> list[str]:
+        """Return the paths of all files that compactions have written."""
+        return [f"{COMPACTED}/{name}" for name in self._store.list_names(COMPACTED)]
+
+    def read_content(self, path: str) -> bytes:
+        """Return a file's content; raise FileNotFoundError if it is gone."""
+        return self._store.read_object(path)
+
+    def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
+        """Write a new file, and return its size."""
+        output = pa.BufferOutputStream()
+        write(output)
+        data = output.getvalue().to_pybytes()
+        self._store.put_object(path, data)
+        return len(data)
+
+    def keep_file(self, path: str, to: str) -> str:
+        """Return the path by which a generation names a file that is not merged: its own."""
+        return path
+
+    def remove_files(self, paths: Iterable[str]) -> None:
+        """Remove files that no generation names."""
+        self._store.remove_objects(paths)
+
+    def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
+        """Remove replaced files, and the sequences that the generation replaces.
+
+        The last sequence stays: it has the number that the folder shows.
+        """
+        self._store.remove_objects(due)
+        self._log.remove_replaced(generation.upto)
+
+
 class ParquetObjects(ParquetFolder):
     """A `ParquetFolder` in an object store, which `ParquetFolder(url)` makes of a store's URL.
 
@@ -204,6 +333,8 @@ class ParquetObjects(ParquetFolder):
         path: the URL.
         compression: as of `ParquetFolder`.
         row_group_size: as of `ParquetFolder`.
+        partition_by: as of `ParquetFolder`.
+        target_file_size: as of `ParquetFolder`.
     """
 
     def __init__(
@@ -212,6 +343,8 @@ class ParquetObjects(ParquetFolder):
         *,
         compression: Codec = "zstd",
         row_group_size: int | None = None,
+        partition_by: Sequence[str] = (),
+        target_file_size: int = TARGET_FILE_BYTES,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         staged_files.check_pages(compression, row_group_size)
@@ -220,6 +353,8 @@ class ParquetObjects(ParquetFolder):
         self.path = self._store.url
         self.compression = compression
         self.row_group_size = row_group_size
+        self.partition_by = hive_partitions.partition_columns(partition_by)
+        self.target_file_size = check_target(target_file_size)
 
     def __repr__(self) -> str:
         return f"ParquetFolder({self._store.name!r})"  # without credentials
@@ -232,7 +367,11 @@ class ParquetObjects(ParquetFolder):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the owner marker if it is missing."""
         self._bound()
-        check_writable(self._typed(schema))
+        self._check_columns(schema)
+        if self.partition_by and len(self._store.prefix.encode()) > hive_partitions.PREFIX_BYTES_MAX:
+            raise InvalidInputError(
+                f"The path of {self.path} is too long for partitions: {hive_partitions.PREFIX_BYTES_MAX} bytes at most"
+            )
         try:
             if not self._is_owned():
                 self._first(schema)
@@ -249,8 +388,7 @@ class ParquetObjects(ParquetFolder):
                 f"{self.path} holds {strangers[0]!r} and is no folder of a region: give region {self._region!r} "
                 "an empty folder, so that readers find nothing but its sequences"
             )
-        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
-        self._store.create_object(_CLAIM, owner_marker.encoded(claim))
+        self._store.create_object(_CLAIM, owner_marker.encoded(self._new_claim(schema)))
         self._owned()
 
     def _read_claim(self, folder: str) -> OwnerMarker:
@@ -263,12 +401,38 @@ class ParquetObjects(ParquetFolder):
         if not table.num_rows:
             store.put_object(_staged(name, _NONE), b"")
             if _staged(name, _ROWS) in self._staged_paths():
-                store.remove_objects([_data_path(name)])
-                store.remove_objects([_staged(name, _ROWS)])
+                self._remove_staged_rows([f"{name}{_ROWS}"])
             return
-        data = staged_files.parquet_bytes(table, self.path, self.compression, self.row_group_size)
+        if partition_by := self._layout().partition_by:
+            self._put_parts(name, hive_partitions.split_rows(table, partition_by))
+            return
+        data = self._parquet(table)
         store.put_object(_staged(name, _ROWS), b"")
         store.put_object(_data_path(name), data)
+
+    def _put_parts(self, name: str, parts: Mapping[str, pa.Table]) -> None:
+        """Put the rows of each partition, after the object that names all files of the key, also earlier ones."""
+        store, rows = self._store, _staged(name, _ROWS)
+        paths = {_data_path(name, folder): part for folder, part in parts.items()}
+        earlier = self._parts_of_keys([name]).get(name, StagedParts(()))
+        left = tuple(sorted({*earlier.files, *earlier.left}.difference(paths)))
+        store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths), left)))
+        store.put_objects(list(paths), lambda path: self._parquet(paths[path]))
+        if left:
+            store.remove_objects(left)
+            store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths))))
+
+    def _parquet(self, table: pa.Table) -> bytes:
+        return staged_files.parquet_bytes(table, self.path, self.compression, self.row_group_size)
+
+    def _parts_of_keys(self, names: Sequence[str]) -> dict[str, StagedParts]:
+        """Return the files of keys that have staged rows, or were about to."""
+        found = self._store.read_objects([_staged(name, _ROWS) for name in names])
+        contents = {name: found[_staged(name, _ROWS)] for name in names if _staged(name, _ROWS) in found}
+        return {
+            name: msgspec.json.decode(content, type=StagedParts) if content else StagedParts((_data_path(name),))
+            for name, content in contents.items()
+        }
 
     def _staged_paths(self) -> set[str]:
         return {f"{_STAGED}/{name}" for name in self._store.list_names(_STAGED)}
@@ -283,24 +447,33 @@ class ParquetObjects(ParquetFolder):
                 self._forget_before(sequence)
                 self._log.create_entry(entry)
         if self._log.is_emptied(sequence):
-            self._store.remove_objects([_data_path(name) for name in names])
+            self._store.remove_objects(path for paths in self._paths_of(names).values() for path in paths)
             self._log.remove_void(sequence)
         self._forget(names)
 
     def _entry(self, sequence: int, names: list[str]) -> SequenceEntry | None:
         """Return what there is to publish; None: another process has done it."""
-        sizes = self._store.object_sizes([_data_path(name) for name in names])
-        without = [name for name in names if _data_path(name) not in sizes]
+        paths = self._paths_of(names)
+        sizes = self._store.object_sizes([path for name in names for path in paths[name]])
+        without = [name for name in names if not paths[name] or not sizes.keys() >= set(paths[name])]
         there = self._staged_paths() if without else set()
         lost = [name for name in without if _staged(name, _NONE) not in there]
         if not lost:
-            return SequenceEntry(1, self._bound(), sequence, sizes, tuple(without))
+            files = {path: sizes[path] for name in names if name not in without for path in paths[name]}
+            return SequenceEntry(1, self._bound(), sequence, files, tuple(without))
         if self._log.is_done(sequence):
             return None
         raise CorruptDataError(
             f"Sequence {sequence} can't be published into {self.path}: of {len(names)} staged files {len(lost)} are "
             f"gone, {lost[0]} among them"
         )
+
+    def _paths_of(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return where the rows of each key are, if it has any."""
+        if not self._layout().partition_by:
+            return {name: (_data_path(name),) for name in names}
+        staged = self._parts_of_keys(names)
+        return {name: staged[name].files if name in staged else () for name in names}
 
     def _forget_before(self, sequence: int) -> None:
         """Remove what is staged of the sequence before, whose publisher may have died before."""
@@ -318,8 +491,9 @@ class ParquetObjects(ParquetFolder):
         if self._log.is_done(sequence + 1):
             return
         self._log.mark_emptied(sequence)
+        self._compactor().fence_emptied(sequence)
         self._log.remove_void(sequence)
-        self._remove_staged(_void_names(self._store.list_names(_STAGED), self._id, floor))
+        self._remove_staged_keys(_void_names(self._store.list_names(_STAGED), self._id, floor))
 
     # -- progress
 
@@ -334,6 +508,9 @@ class ParquetObjects(ParquetFolder):
     def published_files(self, after: int = 0) -> list[SequenceFile]:
         """Return the files of all published sequences after a number, in order, as URLs."""
         return self._log.list_files(after)
+
+    def _generations(self) -> GenerationStore:
+        return StoreGenerations(self._store, self._log)
 
     def adopt(self) -> str:
         """Write this sink's name into the owner marker, and return the earlier one."""
@@ -356,14 +533,24 @@ class ParquetObjects(ParquetFolder):
         kept = {key.text() for key in keep.keys}
         names = [name for name in self._store.list_names(_STAGED) if name.rpartition(".")[0] not in kept]
         void = _void_names(names, self._id, keep.floor)
-        self._remove_staged(name for name in void if name.rpartition(".")[0] not in shown)
+        self._remove_staged_keys(name for name in void if name.rpartition(".")[0] not in shown)
         self._store.remove_objects(f"{_STAGED}/{name}" for name in void if name.rpartition(".")[0] in shown)
 
-    def _remove_staged(self, names: Iterable[str]) -> None:
+    def _remove_staged_keys(self, names: Iterable[str]) -> None:
         """Remove staged rows, and then what says that they are staged."""
         gone = list(names)
-        self._store.remove_objects(_data_path(name.rpartition(".")[0]) for name in gone if name.endswith(_ROWS))
+        self._remove_staged_rows([name for name in gone if name.endswith(_ROWS)])
         self._store.remove_objects(f"{_STAGED}/{name}" for name in gone)
+
+    def _remove_staged_rows(self, names: Sequence[str]) -> None:
+        """Remove the data of keys, and then the objects that name it."""
+        keys = [name.removesuffix(_ROWS) for name in names]
+        if self._layout().partition_by:
+            parts = self._parts_of_keys(keys).values()
+            self._store.remove_objects(path for part in parts for path in (*part.files, *part.left))
+        else:
+            self._store.remove_objects(map(_data_path, keys))
+        self._store.remove_objects(f"{_STAGED}/{name}" for name in names)
 
 
 def _staged(name: str, ending: str) -> str:
@@ -378,3 +565,7 @@ def _void_names(names: Iterable[str], region_id: UUID | None, floor: int) -> lis
 
 def _path(sequence: int) -> str:
     return f"{_SEQUENCES}/{sequence:020}.json"
+
+
+def _generation_path(number: int) -> str:
+    return f"{_SEQUENCES}/{GENERATION}{number:020}"

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from kohort.client.settings import Servers
 from kohort.errors import InvalidInputError
+from kohort.region.consuming.after_snapshot import AfterSnapshot
 from kohort.region.consuming.starts import Start, start_of
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import DEAD_LETTER, FAIL, RECORD, check_dead_letters
@@ -73,7 +74,7 @@ class QuerySettings(TypedDict, total=False):
             the row has these columns, the row as JSON, the reason and the query's name. Queries may share one.
     """
 
-    start: str | int
+    start: str | int | AfterSnapshot
     on_rebalance: Literal["checkpoint", "reset"]
     output_mode: Literal["append", "update"]
     state: Literal["partial", "pinned"] | None

@@ -1,0 +1,258 @@
+"""Generations of a local Parquet folder, and the folders of sequences that readers without a list see.
+
+    out/_region/compaction-3             a generation: created by a hard link, which only one process gets
+    out/_compacted/…/ID.parquet          a file that a generation names: merged, or a second name of a large one
+    out/_staging/showing-17-ATTEMPT      a folder on its way to `sequence=17`
+
+One rename can't replace several folders, so that readers which list `sequence=*` see the change in steps. They see the
+old folders until the grace time of a compaction is over. Then `retire_replaced` hides these, one after the other, and
+shows the merged files in the folder of the last sequence that each has. In between some rows are missing for them, and
+none is there twice. If a process dies there, the next sweep or compaction finishes the change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError, RetriableError
+from kohort.region.files import (
+    FileCalls,
+    Output,
+    make_folder,
+    names_in,
+    read_file,
+    remove,
+    remove_tree,
+    sync_folder,
+    write_file,
+)
+from kohort.region.sinks import staged_files
+from kohort.region.sinks.compaction import (
+    COMPACTED,
+    GENERATION,
+    CompactedFile,
+    Generation,
+    PublishedFile,
+    decoded_generation,
+    old_generations,
+)
+from kohort.region.sinks.owner_marker import UNFINISHED
+
+SHOWN: Final = re.compile("sequence=([0-9]+)")
+SHOWING: Final = re.compile(r"showing-([0-9]+)-[0-9a-f]{32}")
+GONE: Final = "gone-"
+SAYS: Final = "_sequence-"
+_NUMBERED: Final = re.compile(GENERATION + "([0-9]+)")
+_READ_ATTEMPTS: Final = 5
+_SHOW_ATTEMPTS: Final = 10
+
+
+def files_below(files: FileCalls, folder: str) -> list[str]:
+    """Return the paths of the files with rows, relative to a folder."""
+    found = []
+    for name in names_in(files, folder):
+        if name.endswith(".parquet"):
+            found.append(name)
+        elif "=" in name:
+            found += [f"{name}/{path}" for path in files_below(files, f"{folder}/{name}")]
+    return found
+
+
+def make_partitions(files: FileCalls, folder: str, path: str, made: set[str]) -> None:
+    """Create the folders of a file's partition in a new folder; `made` has those that are there."""
+    above = folder
+    for segment in path.split("/")[:-1]:
+        above += f"/{segment}"
+        if above not in made:
+            made.add(above)
+            files.mkdir(above)
+
+
+class FolderGenerations:
+    """The generations of a folder, and its files."""
+
+    one_at_a_time: bool = True
+
+    def __init__(self, files: FileCalls, path: str, region: UUID | None) -> None:
+        self._files, self._path, self._id = files, path, region
+
+    # -- generations
+
+    def _numbers(self) -> list[int]:
+        names = names_in(self._files, f"{self._path}/_region")
+        return [int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))]
+
+    def newest_number(self) -> int:
+        """Return the number of the newest generation; 0: none."""
+        return max(self._numbers(), default=0)
+
+    def read_newest(self) -> Generation:
+        """Return the newest generation; number 0 if there is none."""
+        for _ in range(_READ_ATTEMPTS):
+            if not (number := self.newest_number()):
+                return Generation(1, self._id or UUID(int=0), 0, 0, {}, {}, "")
+            with contextlib.suppress(FileNotFoundError):  # many later ones were created meanwhile
+                return decoded_generation(read_file(self._files, self._named(number)), self._path)
+        raise CorruptDataError(f"Generations of {self._path} are gone while they are read: try again")
+
+    def newest(self) -> Generation:
+        """Return the newest generation, durably; number 0 if there is none."""
+        found = self.read_newest()
+        if found.generation:
+            sync_folder(self._files, f"{self._path}/_region")
+        return found
+
+    def _named(self, number: int) -> str:
+        return f"{self._path}/_region/{GENERATION}{number}"
+
+    def create_generation(self, generation: Generation) -> bool:
+        """Create a generation durably; return False if another process has created this number."""
+        files, folder = self._files, f"{self._path}/_region"
+        for above in sorted({path.rpartition("/")[0] for path in generation.files}):
+            sync_folder(files, f"{self._path}/{above}")
+        temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
+        try:
+            write_file(files, temporary, msgspec.json.encode(generation))
+            try:
+                files.link(temporary, self._named(generation.generation))
+            except FileExistsError:
+                return False
+            sync_folder(files, folder)
+        finally:
+            with contextlib.suppress(OSError):
+                remove(files, temporary)
+        for number in old_generations(self._numbers()):
+            remove(files, self._named(number))
+        return True
+
+    # -- files
+
+    def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
+        """Return the files of published sequences after a number, up to another."""
+        return [
+            PublishedFile(path, CompactedFile(self._files.stat(f"{self._path}/{path}").st_size, number, number))
+            for number in self.shown_numbers()
+            if after < number <= upto
+            for path in self.shown_files(number)
+        ]
+
+    def shown_numbers(self) -> list[int]:
+        """Return the sequences that have a folder, in order."""
+        return sorted(int(found[1]) for name in names_in(self._files, self._path) if (found := SHOWN.fullmatch(name)))
+
+    def shown_files(self, number: int) -> list[str]:
+        """Return the paths of the files in a sequence's folder, in order."""
+        folder = f"sequence={number}"
+        return [f"{folder}/{path}" for path in sorted(files_below(self._files, f"{self._path}/{folder}"))]
+
+    def compacted(self) -> list[str]:
+        """Return the paths of all files that compactions have written."""
+        return [f"{COMPACTED}/{path}" for path in files_below(self._files, f"{self._path}/{COMPACTED}")]
+
+    def read_content(self, path: str) -> bytes:
+        """Return a file's content; raise FileNotFoundError if it is gone."""
+        return read_file(self._files, f"{self._path}/{path}")
+
+    def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
+        """Write a new file durably, and return its size; its name is durable when a generation is created."""
+        make_folder(self._files, f"{self._path}/{path.rpartition('/')[0]}")
+        with contextlib.closing(Output(self._files, f"{self._path}/{path}")) as output:
+            write(output)
+            output.sync()
+            return output.tell()
+
+    def keep_file(self, path: str, to: str) -> str:
+        """Give a file of a sequence's folder a second name, by which it stays when that folder goes."""
+        if path.startswith(f"{COMPACTED}/"):
+            return path
+        make_folder(self._files, f"{self._path}/{to.rpartition('/')[0]}")
+        staged_files.show(self._files, f"{self._path}/{path}", f"{self._path}/{to}")
+        return to
+
+    def remove_files(self, paths: Iterable[str]) -> None:
+        """Remove files that compactions have written; those of sequences go with their folders."""
+        for path in paths:
+            if path.startswith(f"{COMPACTED}/"):
+                remove(self._files, f"{self._path}/{path}")
+
+    # -- the folders that readers without a list see
+
+    def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
+        """Show the generation in the folders of sequences instead of the files that it has replaced; remove those."""
+        self.show_generation(generation)
+        self.remove_files(due)
+
+    def show_generation(self, generation: Generation) -> None:
+        """Make the folders of the sequences up to the generation's last one show its files, and those only.
+
+        Another process may do the same, and hide what was just shown: so it is looked at again.
+        """
+        wanted: dict[int, list[str]] = {}
+        for path, file in generation.files.items():
+            wanted.setdefault(file.last, []).append(path)
+        for _ in range(_SHOW_ATTEMPTS):
+            there = [number for number in self.shown_numbers() if number <= generation.upto]
+            good = {number for number in there if number in wanted and self._shows(number, wanted[number])}
+            if good == set(there) == set(wanted):
+                break
+            showing = {number: self._prepared(number, wanted[number]) for number in sorted(set(wanted) - good)}
+            for number in sorted(set(there) - good):
+                self._hide(f"{self._path}/sequence={number}")
+            for number, folder in showing.items():
+                self._show(number, folder)
+        else:
+            raise RetriableError(f"{self._path}: other processes show other files all the time")
+        sync_folder(self._files, self._path)
+        self._tidy()
+
+    def _show(self, number: int, folder: str) -> None:
+        try:
+            self._files.rename(folder, f"{self._path}/sequence={number}")
+        except FileNotFoundError:  # another process has tidied up
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+
+    def _shows(self, number: int, paths: list[str]) -> bool:
+        have = {path.partition("/")[2] for path in self.shown_files(number)}
+        return have == {path.partition("/")[2] for path in paths}
+
+    def _prepared(self, number: int, paths: list[str]) -> str:
+        """Create a folder with second names of files, to be renamed to the sequence's."""
+        files, folder = self._files, f"{self._path}/_staging/showing-{number}-{uuid.uuid4().hex}"
+        files.mkdir(folder)
+        made: set[str] = set()
+        for path in paths:
+            inner = path.partition("/")[2]
+            make_partitions(files, folder, inner, made)
+            staged_files.show(files, f"{self._path}/{path}", f"{folder}/{inner}")
+        if self._id is not None:
+            says = f"{folder}/{SAYS}{number}-{self._id.hex}"
+            files.close(files.open(says, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        for above in (*sorted(made, reverse=True), folder):
+            sync_folder(files, above)
+        return folder
+
+    def _hide(self, folder: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rename(folder, f"{self._path}/_staging/{GONE}{uuid.uuid4().hex}")
+
+    def _tidy(self) -> None:
+        """Remove hidden folders, and those that were prepared and not shown."""
+        for name in names_in(self._files, f"{self._path}/_staging"):
+            if SHOWING.fullmatch(name):
+                self._hide(f"{self._path}/_staging/{name}")
+        for name in names_in(self._files, f"{self._path}/_staging"):
+            if name.startswith(GONE):
+                remove_tree(self._files, f"{self._path}/_staging/{name}")
