@@ -23,14 +23,26 @@ from tests.support.apache_kafka import kafka_jars
 from tests.support.maven import MavenUnavailable
 
 from bench import report
-from bench.harness import FIGURE_LIMIT_S, NotHere, Options, show
+from bench.harness import ENDS_AT_S, FIGURE_LIMIT_S, NotHere, Options, show, time_is_over
 
 NO_BENCHMARKS = ("__main__", "goals", "harness", "machine", "peers", "plot", "report", "runners")
-WEIGHTS = {"cluster": 3.0, "coordinator": 4.0, "push": 2.0, "region_spark": 2.0, "spark": 2.0, "light": 0.2}
+WEIGHTS = {
+    "cluster": 3.0,
+    "coordinator": 4.0,
+    "growth": 3.0,
+    "push": 2.0,
+    "region_spark": 2.0,
+    "spark": 2.0,
+    "light": 0.2,
+}
 """The share of the time of a benchmark with more or slower figures than others, which have 1."""
 NIGHTLY = report.ROOT / "bench" / "results" / "nightly.json"
 _ENDING_S = 60.0
 """How long a stopped benchmark may take to end; `tests.support.supervise` kills what is left of it after 30 s."""
+
+
+_RUN_SHARE = 0.8
+_OVER = "the time was over before all figures were measured"
 
 
 def benchmarks() -> Iterator[tuple[str, ModuleType]]:
@@ -56,6 +68,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--nightly", action="store_true", help="compare with the kept figures; 1 if something was lost")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--list", action="store_true", help="only name the benchmarks")
+    parser.add_argument("--ends-in", type=float, default=float("inf"), help="seconds after which no run begins")
     parser.add_argument("--into", type=Path, help="write the figures of one benchmark into this file as they come")
     return parser
 
@@ -74,6 +87,7 @@ def main() -> int:
         return 0
     names = asked.names or list(known)
     FIGURE_LIMIT_S.set(asked.figure_s)
+    ENDS_AT_S.set(time.monotonic() + asked.ends_in)
     taken: report.Report = {}
     runs = _bounded(names, asked) if asked.minutes else _here(names, known, asked)
     for name, figures in runs:
@@ -130,9 +144,12 @@ def measured(module: ModuleType, asked: argparse.Namespace, into: Path | None) -
             keep()
             if not asked.json:
                 show(figure, console)
+            if time_is_over():
+                taken["notes"].append(_OVER)
+                break
     except (NotHere, MavenUnavailable, ModuleNotFoundError) as error:
         taken["notes"].append(f"skipped: {error}")
-    taken["whole"] = not asked.only
+    taken["whole"] = not asked.only and _OVER not in taken["notes"]
     keep()
     return taken
 
@@ -176,18 +193,20 @@ def run_bounded(name: str, more: Sequence[str], into: Path, limit_s: float) -> r
         name: the benchmark.
         more: the options for it.
         into: a file for its figures.
-        limit_s: when it is interrupted. What it started is killed 30 s later.
+        limit_s: when it is interrupted. What it started is killed 30 s later. The last fifth of it is for the run that
+            has begun, so that a figure is usually complete.
     """
     command = [sys.executable, "-m", "tests.support.supervise", sys.executable, "-m", "bench", name]
     process = subprocess.Popen(
-        [*command, *more, "--into", str(into)], stdout=subprocess.DEVNULL if "--json" in more else None
+        [*command, *more, "--into", str(into), "--ends-in", str(limit_s * _RUN_SHARE)],
+        stdout=subprocess.DEVNULL if "--json" in more else None,
     )
     note = ""
     try:
         if process.wait(max(1.0, limit_s)):
             note = f"failed: it ended with {process.returncode}"
     except subprocess.TimeoutExpired:
-        note = f"stopped after {limit_s / 60:.1f} minutes, before all figures were measured"
+        note = f"stopped after {limit_s / 60:.1f} minutes, in the middle of a run"
     finally:
         _end(process)
     nothing: report.Taken = {"whole": False, "notes": [], "figures": []}
@@ -208,4 +227,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

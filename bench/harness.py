@@ -25,6 +25,14 @@ _MILLION = 1_000_000
 FIGURE_LIMIT_S: ContextVar[float] = ContextVar("FIGURE_LIMIT_S", default=float("inf"))
 """How long the rounds of one figure may take: none begins that would end later, except the first."""
 
+ENDS_AT_S: ContextVar[float] = ContextVar("ENDS_AT_S", default=float("inf"))
+"""When the time of a benchmark is over, on time.monotonic()'s clock: no run begins after it."""
+
+
+def time_is_over() -> bool:
+    """Return whether the time of this benchmark is over."""
+    return time.monotonic() >= ENDS_AT_S.get()
+
 
 class NotHere(Exception):
     """A contender can't run on this machine; the text says why in a few words."""
@@ -94,7 +102,7 @@ class Contender:
     def warm(self) -> None:
         """Do the job until `warm_s` of it have passed; a failure is left to the first round to tell."""
         spent = 0.0
-        while spent < self.warm_s:
+        while spent < self.warm_s and not time_is_over():
             try:
                 spent += self.run().seconds
             except (NotHere, RunFailed):
@@ -220,12 +228,15 @@ def compare(
     began_s = time.monotonic()
     for number in range(1, rounds + 1):
         spent_s = time.monotonic() - began_s
-        if number > 1 and spent_s * number / (number - 1) > FIGURE_LIMIT_S.get():
+        if number > 1 and (time_is_over() or spent_s * number / (number - 1) > FIGURE_LIMIT_S.get()):
             break
         rates = {}
         for contender in contenders:
             row = rows[contender.name]
             if row.absent is not None:
+                continue
+            if time_is_over() and not row.samples:
+                row.absent = "not measured: the time was over"
                 continue
             if console is not None:
                 console.print(f"[dim]{title}: round {number} of {rounds}: {contender.name}[/dim]", highlight=False)

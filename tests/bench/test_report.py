@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from bench.__main__ import arguments, measured, run_bounded
 from bench.goals import GOALS, light_share
-from bench.harness import FIGURE_LIMIT_S, Contender, NotHere, Options, Sample, busy_words, compare
+from bench.harness import ENDS_AT_S, FIGURE_LIMIT_S, Contender, Figure, NotHere, Options, Sample, busy_words, compare
 from bench.machine import QUIET_CORES, Clock, read_clock
 
 from bench import plot, report
@@ -55,11 +55,33 @@ def asked(*words: str) -> argparse.Namespace:
 
 def test_benchmark_that_would_take_longer_is_stopped_with_all_it_started(tmp_path: Path) -> None:
     began_s = time.monotonic()
-    found = run_bounded("light", ["--rounds", "100000", "--scale", "0.1"], tmp_path / "light", 4.0)
+    found = run_bounded("growth", ["--only", "heartbeats with more groups"], tmp_path / "growth", 6.0)
     assert time.monotonic() - began_s < 60
     assert not found["whole"]
     assert [note for note in found["notes"] if note.startswith("stopped after")]
     assert [name for child in descendants(os.getpid()) if "bench" in (name := name_of(child))] == []
+
+
+def test_benchmark_whose_time_is_over_keeps_what_it_has() -> None:
+    def measurements(options: Options, console: object) -> Iterator[Figure]:
+        for title in ("first", "second"):
+            yield compare(title, [Contender("kohort", run)], rounds=1000)
+
+    def run() -> Sample:
+        time.sleep(0.01)
+        return Sample(1, 0.01)
+
+    module = ModuleType("long")
+    module.measurements = measurements  # type: ignore[attr-defined]
+    before = ENDS_AT_S.set(time.monotonic() + 0.2)
+    try:
+        found = measured(module, asked("--json"), None)
+    finally:
+        ENDS_AT_S.reset(before)
+    assert [figure["title"] for figure in found["figures"]] == ["first"]
+    assert 1 <= found["figures"][0]["rows"][0]["runs"] <= 20
+    assert "the time was over before all figures were measured" in found["notes"]
+    assert not found["whole"]
 
 
 def test_benchmark_that_ends_in_time_is_whole(tmp_path: Path) -> None:
