@@ -33,7 +33,6 @@ WEIGHTS = {
     "push": 2.0,
     "region_spark": 2.0,
     "spark": 2.0,
-    "light": 0.2,
 }
 """The share of the time of a benchmark with more or slower figures than others, which have 1."""
 NIGHTLY = report.ROOT / "bench" / "results" / "nightly.json"

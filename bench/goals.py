@@ -28,7 +28,7 @@ def is_ours(row: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What one row is to reach.
+    """The ratio or time that one row is to reach.
 
     Attributes:
         benchmark: the name for `python -m bench`.

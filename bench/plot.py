@@ -14,11 +14,11 @@ _OURS, _PEERS, _SPREAD = "#1f6feb", "#8b949e", "#d29922"
 _STYLE = "font-family='sans-serif' font-size='13' fill='#57606a'"
 
 
-def drawing(figures: Sequence[Mapping[str, Any]]) -> str:
+def drawing(shown: Sequence[Mapping[str, Any]]) -> str:
     """Return the SVG. Bars of one figure share a scale, from zero to its fastest run."""
     parts: list[str] = []
     top = 8
-    for figure in figures:
+    for figure in shown:
         rows = [row for row in figure["rows"] if not row.get("absent")]
         if not rows:
             continue

@@ -114,8 +114,10 @@ def page_text(report: Report) -> str:
     }
     parts = [_HEAD.format(quiet=machine.QUIET_CORES, lost=LOST_SHARE), *_goals(report), "## Machines\n"]
     parts += [f"{number}. {line}" for number, line in enumerate(_machines(report), 1)] + [""]
+    parts += _not_measured(report)
     for name in sorted(report):
-        parts += _chapter(name, report, lights)
+        if report[name]["figures"]:
+            parts += _chapter(name, report, lights)
     return "\n".join(parts)
 
 
@@ -134,6 +136,16 @@ def _goals(report: Report) -> Iterator[str]:
                 for cells in _goal_cells(name, figure, row):
                     yield f"| {name} | {figure['title']} | {row['name']} | {' | '.join(cells)} |"
     yield ""
+
+
+def _not_measured(report: Report) -> Iterator[str]:
+    """Yield the list of benchmarks without figures, and why."""
+    reasons = {name: taken["notes"] for name, taken in sorted(report.items()) if not taken["figures"]}
+    if reasons:
+        yield "## Not measured\n"
+        for name, notes in reasons.items():
+            yield f"- {name}: {'; '.join(notes) or 'no reason known'}"
+        yield ""
 
 
 def _goal_cells(name: str, figure: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -174,7 +186,7 @@ def _chapter(name: str, report: Report, lights: Mapping[str, float]) -> Iterator
         number = machines.index(_machine_line(figure)) + 1
         options = f" --rounds {figure['rounds']} --scale {figure['scale']:g}"
         yield f"### {name}: {figure['title']}\n"
-        yield f"`python -m bench {name} --only {json.dumps(figure['title'], ensure_ascii=False)}{options}`"
+        yield f"`python -m bench {name} --only {json.dumps(figure['title'], ensure_ascii=False)}{options}`\n"
         yield f"({figure['day']}, commit {figure['commit']}, machine {number})\n"
         yield f"| | {figure['unit']} | slowest to fastest | × {figure['baseline']} | spread | goal | of the machine | |"
         yield "|---|---|---|---|---|---|---|---|"
