@@ -19,18 +19,22 @@ SUITES ?=
 comma := ,
 CHURN_ARGS ?=
 BENCH_ARGS ?=
+BENCH_MINUTES ?= 300
 FRAMEWORKS ?=
 BROKER ?= both
 FRAMEWORKS_ARGS ?= --page
 
 # An interrupted run leaves no broker, Kafka or Spark driver behind.
 SUPERVISED := $(BIN)/python -m tests.support.supervise
+# A figure ends with the round after FIGURE_S, so that a slow one does not take the time of others.
+FIGURE_S ?= 120
+BENCH = $(SUPERVISED) $(BIN)/python -m bench --minutes $(BENCH_MINUTES) --figure-s $(FIGURE_S)
 # What a change of a few lines is tried with: no Kafka, no Spark, no simulation, no processes of other projects.
 QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/lag tests/wire \
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs picture bench bench-against fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites frameworks lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites frameworks lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -120,8 +124,14 @@ dist: setup ## build what a release uploads into dist/, and check it by twine an
 		sh -c 'twine check --strict dist/*.whl dist/*.tar.gz && check-wheel-contents dist/*.whl'
 
 ##@ Figures
-bench: setup ## figures beside the peers', one table for each file in bench/
-	@$(BIN)/python -m bench $(BENCH_ARGS)
+bench: setup ## figures beside the peers', one table for each file in bench/; ends within BENCH_MINUTES=300
+	@$(BENCH) $(BENCH_ARGS)
+
+bench-report: setup ## the same, kept in bench/report.json and docs/performance.md
+	@$(BENCH) --report $(BENCH_ARGS)
+
+bench-nightly: setup ## the same, compared with bench/report.json: names each row that lost more than 5 %
+	@$(BENCH) --nightly $(BENCH_ARGS)
 
 bench-against: setup ## this checkout beside another one that is set up: make bench-against OTHER=FOLDER
 	@$(BIN)/python -m bench.against $(OTHER) $(BENCH_ARGS)

@@ -7,7 +7,9 @@ same round. The table shows the ratio's median and spread, beside the median of 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Generic, TypeVar
@@ -16,8 +18,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.machine import QUIET_CORES, read_clock
+
 T = TypeVar("T")
 _MILLION = 1_000_000
+FIGURE_LIMIT_S: ContextVar[float] = ContextVar("FIGURE_LIMIT_S", default=float("inf"))
+"""How long the rounds of one figure may take: none begins that would end later, except the first."""
+
+ENDS_AT_S: ContextVar[float] = ContextVar("ENDS_AT_S", default=float("inf"))
+"""When the time of a benchmark is over, on time.monotonic()'s clock: no run begins after it."""
+
+
+def time_is_over() -> bool:
+    """Return whether the time of this benchmark is over."""
+    return time.monotonic() >= ENDS_AT_S.get()
 
 
 class NotHere(Exception):
@@ -55,11 +69,13 @@ class Sample:
         amount: what was done, in the figure's unit (records, requests …).
         seconds: how long it took.
         facts: other figures of this run, by name.
+        others_cores: how many cores other processes kept busy meanwhile; None where that is not known.
     """
 
     amount: float
     seconds: float
     facts: dict[str, float] = field(default_factory=dict)
+    others_cores: float | None = None
 
     @property
     def rate(self) -> float:
@@ -86,7 +102,7 @@ class Contender:
     def warm(self) -> None:
         """Do the job until `warm_s` of it have passed; a failure is left to the first round to tell."""
         spent = 0.0
-        while spent < self.warm_s:
+        while spent < self.warm_s and not time_is_over():
             try:
                 spent += self.run().seconds
             except (NotHere, RunFailed):
@@ -142,8 +158,11 @@ class Row:
             return {"name": self.name, "absent": self.absent}
         rates = [sample.rate for sample in self.samples]
         facts = sorted({name for sample in self.samples for name in sample.facts})
+        busy = [sample.others_cores for sample in self.samples if sample.others_cores is not None]
         return {
             "name": self.name,
+            "runs": len(self.samples),
+            "others_cores": round(statistics.median(busy), 2) if busy else None,
             "rate_median": statistics.median(rates),
             "rate_min": min(rates),
             "rate_max": max(rates),
@@ -206,16 +225,23 @@ def compare(
         if contender.warm_s and console is not None:
             console.print(f"[dim]{title}: warming {contender.name}[/dim]", highlight=False)
         contender.warm()
+    began_s = time.monotonic()
     for number in range(1, rounds + 1):
+        spent_s = time.monotonic() - began_s
+        if number > 1 and (time_is_over() or spent_s * number / (number - 1) > FIGURE_LIMIT_S.get()):
+            break
         rates = {}
         for contender in contenders:
             row = rows[contender.name]
             if row.absent is not None:
                 continue
+            if time_is_over() and not row.samples:
+                row.absent = "not measured: the time was over"
+                continue
             if console is not None:
                 console.print(f"[dim]{title}: round {number} of {rounds}: {contender.name}[/dim]", highlight=False)
             try:
-                sample = contender.run()
+                sample = _observed(contender)
             except NotHere as error:
                 row.absent = f"not here: {error}"
                 continue
@@ -228,6 +254,16 @@ def compare(
             for name, rate in rates.items():
                 rows[name].ratios.append(rate / rates[reference])
     return Figure(title, unit, reference, list(rows.values()))
+
+
+def _observed(contender: Contender) -> Sample:
+    """Run a contender once, with a look at what other processes take meanwhile."""
+    before = read_clock()
+    sample = contender.run()
+    after = read_clock()
+    if before is None or after is None:
+        return sample
+    return replace(sample, others_cores=after.others_cores(before))
 
 
 def show(figure: Figure, console: Console) -> None:
@@ -247,16 +283,23 @@ def show(figure: Figure, console: Console) -> None:
         ratio = values["ratio_median"]
         table.add_row(
             row.name,
-            _rate(values["rate_median"]),
-            f"{_rate(values['rate_min'])} to {_rate(values['rate_max'])}",
+            rate_text(values["rate_median"]),
+            f"{rate_text(values['rate_min'])} to {rate_text(values['rate_max'])}",
             "-" if ratio is None else f"{ratio:.2f}",
             "-" if ratio is None else f"{values['ratio_min']:.2f} to {values['ratio_max']:.2f}",
-            "  ".join(f"{name} {value:,.6g}" for name, value in values["facts"].items()),
+            "  ".join([*busy_words(values), *(f"{name} {value:,.6g}" for name, value in values["facts"].items())]),
         )
     console.print(table)
 
 
-def _rate(value: float) -> str:
+def busy_words(values: dict[str, Any]) -> list[str]:
+    """Return the mark of a row that was not measured on a quiet machine; none for others."""
+    cores = values.get("others_cores")
+    return [f"not quiet ({cores:.2f} cores used by others)"] if cores is not None and cores > QUIET_CORES else []
+
+
+def rate_text(value: float) -> str:
+    """Write a rate with three digits or whole, millions as M."""
     if value >= _MILLION / 10:
         return f"{value / _MILLION:.2f} M"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -448,10 +448,15 @@ def test_a_client_that_waits_the_interval_is_long_polled_for_a_part_of_it() -> N
     trial.beat("a")
     event = trial.consumer_event("a", 2, delay_ms=30_000)
     trial.feed(event)
-    trial.pass_time(3_999)
+    trial.pass_time(4_499)
     assert trial.reply(event.request) is None
     trial.pass_time(1)
     assert trial.reply(event.request).heartbeat_interval_ms == 5_000
+
+
+@pytest.mark.parametrize(("interval_ms", "delay_ms"), [(5_000, 4_500), (3_000, 2_700), (1_000, 750), (200, -50)])
+def test_longest_delay_leaves_time_for_a_late_response(interval_ms: int, delay_ms: int) -> None:
+    assert client_quirks.longest_delay_ms(interval_ms) == delay_ms
 
 
 def test_a_client_that_is_long_polled_anyway_gets_a_short_interval() -> None:

@@ -277,7 +277,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def delay_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
         """Delay the reply until something changes; False if it must be sent now."""
-        limit = event.delay_ms if event.short_interval else int(presence.interval_ms * client_quirks.INTERVAL_SHARE)
+        limit = event.delay_ms if event.short_interval else client_quirks.longest_delay_ms(presence.interval_ms)
         return self.begin_long_poll(step, presence, event, limit)
 
     def answer_long_poll(self, step: Step, presence: Presence, event: ConsumerGroupHeartbeat, why: Release) -> None:
