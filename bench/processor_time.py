@@ -107,7 +107,7 @@ def _send(key: bytes | None) -> Callable[[], Sample]:
 
 
 def _produce(key: bytes | None) -> Sample:
-    """The same by confluent-kafka, which sends on a thread of its own without the GIL."""
+    """Produce by confluent-kafka, which sends on a thread of its own without the GIL."""
     try:
         from confluent_kafka import Producer as PeerProducer
     except ImportError as error:

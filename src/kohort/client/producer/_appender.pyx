@@ -136,6 +136,9 @@ cdef class Appender:
     cdef bint bytes_only
     cdef type delivery_type
 
+    def __class_getitem__(cls, _):
+        return cls
+
     def __init__(self, type delivery_type, int64_t memory, int64_t largest, bint bytes_only):
         if not issubclass(delivery_type, DeliveryPlace):
             raise TypeError("deliveries are of a class of DeliveryPlace")

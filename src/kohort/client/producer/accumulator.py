@@ -53,7 +53,7 @@ def monotonic_ms() -> float:
     return time.monotonic() * 1000
 
 
-class Accumulator(Appender):
+class Accumulator(Appender[Delivery]):
     """Open batches by partition within a memory limit. `lock` guards all attributes, those of `Appender` too.
 
     Attributes:
@@ -66,6 +66,9 @@ class Accumulator(Appender):
         wake_ms: When the sender next runs by itself.
         clock_ms: Returns the milliseconds of the clock by which the core's runtime is stepped.
     """
+
+    queues: dict[TopicPartition, PartitionQueue]
+    sticky_queues: dict[str, PartitionQueue]
 
     def __init__(
         self,

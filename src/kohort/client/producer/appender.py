@@ -12,22 +12,19 @@ from __future__ import annotations
 import importlib
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from kohort.columns.encode import Chunk, murmur2
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
-
-if TYPE_CHECKING:
-    from kohort.client.producer.batches import Batch, Delivery, PartitionQueue
 
 OVERHEAD: Final = 96
 """Upper bound for a record's bytes beyond key, value and headers, for checks before it is encoded."""
 
 
 class PlainBatchFill:
-    """What a batch counts while it is filled.
+    """The counts of a batch while it is filled.
 
     Attributes:
         chunk: The records, until the batch is sealed.
@@ -49,22 +46,26 @@ class PlainQueueOpening:
     """
 
     __slots__ = ("open",)
-    open: Batch | None
+    open: PlainBatchFill | None
 
 
 class PlainDeliveryPlace:
     """The place of a record in its batch."""
 
     __slots__ = ("_batch", "_index", "_timestamp")
+    _batch: PlainBatchFill
 
-    def __init__(self, batch: Batch, index: int, timestamp: int) -> None:
+    def __init__(self, batch: PlainBatchFill, index: int, timestamp: int) -> None:
         self._batch = batch
         self._index = index
         self._timestamp = timestamp
 
 
-class PlainAppender:
-    """What `append_open` needs of a producer. `mutex` guards all attributes.
+D = TypeVar("D", bound=PlainDeliveryPlace)
+
+
+class PlainAppender(Generic[D]):
+    """The part of a producer that `append_open` needs. `mutex` guards all attributes.
 
     Args:
         delivery_type: The class of what it returns.
@@ -82,18 +83,18 @@ class PlainAppender:
         refusal: Called before each record is accepted, under the lock; raises to refuse it.
     """
 
-    def __init__(self, delivery_type: type[Delivery], memory: int, largest: int, bytes_only: bool) -> None:
+    def __init__(self, delivery_type: type[D], memory: int, largest: int, bytes_only: bool) -> None:
         self.mutex = threading.Lock()
-        self.queues: dict[TopicPartition, PartitionQueue] = {}
+        self.queues: Mapping[TopicPartition, PlainQueueOpening] = {}
         self.places: dict[str, list[TopicPartition]] = {}
-        self.sticky_queues: dict[str, PartitionQueue] = {}
+        self.sticky_queues: Mapping[str, PlainQueueOpening] = {}
         self.used = 0
         self.failure: KafkaError | None = None
         self.refusal: Callable[[TopicPartition], None] | None = None
         self._memory, self._largest, self._bytes_only = memory, largest, bytes_only
         self._delivery_type, self._new_delivery = delivery_type, delivery_type.__new__
 
-    def append_open(self, topic: str, value: Any, key: Any) -> Delivery | None:
+    def append_open(self, topic: str, value: Any, key: Any) -> D | None:
         """Put a record of now, bytes without headers, into the open batch of its partition.
 
         Returns:

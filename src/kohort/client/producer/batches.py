@@ -208,6 +208,7 @@ class Delivery(DeliveryPlace):
     """The future of one record that was sent. Also awaitable in asyncio."""
 
     __slots__ = ()
+    _batch: Batch
 
     def done(self) -> bool:
         """Return whether the record is delivered or failed."""
@@ -355,6 +356,8 @@ class PartitionQueue(QueueOpening):
         "partition",
         "waiting",
     )
+
+    open: Batch | None
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
