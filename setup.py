@@ -15,11 +15,17 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 FOLDER = "src/kohort/columns"
 VARINTS = "src/kohort/wire/_varint.pxd"
-KERNELS = (f"{FOLDER}/_encode", f"{FOLDER}/_kernel", "src/kohort/wire/_record_walk")
+KERNELS = (
+    f"{FOLDER}/_encode",
+    f"{FOLDER}/_kernel",
+    "src/kohort/client/producer/_appender",
+    "src/kohort/wire/_record_walk",
+)
 FLAGS = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"] if sys.platform != "win32" else ["/O2"]
 PARTS = (
     "_copy.h",
     "_crc32c.h",
+    "_encode.pxd",
     "_load.h",
     "_memory.pxi",
     "_rows.pxd",

@@ -1,4 +1,4 @@
-"""Consuming 100-byte records beside other clients: whole batches, small ones, many partitions; from both brokers."""
+"""Consuming records beside other clients: whole batches, 1 KiB, small ones, many partitions; from both brokers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _RECORDS = {
     "aiokafka": 2_000_000,
     "kafka-python": 500_000,
 }
+_KIB_RECORDS = 1_000_000
 _SMALL_RECORDS = 300_000
 _MANY = 1000
 _TITLES = {
@@ -38,6 +39,7 @@ def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """Figures for each broker, related to confluent-kafka."""
     for what, prepare in (
         (f"consume {_SIZE} B from", _whole(options)),
+        ("consume 1 KiB from", _large(options)),
         (f"consume {_SIZE} B in batches of up to 10 from", _small(options)),
         (f"consume {_SIZE} B of {_MANY} partitions and of four from", _many(options)),
     ):
@@ -51,6 +53,17 @@ def _whole(options: Options) -> Prepare:
         java = partial(java_consumer, tools, place, topic, options.records(_JAVA_RECORDS))
         ours = [_contender(client, place, topic, options.records(count)) for client, count in _RECORDS.items()]
         yield [*ours, Contender("Java ConsumerPerformance", java)]
+        drop_topic(place, topic)
+
+    return contenders
+
+
+def _large(options: Options) -> Prepare:
+    @contextmanager
+    def contenders(place: Place, tools: KafkaTools | None) -> Iterator[list[Contender]]:
+        count = options.records(_KIB_RECORDS)
+        topic = filled_topic(place, count, 1024)
+        yield [_contender(client, place, topic, count) for client in _QUICK]
         drop_topic(place, topic)
 
     return contenders

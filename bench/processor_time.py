@@ -14,7 +14,7 @@ from functools import partial
 
 from rich.console import Console
 
-from bench.harness import Contender, Figure, Options, Sample, compare
+from bench.harness import Contender, Figure, NotHere, Options, Sample, compare
 from kohort import Broker, Producer
 from kohort.assignors import AssignableTopic, MemberSubscription, Uniform
 from kohort.groups.consumer.assignment import compute
@@ -35,7 +35,11 @@ def measurements(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each operation."""
     for title, unit, prepare in _OPERATIONS:
         if options.only in title:
-            yield compare(title, [Contender("kohort", prepare())], rounds=options.rounds, unit=unit, console=console)
+            contenders = [Contender("kohort", prepare())]
+            if title in _PEERS:
+                contenders.append(Contender("confluent-kafka", _PEERS[title]))
+            baseline = contenders[-1].name
+            yield compare(title, contenders, rounds=options.rounds, unit=unit, baseline=baseline, console=console)
 
 
 def _timed(amount: float, run: Callable[[], object]) -> Sample:
@@ -97,16 +101,36 @@ def _send(key: bytes | None) -> Callable[[], Sample]:
         with Broker() as broker, Producer(broker.bootstrap_servers, linger_ms=1000, batch_size=1 << 20) as producer:
             for number in range(40):
                 producer.send("t", b"x", b"%d" % number)
-            least = float("inf")
-            for _ in range(_SEND_ROUNDS):
-                producer.flush()
-                began = time.thread_time()
-                for _ in range(_SENT):
-                    producer.send("t", _VALUE, key)
-                least = min(least, time.thread_time() - began)
-            return Sample(_SENT, least)
+            return _least(producer.send, key, producer.flush)
 
     return run
+
+
+def _produce(key: bytes | None) -> Sample:
+    """Produce by confluent-kafka, which sends on a thread of its own without the GIL."""
+    try:
+        from confluent_kafka import Producer as PeerProducer
+    except ImportError as error:
+        raise NotHere("confluent-kafka is not installed") from error
+    with Broker() as broker:
+        producer = PeerProducer(
+            {"bootstrap.servers": broker.bootstrap_servers, "queue.buffering.max.messages": 100_000}
+        )
+        producer.produce("t", b"x", b"0")
+        return _least(producer.produce, key, producer.flush)
+
+
+def _least(send: Callable[..., object], key: bytes | None, flush: Callable[[], object]) -> Sample:
+    """The least of many short rounds of sends, each after everything was delivered."""
+    least = float("inf")
+    for _ in range(_SEND_ROUNDS):
+        flush()
+        began = time.thread_time()
+        for _ in range(_SENT):
+            send("t", _VALUE, key)
+        least = min(least, time.thread_time() - began)
+    flush()
+    return Sample(_SENT, least)
 
 
 def _compaction() -> Callable[[], Sample]:
@@ -125,6 +149,10 @@ def _compaction() -> Callable[[], Sample]:
     return partial(_timed, _BATCHES * len(rows), run)
 
 
+_PEERS: dict[str, Callable[[], Sample]] = {
+    "send 100 B without a key": partial(_produce, None),
+    "send 100 B with a key": partial(_produce, b"key-1234"),
+}
 _OPERATIONS: list[tuple[str, str, Callable[[], Callable[[], Sample]]]] = [
     ("uniform, 100 members x 1,600 topics x 100, first", "assignments/s", partial(_assignment, owned=False)),
     ("uniform, 100 members x 1,600 topics x 100, one leaves", "assignments/s", partial(_assignment, owned=True)),

@@ -62,6 +62,36 @@ def test_memory_that_a_large_answer_left_is_used_again() -> None:
         tracemalloc.stop()
 
 
+def test_claims_are_believed_up_to_what_has_arrived_before() -> None:
+    """The second of two answers of one size, the first still in use, is received into one buffer of its size."""
+    pool = BufferPool()
+    body = bytes(8 << 20)
+    reader, stream = FrameReader(pool, LIMIT), len(body).to_bytes(4, "big") + body
+    (in_use,) = _frames(reader, stream)
+    tracemalloc.start()
+    try:
+        (second,) = _frames(reader, stream)
+        assert (len(in_use), len(second)) == (len(body), len(body))
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20  # 1 + 2 + 4 + 8 MiB, while it grew
+        assert received(FrameReader(pool, LIMIT), LIMIT.to_bytes(4, "big") + b"abc", [7]) == []
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def _frames(reader: FrameReader, stream: bytes) -> list[memoryview]:
+    frames: list[memoryview] = []
+    at = 0
+    while at < len(stream):
+        target = reader.target()
+        count = min(len(target), 1 << 18, len(stream) - at)
+        target[:count] = stream[at : at + count]
+        del target
+        frames += reader.filled(count)
+        at += count
+    return frames
+
+
 @pytest.mark.parametrize("length", [LIMIT + 1, -1, 2**31 - 1])
 def test_an_answer_over_the_limit_names_both(length: int) -> None:
     with pytest.raises(CorruptDataError, match=f"{length} bytes; the limit is {LIMIT}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -55,6 +56,9 @@ class Block:
             for offset in range(first, end)
         ]
         return every[start:stop]
+
+    def iter_records(self, start: int, stop: int) -> Iterator[Record]:
+        return iter(self.records(start, stop))
 
     def to_arrow(self, start: int, stop: int) -> None:
         raise NotImplementedError

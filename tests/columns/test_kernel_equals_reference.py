@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohort.columns import COMPILED, Decoded, DecodeOptions, RecordSet, reference
+from kohort.columns.encode import Chunk
 from kohort.columns.record import Record
 from kohort.wire.batch import BatchRecord, build_batch
 from tests.columns.strategies import options, record_sets
@@ -45,7 +47,11 @@ def assert_same(sets: list[RecordSet], chosen: DecodeOptions) -> None:
     batch = fast.to_arrow()
     batch.validate(full=True)
     assert batch.equals(slow.to_arrow())
-    assert [plain(record) for record in fast.records()] == [plain(record) for record in slow.records()]
+    rows = [plain(record) for record in slow.records()]
+    for part in (fast, slow):
+        assert [plain(record) for record in part.records()] == rows
+        for start, stop in ((0, None), (len(rows) // 3, len(rows) - len(rows) // 3), (1, 0)):
+            assert [plain(record) for record in part.iter_records(start, stop)] == rows[start:stop]
     for index, part in enumerate(slow.ranges):
         for row in (part.start, (part.start + part.stop) // 2, part.stop):
             assert fast.position(index, row) == slow.position(index, row)
@@ -103,6 +109,29 @@ def test_limits_lose_nothing(sets: list[RecordSet], max_records: int, max_bytes:
         rows += [plain(record) for record in part.records()]
         left = part.remaining()
     assert rows == [plain(record) for record in whole.records()]
+
+
+def test_loop_over_records_holds_one_at_a_time() -> None:
+    chunk = Chunk(8 << 20)
+    while chunk.append(1, b"key", b"v" * 4096, ()):
+        pass
+    found = decoded(
+        _kernel.decode_block, [RecordSet("t", 0, chunk.seal(0, None, -1, -1, -1, False), 0)], DecodeOptions()
+    )
+    assert len(found) > 2_000
+    tracemalloc.start()
+    for record in found.iter_records():
+        assert len(record.value) == 4096
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_rows_that_are_not_there_are_refused() -> None:
+    _, block = _kernel.decode_block([], DecodeOptions())
+    for start, stop in ((0, 1), (-1, 0), (1, 0)):
+        with pytest.raises(IndexError):
+            block.iter_records(start, stop)
 
 
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer keeps what is freed for a while")

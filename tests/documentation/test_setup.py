@@ -21,8 +21,8 @@ def inputs(folder: Path) -> set[str]:
 
 
 def read_by_the_build() -> set[str]:
-    """The kernels, and whatever they and what they include name, as far as it lies in their folder."""
-    left = sorted(path.name for path in COLUMNS.glob("*.pyx"))
+    """The kernels and their declarations, and whatever they and what they include name, as far as it lies there."""
+    left = sorted(path.name for pattern in ("*.pyx", "_encode.pxd") for path in COLUMNS.glob(pattern))
     found: set[str] = set()
     while left:
         name = left.pop()
@@ -37,8 +37,12 @@ def test_every_file_that_the_build_reads_is_an_input() -> None:
     names = read_by_the_build()
     assert {Path(name).suffix for name in names} == {".pyx", ".pxd", ".pxi", ".h"}
     assert {f"src/kohort/columns/{name}" for name in names} <= inputs(ROOT)
-    wire = {"src/kohort/wire/_record_walk.pyx", "src/kohort/wire/_varint.pxd"}
-    assert {"setup.py", "pyproject.toml", "MANIFEST.in", *wire} <= inputs(ROOT)
+    others = {
+        "src/kohort/client/producer/_appender.pyx",
+        "src/kohort/wire/_record_walk.pyx",
+        "src/kohort/wire/_varint.pxd",
+    }
+    assert {"setup.py", "pyproject.toml", "MANIFEST.in", *others} <= inputs(ROOT)
 
 
 def test_every_part_that_setup_py_names_is_an_input() -> None:

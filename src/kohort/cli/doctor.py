@@ -113,10 +113,11 @@ def _requirements() -> Iterator[Finding]:
 
 
 def _kernel() -> Iterator[Finding]:
+    from kohort.client.producer.appender import COMPILED as APPENDER_COMPILED
     from kohort.columns import COMPILED as COLUMNS_COMPILED
     from kohort.wire.record_walk import COMPILED as WALK_COMPILED
 
-    whole = COLUMNS_COMPILED and WALK_COMPILED
+    whole = COLUMNS_COMPILED and WALK_COMPILED and APPENDER_COMPILED
     found = "yes" if whole else "no: plain Python, about two hundred times slower"
     remedy = (
         "install a C compiler (apt install gcc python3-dev, or xcode-select --install), then: "

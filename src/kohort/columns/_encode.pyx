@@ -37,22 +37,6 @@ cdef enum:
 kohort_crc32c_init()
 
 
-cdef struct Piece:
-    # Bytes; a size of -1 is null.
-    const uint8_t* data
-    int64_t size
-
-
-cdef struct Body:
-    # A batch while it is filled: room for the header, then records.
-    uint8_t* data
-    int64_t used
-    int64_t room
-    int64_t base_timestamp
-    int64_t max_timestamp
-    int32_t count
-
-
 cdef inline int64_t piece_size(Piece piece) noexcept nogil:
     return varlong_size(piece.size) + (piece.size if piece.size > 0 else 0)
 
@@ -140,11 +124,6 @@ cdef inline int hold(object data, Piece* piece, Py_buffer* view) except -1:
 cdef class Chunk:
     """A record batch while it is filled, then sealed; the compiled twin of `reference_encode.Chunk`."""
 
-    cdef Body body
-    cdef int64_t limit
-    cdef int exports
-    cdef bint sealed
-
     def __cinit__(self, int64_t limit):
         self.limit = limit
         self.body.used = HEADER_BYTES
@@ -196,6 +175,13 @@ cdef class Chunk:
         if done < 0:
             refuse(done)
         return done == 1
+
+    cdef int append_plain(self, int64_t timestamp, Piece key, Piece value) noexcept nogil:
+        # Append a record without headers. Returns 1, or with nothing changed 0 (full), -1 or -2 (see append_record).
+        cdef Piece headers
+        headers.data = NULL
+        headers.size = -1
+        return append_record(&self.body, self.limit, timestamp, key, value, headers)
 
     def seal(self, int codec, level, int64_t producer_id, int producer_epoch, int32_t sequence, bint transactional):
         """Return the finished batch, writable; an uncompressed one is this chunk's own memory."""

@@ -265,30 +265,60 @@ cdef class Columns:
             found.append((name, cell(&out.content, entry)))
         return tuple(found)
 
-    def records(self, int64_t start, int64_t stop):
+    cdef inline Record record(self, int64_t row, str topic):
         cdef Out* out = &self.out
-        cdef list found = []
-        cdef Record record
-        cdef int64_t row, index = 0, until = 0
-        cdef str topic = ""
+        cdef Record record = Record.__new__(Record)
+        record.topic = topic
+        record.partition = out.partition[row]
+        record.offset = out.offset[row]
+        record.timestamp = out.timestamp[row] // out.wants.scale if out.wants.timestamp else -1
+        record.timestamp_type = out.timestamp_type[row] if out.wants.timestamp_type else 0
+        record.key = cell(&out.key, row)
+        record.value = cell(&out.value, row)
+        record.headers = self.headers(row)
+        return record
+
+    def iter_records(self, int64_t start, int64_t stop):
+        """Return an iterator over the records of rows start to stop, which makes each when it is asked for."""
+        cdef RecordIterator found = RecordIterator.__new__(RecordIterator)
         if not 0 <= start <= stop <= self.rows:
             raise IndexError((start, stop))
-        for row in range(start, stop):
-            while row >= until:
-                until = self.stops[index]
-                topic = self.topics[index]
-                index += 1
-            record = Record.__new__(Record)
-            record.topic = topic
-            record.partition = out.partition[row]
-            record.offset = out.offset[row]
-            record.timestamp = out.timestamp[row] // out.wants.scale if out.wants.timestamp else -1
-            record.timestamp_type = out.timestamp_type[row] if out.wants.timestamp_type else 0
-            record.key = cell(&out.key, row)
-            record.value = cell(&out.value, row)
-            record.headers = self.headers(row)
-            found.append(record)
+        found.columns = self
+        found.row = start
+        found.stop = stop
         return found
+
+    def records(self, int64_t start, int64_t stop):
+        return list(self.iter_records(start, stop))
+
+
+@cython.final
+cdef class RecordIterator:
+    """The records of some rows. A loop that keeps none of them has each in memory that is warm from the one before."""
+
+    cdef Columns columns
+    cdef int64_t row
+    cdef int64_t stop
+    cdef int64_t until  # the first row of the next set
+    cdef int64_t index
+    cdef str topic
+
+    def __iter__(self):
+        return self
+
+    def __length_hint__(self):
+        return self.stop - self.row
+
+    def __next__(self):
+        cdef int64_t row = self.row
+        if row == self.stop:
+            raise StopIteration
+        while row >= self.until:
+            self.until = self.columns.stops[self.index]
+            self.topic = self.columns.topics[self.index]
+            self.index += 1
+        self.row = row + 1
+        return self.columns.record(row, self.topic)
 
 
 cdef void repeat(uint8_t* data, const uint8_t* name, int64_t size, int64_t count) noexcept nogil:

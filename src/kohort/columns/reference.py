@@ -166,8 +166,11 @@ class RowColumns:
         return self.offsets[row]
 
     def records(self, start: int, stop: int) -> list[Record]:
+        return list(self.iter_records(start, stop))
+
+    def iter_records(self, start: int, stop: int) -> Iterator[Record]:
         has = set(self.columns)
-        return [
+        return (
             Record(
                 self.topic[row],
                 self.partition[row],
@@ -179,7 +182,7 @@ class RowColumns:
                 self.timestamp_type[row] if "timestampType" in has else 0,
             )
             for row in range(start, stop)
-        ]
+        )
 
     def arrow_arrays(self, options: DecodeOptions) -> list[Any]:
         import pyarrow as pa

@@ -136,7 +136,7 @@ class RecordIterator:
         rows = part.block.ranges[part.index]
         epoch = rows.leader_epoch if rows.one_epoch else -1
         self._record_of = partition
-        for record in part.block.records(part.start, part.stop):
+        for record in part.block.iter_records(part.start, part.stop):
             state = self._partitions.get(partition)
             if state is None or state.position_version != position_version:
                 self.open.pop(partition, None)

@@ -15,6 +15,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.net.failure_log import fault
-from kohort.client.net.metadata import NO_TOPIC_ID
+from kohort.client.net.metadata import NO_TOPIC_ID, PartitionInfo
 from kohort.client.net.runtime import Promise
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import RecordSet, extent
@@ -142,6 +143,8 @@ _SESSION_ERRORS = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
+_PartitionFetch: TypeAlias = tuple[FetchPosition, int]
+"""Where a fetch of a partition begins, and the version of its position then."""
 _SessionEntry: TypeAlias = tuple[FetchPosition, int, int, UUID]
 """A session's data of a partition: position, byte limit, leader epoch, topic id."""
 
@@ -159,24 +162,31 @@ class FetchSessionHandler:
         self.epoch = 0
         self._by_id = False
         self._in_session: dict[TopicPartition, _SessionEntry] = {}
+        self._ids: dict[str, UUID] = {}
 
     def request(
-        self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry]
+        self, cluster: Cluster, config: ConsumerConfig, asked: Mapping[TopicPartition, _PartitionFetch]
     ) -> Between[FetchResponse]:
         """Make a Fetch for exactly these partitions, in this order if it is full."""
-        by_id = by_id_possible(cluster, entries)
-        wanted = _session_entries(cluster, entries)
-        if by_id != self._by_id or _recreated(self._in_session, wanted):
+        limit = config.max_partition_fetch_bytes
+        wanted, ids = _session_entries(cluster, asked, limit)
+        by_id = all(topic_id.int for topic_id in ids.values())
+        changed_ids = any(topic_id != ids.get(topic, topic_id) for topic, topic_id in self._ids.items())
+        if by_id != self._by_id or (changed_ids and _recreated(self._in_session, wanted)):
             self._by_id, self.epoch = by_id, 0
         in_session = self._in_session if self.epoch else {}
         topics: Topics = {}
-        for entry in entries:
-            if in_session.get(entry.partition) != wanted[entry.partition]:
-                add_partition(cluster, topics, entry)
+        kept = 0
+        for partition, facts in wanted.items():
+            before = in_session.get(partition)
+            kept += before is not None
+            if before != facts:
+                add_partition(cluster, topics, FetchEntry(partition, facts[0], limit))
         request = bare_request(config, topics)
         request.session_id, request.session_epoch = self.id, self.epoch
-        request.forgotten_topics_data = _forgotten(in_session, wanted)
-        self._in_session = wanted
+        if kept < len(in_session):
+            request.forgotten_topics_data = _forgotten(in_session, wanted)
+        self._in_session, self._ids = wanted, ids
         return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
     def answered(self, code: ErrorCode, session_id: int) -> bool:
@@ -202,16 +212,28 @@ class FetchSessionHandler:
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)
 
 
-def _session_entries(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartition, _SessionEntry]:
+def _session_entries(
+    cluster: Cluster, asked: Mapping[TopicPartition, _PartitionFetch], limit: int
+) -> tuple[dict[TopicPartition, _SessionEntry], dict[str, UUID]]:
+    """Return the session's data of each partition, in their order, and the ids of their topics.
+
+    Every Fetch runs this over all partitions of a broker, of which most have not changed.
+    """
     facts: dict[TopicPartition, _SessionEntry] = {}
-    topics = cluster.metadata.topics
-    for entry in entries:
-        partition = entry.partition
-        topic = topics.get(partition.topic)
-        info = None if topic is None else topic.partitions.get(partition.partition)
-        epoch = -1 if info is None else info.leader_epoch
-        facts[partition] = entry.position, entry.max_bytes, epoch, NO_TOPIC_ID if topic is None else topic.topic_id
-    return facts
+    ids: dict[str, UUID] = {}
+    partitions, name, topic_id = _NO_PARTITIONS, "", NO_TOPIC_ID
+    for partition, (position, _) in asked.items():
+        topic_name, number = partition
+        if topic_name != name:
+            name = topic_name
+            topic = cluster.metadata.topics.get(name)
+            partitions, topic_id = (
+                (_NO_PARTITIONS, NO_TOPIC_ID) if topic is None else (topic.partitions, topic.topic_id)
+            )
+            ids[name] = topic_id
+        info = partitions.get(number)
+        facts[partition] = position, limit, -1 if info is None else info.leader_epoch, topic_id
+    return facts, ids
 
 
 def _recreated(
@@ -238,6 +260,7 @@ def _forgotten(
     return list(topics.values())
 
 
+_NO_PARTITIONS: Mapping[int, PartitionInfo] = MappingProxyType({})
 _REPLICA_LEASE_MS = 300_000
 _SMALL_BYTES = 8 * 1024 * 1024
 """Limit for a response behind which another may wait: both together decode as fast as a usual one arrives."""
@@ -255,14 +278,6 @@ class CompletedFetch:
     versions: list[int]
     counts: list[int]
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _PartitionFetch:
-    """The position of one partition in one request."""
-
-    position: FetchPosition
-    position_version: int
 
 
 class Fetcher:
@@ -415,19 +430,30 @@ class Fetcher:
         by_node: dict[int, dict[TopicPartition, _PartitionFetch]] = {}
         barred = self._busy | self._full_nodes()
         bounded = wanted != float("inf")
-        now = self.cluster.runtime.now_ms
-        for partition in self._ordered():
-            state = self.partitions.of(partition)
+        now, topics, states = self.cluster.runtime.now_ms, self.cluster.metadata.topics, self.partitions.states
+        name, infos = "", _NO_PARTITIONS
+        for partition in self._ordered():  # of which there may be thousands
+            state = states[partition]
             if state.retry_at_ms > now:
                 self._pump_at(state.retry_at_ms)  # the timer may have been set for an earlier partition
                 continue
-            if not _fetchable(state) or (bounded and self.kept_records(partition) >= wanted):
+            position = _fetchable_from(state)
+            if position is None or (bounded and self.kept_records(partition) >= wanted):
                 continue
-            node = self._node(partition, state)
+            topic_name, number = partition
+            if topic_name != name:
+                name, topic = topic_name, topics.get(topic_name)
+                infos = _NO_PARTITIONS if topic is None else topic.partitions
+            info = infos.get(number)
+            node = -1 if info is None else info.leader
+            if state.replica is not None:
+                node = self._node(partition, state)
             if node < 0:
                 self._ask_leaders(now)
-            elif node not in barred and state.fetch_position is not None:
-                by_node.setdefault(node, {})[partition] = _PartitionFetch(state.fetch_position, state.position_version)
+            elif node not in barred:
+                if node not in by_node:
+                    by_node[node] = {}
+                by_node[node][partition] = position, state.position_version
         for node, asked in by_node.items():
             self._busy.add(node)
             self.cluster.runtime.spawn(self._fetch(node, asked), f"fetch from {node}")
@@ -480,10 +506,8 @@ class Fetcher:
     async def _fetch(self, node: int, asked: dict[TopicPartition, _PartitionFetch]) -> None:
         session = self._sessions.setdefault(node, FetchSessionHandler())
         try:
-            limit = self.config.max_partition_fetch_bytes
-            entries = [FetchEntry(partition, entry.position, limit) for partition, entry in asked.items()]
             timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
-            request = session.request(self.cluster, self.config, entries)
+            request = session.request(self.cluster, self.config, asked)
             answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
             code = ErrorCode.of(answer.error_code)
             if not session.answered(code, answer.session_id):
@@ -558,16 +582,15 @@ class Fetcher:
         records = part.records
         if records is None or not len(records):
             return
+        position, position_version = entry
         next_offset, count, epoch = extent(records)
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
-        fetched.sets.append(
-            RecordSet(partition.topic, partition.partition, records, entry.position.offset, aborted=aborted)
-        )
-        fetched.versions.append(entry.position_version)
+        fetched.sets.append(RecordSet(partition.topic, partition.partition, records, position.offset, aborted=aborted))
+        fetched.versions.append(position_version)
         fetched.counts.append(count)
         fetched.bytes += len(records)
         self._count(fetched, len(fetched.sets) - 1, 1)
-        if next_offset > entry.position.offset:
+        if next_offset > position.offset:
             state.fetch_position = FetchPosition(next_offset, epoch)
         self._order[partition] = self._order.pop(partition, None)
 
@@ -629,12 +652,11 @@ class Fetcher:
 def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:
     """Return whether a response continues at the current fetch position; a stalled broker's may be outdated."""
     position = state.fetch_position
-    return (
-        position is not None
-        and position.offset == asked.position.offset
-        and state.position_version == asked.position_version
-    )
+    return position is not None and position.offset == asked[0].offset and state.position_version == asked[1]
 
 
-def _fetchable(state: PartitionState) -> bool:
-    return state.fetch_position is not None and not state.paused and state.reset is None and state.broken is None
+def _fetchable_from(state: PartitionState) -> FetchPosition | None:
+    """Return where to fetch from; None if the partition can't be fetched now."""
+    if state.paused or state.reset is not None or state.broken is not None:
+        return None
+    return state.fetch_position

@@ -84,6 +84,8 @@ class PositionFinder:
 
         None if the application has since sought or dropped all of these partitions.
         """
+        if self._error is None:
+            return None
         moot = self._asked and not any(self._still_asked(partition) for partition in self._asked)
         return None if moot else self._error
 

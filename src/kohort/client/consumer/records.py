@@ -14,14 +14,12 @@ from kohort.settings.arguments import checked
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_AT_ONCE = 4096
-
 
 @checked
 class Records:
     """The records of one poll, grouped by partition, in the order of their offsets within each.
 
-    Iterating creates `Record` objects in small lots; `to_arrow` creates none.
+    Iterating creates each `Record` when the loop reaches it; `to_arrow` creates none.
     """
 
     __slots__ = ("_key", "_slices", "_value")
@@ -43,7 +41,7 @@ class Records:
         return any(map(len, self._slices))
 
     def __iter__(self) -> Iterator[Record]:
-        return chain.from_iterable(lot for part in self._slices for lot in self._lots(part))
+        return chain.from_iterable(map(self._iterate, self._slices))
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that have records here."""
@@ -52,7 +50,7 @@ class Records:
     def records(self, partition: TopicPartition) -> list[Record]:
         """Return the records of one partition."""
         mine = [part for part in self._slices if part.partition == partition]
-        return [record for part in mine for lot in self._lots(part) for record in lot]
+        return [record for part in mine for record in self._iterate(part)]
 
     def by_partition(self) -> dict[TopicPartition, list[Record]]:
         """Return all records, by partition."""
@@ -69,13 +67,14 @@ class Records:
         )
         return f"Records({parts})"
 
-    def _lots(self, part: Slice) -> Iterator[Sequence[Record]]:
-        for start in range(part.start, part.stop, _AT_ONCE):
-            lot = part.block.records(start, min(start + _AT_ONCE, part.stop))
-            if self._key is not None or self._value is not None:
-                for record in lot:
-                    apply_deserializers(record, self._key, self._value)
-            yield lot
+    def _iterate(self, part: Slice) -> Iterator[Record]:
+        records = part.block.iter_records(part.start, part.stop)
+        return records if self._key is None and self._value is None else self._deserialize(records)
+
+    def _deserialize(self, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            apply_deserializers(record, self._key, self._value)
+            yield record
 
 
 def apply_deserializers(

@@ -8,7 +8,7 @@ Source: spec 2.5, 2.7.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -95,6 +95,11 @@ class Partitions:
 
     def __contains__(self, partition: TopicPartition) -> bool:
         return partition in self._states
+
+    @property
+    def states(self) -> Mapping[TopicPartition, PartitionState]:
+        """The states of all assigned partitions, for loops over thousands of them."""
+        return self._states
 
     def items(self) -> Iterable[tuple[TopicPartition, PartitionState]]:
         return self._states.items()

@@ -28,6 +28,11 @@ class BufferPool:
     def __init__(self, size: int = _POOL_SIZE) -> None:
         self._size = size
         self._buffers: list[bytearray] = []
+        self._arrived = 0
+
+    def arrived(self, length: int) -> None:
+        """Record that a whole frame of this length has arrived: another claim of as many bytes is believed."""
+        self._arrived = max(self._arrived, length)
 
     def take(self, length: int, come: int = 0) -> memoryview:
         """Return writable memory of `length` bytes if a pooled buffer is large enough, else less.
@@ -36,9 +41,10 @@ class BufferPool:
 
         Args:
             length: The frame's length.
-            come: The bytes of it that have arrived: a new buffer has twice as many, at least a megabyte.
+            come: The bytes of it that have arrived: a new buffer has twice as many, at least a megabyte or what the
+                largest frame so far had.
         """
-        due = min(length, max(2 * come, _CLAIMED_MAX))
+        due = min(length, max(2 * come, _CLAIMED_MAX, self._arrived))
         if due < _POOLED_MIN:
             return memoryview(bytearray(due))
         best: bytearray | None = None
@@ -94,6 +100,7 @@ class FrameReader:
             self._have += count
             if self._have == self._length:
                 frame, self._body = self._body, None
+                self._pool.arrived(self._length)
                 yield frame
             elif self._have == len(self._body):
                 larger = self._pool.take(self._length, self._have)

@@ -535,6 +535,8 @@ class Cluster:
             TimedOutError: The leader stayed unknown.
             KafkaError: The topic is not available, for a reason that waiting does not cure.
         """
+        if (known := self.metadata.leader(partition)) >= 0:
+            return known  # without a task: a thousand partitions are looked up at once
 
         async def attempt() -> int:
             node = self.metadata.leader(partition)

@@ -66,7 +66,8 @@ class Metadata:
 
     def leader(self, partition: TopicPartition) -> int:
         """Return the leader's node id, -1 when unknown."""
-        info = self.partition(partition)
+        topic = self.topics.get(partition.topic)
+        info = None if topic is None else topic.partitions.get(partition.partition)
         return -1 if info is None else info.leader
 
     def partition(self, partition: TopicPartition) -> PartitionInfo | None:

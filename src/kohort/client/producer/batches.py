@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from kohort.client.producer.appender import BatchFill, DeliveryPlace, QueueOpening
 from kohort.columns.encode import Chunk, restamp
 from kohort.errors import KafkaError, RecordsRefusedError, TimedOutError
 from kohort.ids import TopicPartition
@@ -91,7 +92,7 @@ class ProducerIdAndEpoch:
     epoch: int = -1
 
 
-class Batch:
+class Batch(BatchFill):
     """Records of one partition that are sent together.
 
     Attributes:
@@ -122,8 +123,6 @@ class Batch:
         "attempts",
         "base_offset",
         "callbacks",
-        "chunk",
-        "count",
         "created_ms",
         "done",
         "error",
@@ -134,7 +133,6 @@ class Batch:
         "parts",
         "sealed",
         "sequence",
-        "size",
         "unseen",
         "unsure",
         "whole",
@@ -142,7 +140,7 @@ class Batch:
 
     def __init__(self, partition: TopicPartition, chunk: Chunk, owner: Deliverer, created_ms: float) -> None:
         self.partition = partition
-        self.chunk: Chunk | None = chunk
+        self.chunk = chunk
         self.sealed: memoryview | None = None
         self.count = chunk.count
         self.size = 0
@@ -206,15 +204,11 @@ class Batch:
 
 
 @checked
-class Delivery:
+class Delivery(DeliveryPlace):
     """The future of one record that was sent. Also awaitable in asyncio."""
 
-    __slots__ = ("_batch", "_index", "_timestamp")
-
-    def __init__(self, batch: Batch, index: int, timestamp: int) -> None:
-        self._batch = batch
-        self._index = index
-        self._timestamp = timestamp
+    __slots__ = ()
+    _batch: Batch
 
     def done(self) -> bool:
         """Return whether the record is delivered or failed."""
@@ -336,7 +330,7 @@ def leaves_of(batch: Batch) -> list[Batch]:
     return [leaf for part in batch.parts for leaf in leaves_of(part)] if batch.parts else [batch]
 
 
-class PartitionQueue:
+class PartitionQueue(QueueOpening):
     """The batches of one partition, in order: waiting and in flight.
 
     Attributes:
@@ -359,14 +353,15 @@ class PartitionQueue:
         "lost_place",
         "mended",
         "next_sequence",
-        "open",
         "partition",
         "waiting",
     )
 
+    open: Batch | None
+
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
-        self.open: Batch | None = None
+        self.open = None
         self.waiting: deque[Batch] = deque()
         self.in_flight: list[Batch] = []
         self.next_sequence = 0

@@ -19,7 +19,8 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
-from kohort.client.producer.accumulator import OVERHEAD, Accumulator, WouldBlock, monotonic_ms, sized
+from kohort.client.producer.accumulator import Accumulator, WouldBlock, monotonic_ms, sized
+from kohort.client.producer.appender import OVERHEAD
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
 from kohort.client.producer.sender import ProducerMetrics, Sender
 from kohort.client.producer.settings import ProducerConfig
