@@ -15,7 +15,7 @@ from simulation.harness.world import World
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, OpenOptions, PartitionLog, compact_now
-from kohort.log.checkpoints import CLEANED, OFFSET_CHECKSUMS, RECOVERY_POINTS
+from kohort.log.checkpoints import CLEANED, OFFSET_CHECKSUMS, RECOVERY_POINTS, write_offsets
 from kohort.log.compaction import Compaction
 from kohort.log.damage import ASIDE, DamagedError
 from kohort.log.files import FileCache
@@ -227,6 +227,25 @@ def test_recovery_points_survive_a_power_loss_whole() -> None:
         volume.lose_power()
         found = StoreCheckpoints.read(folder, Files(volume, lambda: None))
         assert (found.synced, found.cleaned) == ({tp: 3}, {tp: 2})
+
+
+@pytest.mark.parametrize("loses_power", [False, True], ids=["killed", "power lost"])
+def test_offset_checkpoints_fit_their_checksums_wherever_a_write_of_them_ends(loses_power: bool) -> None:
+    folder, tp, steps = Path("/data"), TopicPartition("t", 0), 0
+    for seed in range(300):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        write_offsets(folder, {RECOVERY_POINTS: {tp: 1}, CLEANED: {tp: 1}}, files)
+        files.dies_in = steps = seed % 20 + 1
+        with contextlib.suppress(OSError):  # the death, or what it leaves undone
+            write_offsets(folder, {RECOVERY_POINTS: {tp: 2}, CLEANED: {tp: 2}}, files)
+        ended, files.dead = files.dead, True
+        if loses_power:
+            volume.lose_power()
+        found = StoreCheckpoints.read(folder, Files(volume, lambda: None))
+        assert found.synced in ({tp: 1}, {tp: 2}) and found.cleaned in ({tp: 1}, {tp: 2}), steps
+        assert ended or (found.synced, found.cleaned) == ({tp: 2}, {tp: 2})
+    assert not ended, "the last step is behind the write's end"
 
 
 def test_recovery_points_that_have_not_changed_are_not_written_again(
