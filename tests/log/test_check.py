@@ -15,7 +15,7 @@ from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore
 from kohort.log.check import Defect, FolderCheck, Report, locked
-from kohort.log.checkpoints import RECOVERY_POINTS
+from kohort.log.checkpoints import OFFSET_CHECKSUMS, RECOVERY_POINTS
 from kohort.log.damage import ASIDE
 from kohort.log.folder import CLEAN, LOCK
 from kohort.log.repair import repair
@@ -177,12 +177,12 @@ def test_what_is_damaged_is_named_and_repaired_without_loss(
         assert found_offsets == sorted(set(found_offsets))
 
 
-@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-def test_a_wrong_index_costs_nothing(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(("suffix", "at"), [(".index", 3), (".timeindex", 11), (".timeindex", 7)])
+def test_a_wrong_index_costs_nothing(tmp_path: Path, suffix: str, at: int) -> None:
     whole = make(tmp_path / "d")
     part = tmp_path / "d" / "t-0"
     index = segments(part)[1].with_suffix(suffix)
-    flip(index, 3 if suffix == ".index" else 11)
+    flip(index, at)
     (found,) = look(tmp_path / "d").found
     assert (found.kind, found.lost) == ("index", 0)
     assert mend(tmp_path / "d", [found]) == [(found, index.with_name(index.name + ASIDE))]
@@ -269,6 +269,7 @@ def test_where_a_start_would_end_a_log_after_a_power_loss_is_said(tmp_path: Path
     (folder / CLEAN).unlink()
     (folder / LOCK).write_text("1 another-boot\n")
     (folder / RECOVERY_POINTS).write_text("0\n1\nt 0 10\n")
+    (folder / OFFSET_CHECKSUMS).unlink()
     flip(segments(part)[1], 70)
     report = look(folder)
     (damaged,) = [finding for finding in report.found if finding.partition == "t-0"]

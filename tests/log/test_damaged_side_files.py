@@ -13,13 +13,25 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.log import Isolation, LogStore, Marker
 from kohort.log.catalog import read_catalog
-from kohort.log.checkpoints import new_id, write_partition_metadata
+from kohort.log.check import FolderCheck, locked
+from kohort.log.checkpoints import (
+    CLEANED,
+    LOG_STARTS,
+    OFFSET_CHECKSUMS,
+    RECOVERY_POINTS,
+    TRANSACTION_INDEXES,
+    new_id,
+    write_offsets,
+    write_partition_metadata,
+)
 from kohort.log.damage import DamagedError
+from kohort.log.repair import repair
 from kohort.wire.batch import parse_header
 from kohort.wire.records import read_records
-from tests.log.making import NOW, batch, values
+from tests.log.making import NOW, batch, keyed, values
 
 PART = TopicPartition("t", 0)
+KEPT = TopicPartition("kept", 0)
 SIDE_FILES = [
     "*.index",
     "*.timeindex",
@@ -211,3 +223,190 @@ def test_damage_in_files_of_the_data_folder_loses_no_record(made: Path, tmp_path
             assert name == "meta.properties"
         assert _records(folder) >= _records(made)
         shutil.rmtree(folder)
+
+
+class Started(NamedTuple):
+    """What readers get of both topics of a folder."""
+
+    bounds: list[tuple[int, int]]
+    values: list[tuple[int, bytes]]
+    kept: list[tuple[int, bytes]]
+
+
+def _started(folder: Path) -> Started:
+    with LogStore(folder) as store:
+        logs = [store.partition(PART), store.partition(KEPT)]
+        bounds = [(log.log_start_offset, log.end_offset) for log in logs]
+        read = [[pair for pair in values(log) if pair[0] >= log.log_start_offset] for log in logs]
+        return Started(bounds, *read)
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with recovery points, a log whose start lies within a segment, and a compacted one."""
+    folder = tmp_path_factory.mktemp("bounded") / "data"
+    with LogStore(folder) as store:
+        store.create_topic("t", 1, {"segment.bytes": "1000"})
+        store.create_topic(
+            "kept", 1, {"cleanup.policy": "compact", "segment.bytes": "500", "index.interval.bytes": "1"}
+        )
+        for number in range(45):
+            store.partition(PART).append(batch(b"v%d" % number * 7, at=NOW), NOW)
+            store.partition(KEPT).append(keyed((b"k%d" % (number % 3), b"v%d" % number)), NOW)
+        store.partition(PART).delete_records(32)
+        while store.maintain(NOW + 3_600_000):
+            pass
+    return folder
+
+
+@pytest.mark.parametrize("name", [RECOVERY_POINTS, LOG_STARTS, CLEANED, OFFSET_CHECKSUMS])
+def test_a_flipped_byte_of_an_offset_checkpoint_is_no_silent_loss(
+    bounded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A flipped digit moved a log's start past its records, which were gone without a word."""
+    monkeypatch.setattr("os.fsync", lambda _: None)  # power is not lost here, and hundreds of them take minutes
+    shutil.copytree(bounded, tmp_path / "whole")
+    whole = _started(tmp_path / "whole")
+    assert whole.bounds[0] == (32, 45) and len(whole.values) == 13 and 3 <= len(whole.kept) < 45
+    content = (bounded / name).read_bytes()
+    assert "\nt 0 " in content.decode() or name in (CLEANED, OFFSET_CHECKSUMS)
+    for at in range(0, len(content), 4 if name == OFFSET_CHECKSUMS else 1):
+        caplog.clear()
+        folder = tmp_path / "d"
+        shutil.copytree(bounded, folder)
+        data = bytearray(content)
+        data[at] ^= 1 << at % 4
+        (folder / name).write_bytes(data)
+        read = _started(folder)
+        assert set(read.values) >= set(whole.values) and set(read.kept) >= set(whole.kept), (at, bytes(data))
+        assert name in caplog.text or (name == OFFSET_CHECKSUMS and read == whole), (at, bytes(data))
+        assert read == whole or name == LOG_STARTS, (at, bytes(data))
+        assert read.bounds[0][1] == 45, (at, bytes(data))
+        caplog.clear()
+        _started(folder)
+        assert name not in caplog.text, "the next start finds it sound"
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", [RECOVERY_POINTS, LOG_STARTS, CLEANED])
+def test_a_flipped_digit_of_an_offset_checkpoint_is_found_by_a_check(bounded: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "d"
+    shutil.copytree(bounded, folder)
+    text = (folder / name).read_text()
+    (folder / name).write_text(text[:-2] + ("8" if text[-2] != "8" else "9") + "\n")
+    with locked(folder):
+        (found,) = FolderCheck(folder).run().found
+    assert found.damage.path.name == name and "its checksum does not fit" in found.damage.reason
+    (folder / OFFSET_CHECKSUMS).unlink()
+    with locked(folder):
+        assert name not in [finding.damage.path.name for finding in FolderCheck(folder).run().found], (
+            "edited on purpose"
+        )
+
+
+@pytest.mark.parametrize("at", ["between", "after"])
+def test_a_crash_between_an_offset_checkpoint_and_its_checksum_is_no_damage(
+    bounded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, at: str
+) -> None:
+    folder = tmp_path / "d"
+    shutil.copytree(bounded, folder)
+    before = (folder / LOG_STARTS).read_bytes()
+    write_offsets(folder, {LOG_STARTS: {PART: 40}})
+    if at == "between":
+        (folder / LOG_STARTS).write_bytes(before)
+    assert _started(folder).bounds[0] == (40 if at == "after" else 32, 45)
+    assert LOG_STARTS not in caplog.text
+
+
+def test_segments_before_the_log_start_are_kept_when_no_checksum_tells_that_it_is_right(
+    bounded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a folder without checksums: a start past the end removed all segments."""
+    folder = tmp_path / "d"
+    shutil.copytree(bounded, folder)
+    size = _records(folder / "t-0")
+    (folder / OFFSET_CHECKSUMS).unlink()
+    (folder / LOG_STARTS).write_text("0\n1\nt 0 72\n")
+    assert _started(folder).bounds[0] == (72, 72)
+    assert "the log begins at offset 72 by log-start-offset-checkpoint" in caplog.text
+    assert sum(path.stat().st_size for path in (folder / "t-0").glob("*.damaged")) == size
+
+
+def _spoiled_bytes(content: bytes) -> list[bytes]:
+    """The content with each byte flipped, without the end, and without all."""
+    flipped = []
+    for at in range(len(content)):
+        data = bytearray(content)
+        data[at] ^= 1 << at % 8
+        flipped.append(bytes(data))
+    return [*flipped, content[:-34], b""]
+
+
+@pytest.mark.parametrize("has_checksums", [True, False], ids=["with checksums", "without"])
+def test_a_check_finds_each_flipped_byte_of_a_transaction_index(
+    made: Path, tmp_path: Path, has_checksums: bool
+) -> None:
+    """Of a wrong index, a check said nothing; readers would get aborted records, or lack committed ones."""
+    folder = tmp_path / "d"
+    shutil.copytree(made, folder)
+    if not has_checksums:
+        (folder / "t-0" / TRANSACTION_INDEXES).unlink()
+    with locked(folder):
+        assert FolderCheck(folder).run().found == []
+    paths = [path for path in sorted((folder / "t-0").glob("*.txnindex")) if path.stat().st_size]
+    assert len(paths) >= 2
+    for path in paths:
+        content = path.read_bytes()
+        for data in _spoiled_bytes(content):
+            path.write_bytes(data)
+            with locked(folder):
+                (found,) = FolderCheck(folder).run().found
+            assert (found.damage.path, found.kind, found.lost) == (path, "index", 0), data
+            assert "made again" in found.damage.reason
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("spoil", [*range(0, 34, 5), "emptied", "gone"])
+def test_a_wrong_transaction_index_is_made_again_by_a_repair(made: Path, tmp_path: Path, spoil: int | str) -> None:
+    shutil.copytree(made, tmp_path / "whole")
+    whole = _view(tmp_path / "whole")
+    folder = tmp_path / "d"
+    shutil.copytree(made, folder)
+    (folder / "t-0" / TRANSACTION_INDEXES).unlink()
+    path = next(path for path in sorted((folder / "t-0").glob("*.txnindex")) if path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    if isinstance(spoil, int):
+        data[spoil] ^= 1
+        path.write_bytes(data)
+    elif spoil == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+    with locked(folder):
+        found = FolderCheck(folder).run().found
+        assert [defect for defect, _ in repair(found)] == found and len(found) == 1
+    assert _view(folder) == whole
+    with locked(folder):
+        assert FolderCheck(folder).run().found == []
+
+
+def test_a_check_takes_the_transaction_indexes_of_shortened_and_compacted_logs(tmp_path: Path) -> None:
+    """Their batches, or whole transactions, are not there any more."""
+    folder = tmp_path / "d"
+    with LogStore(folder) as store:
+        store.create_topic("t", 1, {"segment.bytes": "600"})
+        store.create_topic("kept", 1, {"cleanup.policy": "compact", "segment.bytes": "600"})
+        for number in range(60):
+            for part in (PART, KEPT):
+                log = store.partition(part)
+                log.append(keyed((b"k%d" % (number % 5), b"v%d" % number * 5)), NOW)
+                log.append(_transactional(number), NOW)
+                if number % 6 == 5:
+                    for producer_id in (7, 8):
+                        log.append_marker(Marker(producer_id, 0, (number // 6 + producer_id) % 2 == 0, 0), NOW)
+        store.partition(PART).delete_records(75)
+        while store.maintain(NOW + 3_600_000):
+            pass
+        assert store.partition(PART).segments[0].base_offset > 0
+    with locked(folder):
+        assert FolderCheck(folder).run().found == []

@@ -15,7 +15,7 @@ from simulation.harness.world import World
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, OpenOptions, PartitionLog, compact_now
-from kohort.log.checkpoints import CLEANED, RECOVERY_POINTS
+from kohort.log.checkpoints import CLEANED, OFFSET_CHECKSUMS, RECOVERY_POINTS, write_offsets
 from kohort.log.compaction import Compaction
 from kohort.log.damage import ASIDE, DamagedError
 from kohort.log.files import FileCache
@@ -133,7 +133,7 @@ def test_a_hole_before_the_start_of_the_log_takes_nothing(tmp_path: Path) -> Non
     assert asides(again.path) == {}
     ended = PartitionLog.open(tmp_path / "t-0", log.config, replace(POWER_LOST, log_start_offset=5))
     assert (ended.log_start_offset, ended.end_offset) == (5, 5)
-    assert len(asides(ended.path)) == 1
+    assert len(asides(ended.path)) == 2, "what is cut off, and what lies before the start"
 
 
 @pytest.mark.parametrize("compacts", [False, True], ids=["delete", "compact"])
@@ -204,6 +204,7 @@ def test_a_store_cuts_only_what_its_recovery_points_leave_open(tmp_path: Path, p
     spoil(log, 10, *HOLES["all"])
     (tmp_path / CLEANLY_CLOSED).unlink()
     (tmp_path / LOCK).write_text("1 another-boot\n")
+    (tmp_path / OFFSET_CHECKSUMS).unlink()
     (tmp_path / RECOVERY_POINTS).write_text("" if points == "damaged" else before)
     if points == "lost":
         (tmp_path / RECOVERY_POINTS).unlink()
@@ -226,6 +227,25 @@ def test_recovery_points_survive_a_power_loss_whole() -> None:
         volume.lose_power()
         found = StoreCheckpoints.read(folder, Files(volume, lambda: None))
         assert (found.synced, found.cleaned) == ({tp: 3}, {tp: 2})
+
+
+@pytest.mark.parametrize("loses_power", [False, True], ids=["killed", "power lost"])
+def test_offset_checkpoints_fit_their_checksums_wherever_a_write_of_them_ends(loses_power: bool) -> None:
+    folder, tp, steps = Path("/data"), TopicPartition("t", 0), 0
+    for seed in range(300):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        write_offsets(folder, {RECOVERY_POINTS: {tp: 1}, CLEANED: {tp: 1}}, files)
+        files.dies_in = steps = seed % 20 + 1
+        with contextlib.suppress(OSError):  # the death, or what it leaves undone
+            write_offsets(folder, {RECOVERY_POINTS: {tp: 2}, CLEANED: {tp: 2}}, files)
+        ended, files.dead = files.dead, True
+        if loses_power:
+            volume.lose_power()
+        found = StoreCheckpoints.read(folder, Files(volume, lambda: None))
+        assert found.synced in ({tp: 1}, {tp: 2}) and found.cleaned in ({tp: 1}, {tp: 2}), steps
+        assert ended or (found.synced, found.cleaned) == ({tp: 2}, {tp: 2})
+    assert not ended, "the last step is behind the write's end"
 
 
 def test_recovery_points_that_have_not_changed_are_not_written_again(
@@ -257,6 +277,7 @@ def test_what_is_cut_off_by_its_owner_is_not_missed_after_a_power_loss(tmp_path:
         log.append(batch(b"in its place", b"x", b"y"), NOW)
     (tmp_path / CLEANLY_CLOSED).unlink()
     (tmp_path / LOCK).write_text("1 another-boot\n")
+    (tmp_path / OFFSET_CHECKSUMS).unlink()
     (tmp_path / RECOVERY_POINTS).write_bytes(points)
     with log.active.path.open("r+b") as file:
         file.truncate(size + 20)

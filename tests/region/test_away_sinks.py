@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import shutil
+import sqlite3
+import ssl
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import psycopg
 import pyarrow.dataset
 import pytest
 from prometheus_client.core import CollectorRegistry
 
-from kohort.errors import InvalidInputError, TimedOutError
-from kohort.region import ParquetFolder, Region, SqlTable
-from kohort.region.consuming.staging import is_away
+from kohort.errors import InvalidInputError, NotAuthorizedError, TimedOutError
+from kohort.region import DeltaTable, ParquetFolder, Region, SqlTable
 from kohort.region.metrics import RegionExporter
+from kohort.region.sinks import Sink
+from kohort.region.sinks.availability import is_away, is_final
 from tests.region.conftest import Worker, fill, make_topic
 from tests.region.postgres import Server, programs, running
 from tests.support.waiting import until
@@ -134,7 +139,13 @@ def test_a_full_disk_is_waited_for(small_disk: Path, own_servers: str, name: str
     ("error", "waits"),
     [
         *((OSError(code, os.strerror(code)), True) for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)),
-        *((OSError(code, os.strerror(code)), False) for code in (errno.EROFS, errno.EACCES, errno.ENOENT, errno.EXDEV)),
+        *((OSError(code, os.strerror(code)), True) for code in (errno.ETIMEDOUT, errno.ECONNRESET, errno.EMFILE)),
+        *((OSError(code, os.strerror(code)), False) for code in (errno.EROFS, errno.EACCES, errno.EPERM)),
+        *((OSError(code, os.strerror(code)), False) for code in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)),
+        (OSError(errno.EXDEV, os.strerror(errno.EXDEV)), False),
+        (ssl.SSLCertVerificationError(1, "certificate has expired"), False),
+        (ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "which is ENOENT's number"), True),
+        (NotAuthorizedError("no right to write the database"), False),
         (OSError("of a library, without a number"), True),
         (TimedOutError("the database does not answer"), True),
         (InvalidInputError("a row that does not fit"), False),
@@ -143,6 +154,7 @@ def test_a_full_disk_is_waited_for(small_disk: Path, own_servers: str, name: str
 )
 def test_errors_that_pass_are_waited_for_and_others_are_not(error: Exception, waits: bool) -> None:
     assert is_away(error) is waits
+    assert is_final(error) is not waits
 
 
 def test_a_read_only_disk_is_reported_at_once(small_disk: Path, own_servers: str, name: str) -> None:
@@ -161,3 +173,63 @@ def test_a_read_only_disk_is_reported_at_once(small_disk: Path, own_servers: str
         fill(own_servers, name, range(100, 300))
         worker.thread.join(60)
         assert isinstance(worker.error, OSError) and worker.error.errno == errno.EROFS
+
+
+def sink_on(disk: Path, kind: str) -> Sink:
+    if kind == "sqlite":
+        return SqlTable(f"sqlite:///{disk}/out.db", "flights")
+    return DeltaTable(disk / "out") if kind == "delta" else ParquetFolder(disk / "out")
+
+
+def rows_on(disk: Path, kind: str) -> Counter[int]:
+    if kind == "sqlite":
+        with contextlib.closing(sqlite3.connect(disk / "out.db")) as connection:
+            return Counter(int(row[0]) for row in connection.execute("SELECT value FROM flights").fetchall())
+    if kind == "delta":
+        found: Any = deltalake.DeltaTable(disk / "out").to_pyarrow_table()
+    else:
+        found = pyarrow.dataset.dataset(disk / "out", partitioning="hive").to_table()
+    return Counter(int(value) for value in found.column("value").to_pylist())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta", "sqlite"])
+def test_a_read_only_disk_at_a_checkpoint_ends_the_member_at_once(
+    small_disk: Path, own_servers: str, name: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It took five resets, of which each read and worked on everything again, and then a person had to resume."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    with caplog.at_level(logging.INFO, "kohort.region"), Region(name, own_servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "m1", sink_on(small_disk, kind), name)
+        until(lambda: region.describe().published > 0, "a sequence is published")
+        until(lambda: rows_or_none(small_disk, kind) == Counter(range(100)), "what was there is published")
+        until(lambda: remounted(small_disk, "ro"), "no file is open for writing")
+        fill(own_servers, name, range(100, 300))
+        until(lambda: worker.error is not None, "it is told")
+        refused: object = worker.error
+        if kind == "sqlite":
+            assert isinstance(refused, NotAuthorizedError), refused
+        else:
+            assert isinstance(refused, OSError) and refused.errno == errno.EROFS, refused
+        worker.thread.join(90)
+        assert region.describe().stopped == ""
+        resets = [record.message for record in caplog.records if "resets to sequence" in record.message]
+        assert len(resets) == 1 and "m1 could not stage its rows" in resets[0], resets
+        assert remounted(small_disk, "rw")
+        again = Worker(region, "m2", sink_on(small_disk, kind), name)
+        until(lambda: rows_or_none(small_disk, kind) == Counter(range(300)), "each row is there once")
+        again.close()
+    assert again.error is None
+
+
+def remounted(disk: Path, how: str) -> bool:
+    return (
+        subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=False, capture_output=True).returncode == 0
+    )
+
+
+def rows_or_none(disk: Path, kind: str) -> Counter[int] | None:
+    try:
+        return rows_on(disk, kind)
+    except (OSError, sqlite3.Error):
+        return None

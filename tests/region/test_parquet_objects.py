@@ -16,8 +16,8 @@ from obstore.exceptions import AlreadyExistsError, GenericError
 
 from kohort.errors import InvalidInputError, KafkaError, RetriableError
 from kohort.region import ParquetFolder
-from kohort.region.consuming.staging import is_away
 from kohort.region.sinks import Keep
+from kohort.region.sinks.availability import is_away
 from kohort.region.sinks.by_name import sink_of
 from kohort.region.sinks.object_store import ObjectStore, store_named
 from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceEntry, SequenceLog, _void_names

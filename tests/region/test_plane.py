@@ -416,6 +416,17 @@ def test_sink_of_another_history_stops_the_region(shows: int, returns: bool) -> 
     assert "kohort region adopt r s" in stop.remedy and "kohort region resume" in stop.remedy
 
 
+@pytest.mark.parametrize("shows", [6, 8])
+def test_dead_letter_sink_of_another_history_stops_the_region(shows: int) -> None:
+    """Its rows are as lost as those of the other sink, which is of this history."""
+    shown = {place: Shown("r", place, 7, 0) for place in ("s", "bad")}
+    driven = Driven(replace(KNOWN, places=("s", "bad"), shown=shown))
+    driven.join(1, "m1", sink="s", shows=7, letters="bad", letters_show=shows)
+    assert driven.stands(RegionState.STOPPED)
+    [stop] = driven.orders(1, messages.Stop)
+    assert f"bad shows sequence {shows}" in stop.cause and "kohort region adopt r bad" in stop.remedy
+
+
 @pytest.mark.parametrize(
     ("known", "shows"),
     [

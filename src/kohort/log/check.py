@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,11 +15,12 @@ from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
 from kohort.log.catalog import CatalogTopic, read_catalog, usable_config
 from kohort.log.config import LogConfig
-from kohort.log.continuity import Epochs, Pins, Rules, survey, whole_end
+from kohort.log.continuity import Epochs, Located, Pins, Rules, survey, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.filesystem import PRIVATE_MODE
 from kohort.log.gaps import blamed_by_index, shortened, without
-from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
+from kohort.log.index import AbortedRange, OffsetIndex, TimeIndex, TransactionIndex
+from kohort.log.markers import parse_marker
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import OpenFile
 
@@ -104,9 +105,11 @@ class FolderCheck:
         self._progress = progress
         self.clean = (path / folder.CLEAN).exists()
         self._kept_running = folder.kept_running((path / folder.LOCK).read_text(errors="replace").split())
-        self._points = checkpoints.readable_offsets(path / checkpoints.RECOVERY_POINTS, self._checkpoint)
-        self._cleaned = checkpoints.readable_offsets(path / checkpoints.CLEANED, self._checkpoint)
-        self._starts = checkpoints.readable_offsets(path / checkpoints.LOG_STARTS, self._checkpoint)
+        checksums = checkpoints.read_checksums(path)
+        self._points, self._cleaned, self._starts = (
+            checkpoints.readable_offsets(path / name, checksums, self._checkpoint)
+            for name in (checkpoints.RECOVERY_POINTS, checkpoints.CLEANED, checkpoints.LOG_STARTS)
+        )
         self._topics = self._catalog()
 
     def _checkpoint(self, path: Path, error: Exception) -> None:
@@ -168,6 +171,68 @@ class FolderCheck:
         self.report.notes += check.notes
 
 
+class AbortedTransactions:
+    """The aborted transactions that the batches of a log prove, to which its transaction indexes are compared."""
+
+    def __init__(self) -> None:
+        self.is_known = True
+        """Whether all batches so far were read."""
+        self.in_segment: dict[int, AbortedRange] = {}
+        """Those of the current segment by the offset of their marker. `first_offset` is -1 if no batch is there."""
+        self._has_gaps = True
+        self._whole_from = 0
+        self._open: dict[int, int] = {}
+
+    def begin_segment(self, base_offset: int, *, has_gaps: bool) -> None:
+        """Note that the next batches are those of this segment; compaction may have removed some of those with gaps."""
+        if self._has_gaps:
+            self._whole_from = base_offset
+            self._open.clear()
+        self._has_gaps, self.in_segment = has_gaps, {}
+
+    def note_batch(self, found: Located, file: OpenFile) -> None:
+        """Note the next batch of the log."""
+        header = found.header
+        if header.producer_id < 0 or not header.is_transactional:
+            return
+        if not header.is_control:
+            self._open.setdefault(header.producer_id, header.base_offset)
+            return
+        try:
+            marker = parse_marker(header, file.fs.pread(file.fd, header.size, found.position))
+        except CorruptDataError:
+            marker = None
+        if marker is None:
+            return
+        first, end = self._open.pop(header.producer_id, -1), header.base_offset
+        if not marker.commit:
+            stable = min(self._open.values(), default=end + 1)
+            self.in_segment[end] = AbortedRange(header.producer_id, first, end, stable)
+
+    def contradict(self, entries: Sequence[AbortedRange], *, complete: bool) -> bool:
+        """Return whether a transaction index is not that of the current segment.
+
+        Args:
+            entries: the index.
+            complete: whether the index has an entry for each aborted transaction.
+        """
+        proven = {end: aborted for end, aborted in self.in_segment.items() if aborted.first_offset >= 0}
+        missing = set(proven) if complete and not self._has_gaps else set()
+        for entry in entries:
+            missing.discard(entry.last_offset)
+            found = self.in_segment.get(entry.last_offset)
+            if found is None and self._has_gaps:
+                continue  # the marker was removed
+            if found is None or entry.producer_id != found.producer_id or entry.first_offset >= entry.last_offset:
+                return True
+            began_before = self._has_gaps or entry.first_offset < self._whole_from
+            if not began_before and entry.first_offset != found.first_offset:
+                return True
+            if self._whole_from == 0 and not self._has_gaps and entry.last_stable_offset != found.last_stable_offset:
+                return True
+        return bool(missing)
+
+
 class PartitionCheck:
     """A check of the files of one partition."""
 
@@ -181,6 +246,8 @@ class PartitionCheck:
         self._epochs = Epochs()
         self._epoch = 0
         self._options = options
+        self._aborted = AbortedTransactions()
+        self._checksums = checkpoints.readable_index_checksums(path) if path.exists() else {}
 
     def run(self, progress: Progress) -> None:
         """Check each segment and the other files.
@@ -204,6 +271,7 @@ class PartitionCheck:
                 some = self._config.compacts or self._options.cleaned_offset > 0 or self._options.cleaned_unknown
                 gaps = gaps or some
             if base in missing:
+                self._aborted.is_known = False
                 self._records(LogDamage(path, 0, None, base, following, "the file is missing"), "records")
                 continue
             self._segment(Rules(path, base, following, gaps, epochs), known_end, progress)
@@ -258,6 +326,7 @@ class PartitionCheck:
         try:
             file = OpenFile(rules.path, os.O_RDONLY)
         except OSError as error:
+            self._aborted.is_known = False
             following = known_end if rules.limit is None else rules.limit
             reason = f"the file can't be opened ({error.strerror})"
             self._records(LogDamage(rules.path, 0, None, rules.base_offset, following or None, reason), "file")
@@ -268,7 +337,8 @@ class PartitionCheck:
 
     def _walk(self, file: OpenFile, size: int, rules: Rules, known_end: int, progress: Progress) -> None:
         ends: dict[int, int] = {}
-        stamps: set[int] = set()
+        stamps: dict[int, int] = {}
+        self._aborted.begin_segment(rules.base_offset, has_gaps=rules.gaps)
         last: LogDamage | None = None
         reported = 0
         end_offset = rules.base_offset
@@ -280,6 +350,7 @@ class PartitionCheck:
             findings = findings if blamed is None else without(findings, blamed, rules)
         for found in findings:
             if isinstance(found, LogDamage):
+                self._aborted.is_known = False
                 if last is not None:
                     self._records(last, "records")
                 last = found
@@ -289,7 +360,8 @@ class PartitionCheck:
                 self._records(last, "records")
                 last = None
             ends[found.position] = found.header.last_offset
-            stamps.add(found.header.max_timestamp)
+            stamps[found.header.last_offset] = found.header.max_timestamp
+            self._aborted.note_batch(found, file)
             self._epoch = found.header.partition_leader_epoch
             end_offset = found.header.next_offset
             if found.end - reported >= 1 << 20:
@@ -298,9 +370,10 @@ class PartitionCheck:
         progress(size - reported)
         if rules.gaps and last is None:
             claim = TimeIndex(str(rules.path.with_suffix(".timeindex"))).last_in_file()
-            last = shortened(rules, size, end_offset, claim, stamps)
+            last = shortened(rules, size, end_offset, claim, set(stamps.values()))
         self._end(file, size, rules, known_end, last, end_offset)
-        self._indexes(rules, ends, size)
+        self._indexes(rules, ends, stamps, size)
+        self._transaction_index(rules)
 
     def _end(
         self, file: OpenFile, size: int, rules: Rules, known_end: int, last: LogDamage | None, end_offset: int
@@ -325,9 +398,9 @@ class PartitionCheck:
             reason = f"the file ends here, the log went on to offset {known_end}"
             self._records(LogDamage(rules.path, size, 0, end_offset, known_end, reason), "records")
 
-    def _indexes(self, rules: Rules, ends: Mapping[int, int], size: int) -> None:
+    def _indexes(self, rules: Rules, ends: Mapping[int, int], stamps: Mapping[int, int], size: int) -> None:
+        """Compare the indexes with the batches: their `ends` by position, and their `stamps` by last offset."""
         stem = str(rules.path).removesuffix(".log")
-        last_offsets = frozenset(ends.values())
         index, times = OffsetIndex(stem + ".index"), TimeIndex(stem + ".timeindex")
         damages = [finding.damage for finding in self.found if finding.damage.path == rules.path]
         if not index.load(size) or any(
@@ -337,15 +410,24 @@ class PartitionCheck:
         ):
             self._index(Path(stem + ".index"), "its entries are not those of the batches")
         if not times.load() or any(
-            rules.base_offset + offset not in last_offsets
-            for offset in times.offsets
+            stamps.get(rules.base_offset + offset) != timestamp
+            for timestamp, offset in zip(times.timestamps, times.offsets, strict=True)
             if not any(
                 damage.first_offset <= rules.base_offset + offset < (damage.next_offset or 2**63) for damage in damages
             )
         ):
             self._index(Path(stem + ".timeindex"), "its entries are not those of the batches")
-        if not TransactionIndex(stem + ".txnindex").load():
-            self._index(Path(stem + ".txnindex"), "it can't be read")
+
+    def _transaction_index(self, rules: Rules) -> None:
+        """Compare a transaction index with its checksum, and with the transactions that the batches prove."""
+        path = rules.path.with_suffix(".txnindex")
+        index, expected = TransactionIndex(str(path)), self._checksums.get(rules.base_offset)
+        if not index.load():
+            self._index(path, "it can't be read")
+        elif expected is not None and index.checksum(expected.entries) != expected.crc:
+            self._index(path, f"its entries don't fit their checksum in {checkpoints.TRANSACTION_INDEXES}")
+        elif self._aborted.is_known and self._aborted.contradict(index.entries, complete=self._options.clean):
+            self._index(path, "its entries are not those of the aborted transactions")
 
 
 def _is_partition(name: str) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import crc32c
+
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.log.files import FILES_OWN
@@ -22,6 +24,9 @@ log = logging.getLogger("kohort.log")
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 CLEANED = "cleaner-offset-checkpoint"
+OFFSET_CHECKSUMS = "offset-checkpoint-checksums"
+"""kohort's own file, which Kafka ignores: checksums of these three files, which have none. A flipped digit in one would
+move a log's start or end."""
 
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
@@ -29,6 +34,8 @@ TRANSACTION_INDEXES = "transaction-index-checkpoint"
 """kohort's own file, which Kafka ignores: checksums of the transaction indexes, which have none."""
 OF_PARTITION = (PARTITION_METADATA, LEADER_EPOCHS, TRANSACTION_INDEXES)
 """Files in a partition's folder besides those of its segments."""
+_NO_CONTENT = 0
+"""The checksum of an offset checkpoint that does not exist yet."""
 
 
 def replace_file(
@@ -89,9 +96,57 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
     return OSError(error.errno, f"{why}; {'it has its old content' if before >= 0 else 'it is removed'} again")
 
 
-def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
-    """Replace an offset checkpoint; durable when this returns."""
-    replace_file(path, offsets_file(offsets))
+def write_offsets(folder: Path, offsets: Mapping[str, Mapping[TopicPartition, int]], fs: FileSystem = SYSTEM) -> None:
+    """Replace the offset checkpoints of a data folder that change, by their names; durable when this returns.
+
+    Their checksums are replaced first, and then name the old and the new content: a crash may leave either.
+
+    Raises:
+        OSError: a file could not be written.
+    """
+    files = {name: offsets_file(found) for name, found in offsets.items()}
+    present = {name: _content(folder / name, fs) for name in files}
+    checksums = read_checksums(folder, fs)
+    sums = {name: crc32c.crc32c(data or b"") for name, data in present.items()}
+    if all(present[name] == data and sums[name] in checksums.get(name, ()) for name, data in files.items()):
+        return
+    for name, data in files.items():
+        is_sound = sums[name] in checksums.get(name, {sums[name]})
+        checksums[name] = {crc32c.crc32c(data), sums[name]} if is_sound else {crc32c.crc32c(data)}
+    rows = [f"{name} {crc}" for name, found in checksums.items() for crc in sorted(found)]
+    rows.append(f"{OFFSET_CHECKSUMS} {_checksum_of(rows)}")
+    replace_file(folder / OFFSET_CHECKSUMS, "\n".join(["0", str(len(rows)), *rows]) + "\n", fs=fs)
+    for name, data in files.items():
+        if present[name] != data:
+            replace_file(folder / name, data, fs=fs)
+
+
+def _content(path: Path, fs: FileSystem) -> bytes | None:
+    try:
+        return read_file(path, fs)
+    except FileNotFoundError:
+        return None
+
+
+def _checksum_of(rows: list[str]) -> int:
+    return int(crc32c.crc32c("\n".join(rows).encode()))
+
+
+def read_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[str, set[int]]:
+    """Return the checksums that each offset checkpoint may have; without the file, or if it is damaged, none."""
+    path, found = folder / OFFSET_CHECKSUMS, dict[str, set[int]]()
+    try:
+        rows = _read_lines(path, 2, fs)
+        if rows and rows.pop() != [OFFSET_CHECKSUMS, str(_checksum_of([" ".join(row) for row in rows]))]:
+            raise CorruptDataError("its own checksum does not fit")
+        for name, crc in rows:
+            found.setdefault(name, set()).add(int(crc))
+    except (CorruptDataError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FILES_OWN:
+            raise
+        log.warning("%s can't be read, the offset checkpoints are not verified: %s", path, error)
+        return {}
+    return found
 
 
 def offsets_file(offsets: Mapping[TopicPartition, int]) -> bytes:
@@ -101,22 +156,36 @@ def offsets_file(offsets: Mapping[TopicPartition, int]) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def read_offsets(path: Path, fs: FileSystem = SYSTEM) -> dict[TopicPartition, int]:
-    """Read an offset checkpoint; empty if there is no file.
+def read_offsets(path: Path, known: set[int] | None, fs: FileSystem = SYSTEM) -> dict[TopicPartition, int]:
+    """Read an offset checkpoint; empty if there is no file. `known`: the checksums that it may have; None: any.
 
     Raises:
         CorruptDataError: the file is damaged.
     """
+    data = _content(path, fs)
+    if data is None:
+        if known is not None and _NO_CONTENT not in known:
+            log.warning("%s is missing; the logs are opened without it", path)
+        return {}
+    if known is not None and crc32c.crc32c(data) not in known:
+        raise CorruptDataError(
+            f"{path} is damaged: its checksum does not fit. If it was edited on purpose, remove {OFFSET_CHECKSUMS}"
+        )
     found = {}
-    for words in _read_lines(path, 3, fs):
+    for words in _split_lines(path, data, 3):
         found[TopicPartition(words[0], int(words[1]))] = int(words[2])
     return found
 
 
 def readable_offsets(
-    path: Path, damaged: Callable[[Path, Exception], None] | None = None, fs: FileSystem = SYSTEM
+    path: Path,
+    checksums: Mapping[str, set[int]],
+    damaged: Callable[[Path, Exception], None] | None = None,
+    fs: FileSystem = SYSTEM,
 ) -> dict[TopicPartition, int] | None:
     """Read an offset checkpoint, or return None if it is damaged: logs can be opened without it.
+
+    `checksums` are those of `read_checksums`.
 
     The damage is passed to `damaged`, or logged.
 
@@ -124,7 +193,7 @@ def readable_offsets(
         OSError: a resource is missing that another attempt may have.
     """
     try:
-        return read_offsets(path, fs)
+        return read_offsets(path, checksums.get(path.name), fs)
     except (CorruptDataError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in FILES_OWN:
             raise
@@ -176,10 +245,12 @@ def readable_index_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[int,
 
 
 def _read_lines(path: Path, columns: int, fs: FileSystem) -> list[list[str]]:
-    try:
-        lines = read_file(path, fs).decode().splitlines()
-    except FileNotFoundError:
-        return []
+    data = _content(path, fs)
+    return [] if data is None else _split_lines(path, data, columns)
+
+
+def _split_lines(path: Path, data: bytes, columns: int) -> list[list[str]]:
+    lines = data.decode().splitlines()
     rows = [line.rsplit(" ", columns - 1) for line in lines[2:]]
     if lines[:1] != ["0"] or lines[1:2] != [str(len(rows))] or any(len(row) != columns for row in rows):
         raise CorruptDataError(f"{path} is no checkpoint file of version 0")

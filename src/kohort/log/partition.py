@@ -554,9 +554,18 @@ class PartitionLog:
         self.unfinished = None
 
     def _restart_at(self, offset: int) -> None:
-        """Begin again with an empty log at `offset`, because everything before the log start is lost."""
+        """Begin again with an empty log at `offset`, the log start, which everything that is there lies before."""
         for segment in reversed(self.segments):
-            segment.delete()
+            aside = recovery.set_segment_aside(segment, self.recovery, self.files.fs)
+            if aside is not None:
+                _log.warning(
+                    "%s: the log begins at offset %d by %s, and %s ends before it: it is kept as %s",
+                    self.path.name,
+                    offset,
+                    checkpoints.LOG_STARTS,
+                    segment.path.name,
+                    aside.name,
+                )
         self.set_segments([self._made(offset)])
 
     def _made(self, offset: int) -> Segment:

@@ -77,7 +77,7 @@ def end_at_hole(
     size = segment.file_size() if there else 0
     if not _readable_behind(segment, hole, size, later):
         return
-    aside = [_set_segment_aside(after, report, fs) for after in reversed(later)]
+    aside = [set_segment_aside(after, report, fs) for after in reversed(later)]
     if there and size > hole.position:
         aside.append(_set_end_aside(segment.path, hole.position, size, fs))
     sync_folder(segment.path.parent, fs)
@@ -145,7 +145,7 @@ def _ended(
     return ended, torn
 
 
-def _set_segment_aside(segment: Segment, report: RecoveryReport, fs: FileSystem) -> Path | None:
+def set_segment_aside(segment: Segment, report: RecoveryReport, fs: FileSystem) -> Path | None:
     """Rename a segment's file and remove its other files; return None if it was empty."""
     aside = None
     if file_exists(segment.path, fs) and (size := segment.file_size()):
@@ -299,7 +299,7 @@ def _open_each(
             segment.transactions.reset()
             report.rebuilt_indexes.append(segment.path.with_suffix(".txnindex").name)
         if segment.path.with_suffix(".txnindex").name in report.rebuilt_indexes:
-            _forget_snapshots_after(path, segment.base_offset, fs)
+            forget_snapshots_after(path, segment.base_offset, fs)
     return torn
 
 
@@ -403,7 +403,7 @@ def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogCo
     return segment
 
 
-def _forget_snapshots_after(path: Path, offset: int, fs: FileSystem) -> None:
+def forget_snapshots_after(path: Path, offset: int, fs: FileSystem = SYSTEM) -> None:
     """Delete snapshots after `offset`, so that the transactions are read again from the log."""
     for snapshot in snapshot_offsets(fs.listdir(path)):
         if snapshot > offset:

@@ -45,16 +45,19 @@ def _place(found: Defect) -> tuple[str, int]:
     return str(found.damage.path), found.damage.position
 
 
-def _set_index_aside(found: Defect) -> Path:
-    path = found.damage.path
-    aside = _free_name(path.with_name(path.name + ASIDE))
-    path.rename(aside)
-    sync_folder(path.parent)
+def _set_index_aside(found: Defect) -> Path | None:
+    path, aside = found.damage.path, None
+    if path.exists():
+        aside = _free_name(path.with_name(path.name + ASIDE))
+        path.rename(aside)
+        sync_folder(path.parent)
     if path.name == checkpoints.LEADER_EPOCHS:
         bases = sorted(int(file.stem) for file in path.parent.glob("*.log") if file.stem.isdecimal())
         recovery.load_epochs(path.parent, [_opened(path.parent, base) for base in bases])
     elif path.suffix in (".index", ".timeindex"):
         _make_indexes(path.with_suffix(".log"))
+    elif path.suffix == ".txnindex":  # the next start reads the transactions again
+        recovery.forget_snapshots_after(path.parent, int(path.stem))
     return aside
 
 

@@ -25,7 +25,7 @@ from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.cooperative import LoopBudget, Search, Steps, completed
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FILES_OWN, FileCache
-from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, file_exists, folder_mode, is_internal, read_file
+from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, folder_mode, is_internal
 from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
@@ -230,9 +230,9 @@ class StoreCheckpoints:
         Raises:
             OSError: a resource is missing that another attempt may have.
         """
-        synced = checkpoints.readable_offsets(folder / RECOVERY_POINTS, fs=fs)
-        starts = checkpoints.readable_offsets(folder / LOG_STARTS, fs=fs)
-        return cls(synced, starts, checkpoints.readable_offsets(folder / CLEANED, fs=fs))
+        checksums = checkpoints.read_checksums(folder, fs)
+        names = RECOVERY_POINTS, LOG_STARTS, CLEANED
+        return cls(*(checkpoints.readable_offsets(folder / name, checksums, fs=fs) for name in names))
 
     def topics(self) -> set[str]:
         """Return the topics in the files."""
@@ -263,10 +263,7 @@ def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog
     listed = list(logs)
     synced = {tp: log.flushed_offset for tp, log in listed if log.flushed_offset}
     cleaned = {tp: log.cleaned_offset for tp, log in listed if log.cleaned_offset}
-    for name, offsets in ((RECOVERY_POINTS, synced), (CLEANED, cleaned)):
-        path, data = folder / name, checkpoints.offsets_file(offsets)
-        if not file_exists(path, fs) or read_file(path, fs) != data:
-            checkpoints.replace_file(path, data, fs=fs)
+    checkpoints.write_offsets(folder, {RECOVERY_POINTS: synced, CLEANED: cleaned}, fs)
 
 
 log = logging.getLogger("kohort.log")
@@ -764,7 +761,7 @@ class LogStore(ClosedOnExit):
 
     def _write_starts(self) -> None:
         starts = {tp: p.log_start_offset for tp, p in self.partitions() if p.log_start_offset}
-        checkpoints.write_offsets(self.path / LOG_STARTS, starts)
+        checkpoints.write_offsets(self.path, {LOG_STARTS: starts})
 
     def _write_bounds(self) -> None:
         self._write_checkpoints()

@@ -27,11 +27,12 @@ from kohort.io.channel import Link
 from kohort.io.closing import OneProcess
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.settings import MemberMetrics, Own
-from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
+from kohort.region.consuming.staging import Stager, sink_wait
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.inside import Inside
 from kohort.region.member.events import CheckpointWanted, Closing, Event, ResetWanted
+from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
 from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, refusal_of
 from kohort.region.states import RegionMemberState
@@ -314,11 +315,12 @@ class RegionConsumer(OneProcess):
         """End at once: the whole region resets to the last complete sequence. Waits when `close` does."""
         if os.getpid() != self._pid:
             return
-        self._events.aborting = True
-        if not self.is_in_use_here():  # otherwise the event thread clears it
-            self._flow.discard_all()
-        self.ask_to_close(CLOSE_S)
-        self._events.post_quietly(ResetWanted(cause))
+        if self._flow.error is None:  # otherwise the member is leaving by itself, and has said why
+            self._events.aborting = True
+            if not self.is_in_use_here():  # otherwise the event thread clears it
+                self._flow.discard_all()
+            self.ask_to_close(CLOSE_S)
+            self._events.post_quietly(ResetWanted(cause))
         if not self.is_in_use_here():
             self._wait_for_the_end()
 
@@ -372,7 +374,10 @@ class RegionConsumer(OneProcess):
         if error is None:
             self.close()
         else:
-            self.abort(f"the application has failed: {error!r}")
+            try:
+                self.abort(f"the application has failed: {error!r}")
+            except TimedOutError as late:  # the application's own error is the cause, and stays the one that is raised
+                log.warning("%s", late)
 
 
 def _made_of(piece: Piece) -> str:

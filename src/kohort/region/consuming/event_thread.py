@@ -21,7 +21,7 @@ from kohort.ids import TopicPartition
 from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_and_metadata, partition_of
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
-from kohort.region.consuming.staging import Stager, is_away, sink_wait
+from kohort.region.consuming.staging import Stager, sink_wait
 from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.member import events
 from kohort.region.member.events import Effect
@@ -29,11 +29,14 @@ from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Position
+from kohort.region.sinks.availability import is_away, is_final
 from kohort.region.staged import Staged
 
 log = logging.getLogger("kohort.region")
 
 POLL_MS, SLOW_S = 100, 0.1
+LEAVE_S = 60.0
+"""Seconds in which a member leaves after its sink has refused its rows for good."""
 LEFT_UNDONE = "the application left its loop with a table in hand, which its state may have already"
 
 
@@ -316,6 +319,9 @@ class EventThread(MemberThread):
             if is_away(error):
                 self.sink_waits(self._sink_wait.record_failure(error))
                 return
+            if is_final(error):
+                self._end_refused(error)
+                return
             log.exception("%s: rows could not be staged in the sink, so the region will be reset", self.name)
             self._not_saved(cut, error)
             return
@@ -331,6 +337,19 @@ class EventThread(MemberThread):
             self._not_saved(cut, error)
             return
         self._give(cut, self._ends(), staged, state)
+
+    def _end_refused(self, error: Exception) -> None:
+        """Leave a region whose sink refuses the rows for good: the region resets once, and the others continue.
+
+        `tables()` raises the error at once, as `submit` does when it meets such an error.
+        """
+        log.error("%s: leaving the region: the rows could not be staged in the sink: %s", self.name, error)
+        self._saves_no_more()
+        self._error, self.aborting = error, True
+        self._flow.end(error)
+        self.end_within(LEAVE_S)
+        self._step(events.ResetWanted(f"{self.name} could not stage its rows: {error!r}"))
+        self._step(events.Closing())
 
     def _not_saved(self, cut: Cut, error: Exception) -> None:
         self._saves_no_more()

@@ -35,7 +35,6 @@ from kohort.region import messages
 from kohort.region.agreement import UNKNOWN
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig, MemberMetrics
-from kohort.region.consuming.staging import is_away
 from kohort.region.consuming.starts import look_up
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.member import events
@@ -47,6 +46,7 @@ from kohort.region.parts import Part
 from kohort.region.record_codec import value_of
 from kohort.region.records import Contribution, Position, Span
 from kohort.region.server import SILENCE_S
+from kohort.region.sinks.availability import is_away
 from kohort.region.staged import Staged
 
 # -- Rebalance callbacks inside a poll

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable
 from uuid import UUID
 
 import pyarrow as pa
 
-from kohort.errors import InvalidInputError, RetriableError
+from kohort.errors import InvalidInputError
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.columns import arrange
@@ -17,31 +16,6 @@ from kohort.region.sinks.dead_letters import LetterLog, divide, letters_of
 from kohort.region.staged import StagedKey
 
 UNIT_BYTES = 64 * 1024 * 1024
-AWAY = (OSError, RetriableError)
-"""Errors of a sink that is unavailable: staging is retried, and the region does not reset."""
-LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-LASTING_ERRNOS = frozenset(
-    {
-        errno.EROFS,
-        errno.EXDEV,
-        errno.EFBIG,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.EINVAL,
-        errno.EOPNOTSUPP,
-        errno.ENOSYS,
-    }
-)
-"""Errors of a sink that was removed, has other permissions, is read-only or does not support what is needed. Waiting
-does not repair them, so the region resets and stops. All others pass: a full disk (ENOSPC, EDQUOT), one that fails
-(EIO) or whose server has restarted (ESTALE), a network, too many open files."""
-
-
-def is_away(error: BaseException) -> bool:
-    """Return whether a sink that raised this error may accept the same call later."""
-    if isinstance(error, LASTING) or (isinstance(error, OSError) and error.errno in LASTING_ERRNOS):
-        return False
-    return isinstance(error, AWAY)
 
 
 def sink_wait(name: str) -> RetryWait:

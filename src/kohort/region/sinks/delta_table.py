@@ -23,7 +23,6 @@ commit's file and the files that it names before `published-N`, and before anyth
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import time
@@ -48,6 +47,7 @@ from kohort.region.files import (
     sync_folder,
 )
 from kohort.region.sinks import Keep, owner_marker, staged_files
+from kohort.region.sinks.availability import NO_LINKS_ERRNOS
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
@@ -371,7 +371,7 @@ class DeltaTable(InFolder):
             for second in seconds:
                 files.link(staged, second)
         except OSError as error:
-            if error.errno in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            if error.errno in NO_LINKS_ERRNOS:
                 raise InvalidInputError(
                     f"{self.path} can't be written exactly once: {error}. It must lie on one file system that has hard "
                     "links"

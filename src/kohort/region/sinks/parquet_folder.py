@@ -53,6 +53,7 @@ from kohort.region.files import (
     write_file,
 )
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
+from kohort.region.sinks.availability import NO_LINKS_ERRNOS
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
 from kohort.region.sinks.compaction import (
@@ -274,7 +275,7 @@ class ParquetFolder(InFolder):
                 remove_folder(files, renamed)
 
     def _explain(self, error: OSError) -> None:
-        if error.errno in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno in NO_LINKS_ERRNOS:
             raise InvalidInputError(
                 f"{self.path} can't be written exactly once: {error}. Its folders must lie on one file system that "
                 "has hard links and renames folders"

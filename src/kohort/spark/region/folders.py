@@ -38,6 +38,7 @@ from kohort.region.files import (
     sync_folder,
     write_file,
 )
+from kohort.region.sinks.availability import NO_LINKS_ERRNOS
 from kohort.spark.region.checkpoint_files import (
     COMMITS,
     METADATA,
@@ -266,7 +267,6 @@ __all__ = [
 ]
 
 _EPOCH: Final = re.compile(r"e([0-9]+)(?:\.tmp)?")
-_NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _ON_ITS_WAY: Final = ".tmp"
 _PROBE: Final = ".probe-"
 
@@ -291,7 +291,7 @@ def check_place(folder: str) -> str:
             remove_folder(files, probe)
             remove_folder(files, f"{probe}.renamed")
     except OSError as error:
-        problem = "has no hard links" if error.errno in _NO_LINKS else "can't be written to"
+        problem = "has no hard links" if error.errno in NO_LINKS_ERRNOS else "can't be written to"
         raise InvalidInputError(
             f"a region can't keep its checkpoints in {path}, which {problem}: {error}; choose a folder on a file "
             "system that has them, local or mounted, and that this user may write to"
@@ -411,7 +411,7 @@ def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Contents
         except FileNotFoundError:
             continue
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS_ERRNOS:
                 raise
             raise InvalidInputError(
                 f"{old}/{path} can't get a second name in {new}: {error}. Both must lie on one file system that has "

@@ -18,8 +18,9 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
-from kohort.region.consuming.staging import AWAY, is_away, sink_wait
+from kohort.region.consuming.staging import sink_wait
 from kohort.region.sinks import Sink, check_rows
+from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import divide, letters_of, letters_of_records
 from kohort.region.staged import Staged, StagedKey, together
 from kohort.spark.region.query_factory import LETTER

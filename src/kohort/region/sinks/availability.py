@@ -1,0 +1,58 @@
+"""The errors of sinks: which pass when a member waits, and which nobody but a person repairs.
+
+All waits for a sink decide by this table: `submit`, the staging at a checkpoint, tasks of Spark queries, and the
+comparison with the region's topic before a member registers.
+"""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from typing import Final
+
+from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
+
+AWAY: Final = (OSError, RetriableError)
+"""Errors of a sink that may be unavailable; `is_away` decides."""
+FINAL: Final = (
+    FileNotFoundError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+    ssl.SSLCertVerificationError,
+    NotAuthorizedError,
+    InvalidInputError,
+)
+"""Errors of a sink that was removed or made differently, gives no right, or refuses the rows."""
+NO_LINKS_ERRNOS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""Errors of a file system that cannot link and rename as exactly-once writing needs."""
+FINAL_ERRNOS: Final = NO_LINKS_ERRNOS | {
+    errno.EROFS,
+    errno.EACCES,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EFBIG,
+    errno.EMLINK,
+    errno.EINVAL,
+    errno.ENODEV,
+}
+"""Errors of a place that was removed, has other permissions, is read-only or does not support what is needed. All
+others pass: a disk that is full (ENOSPC, EDQUOT) or fails (EIO), a file server that has restarted (ESTALE), a network
+(ETIMEDOUT, ECONNRESET), too many open files (EMFILE), no memory (ENOMEM)."""
+
+
+def is_final(error: BaseException) -> bool:
+    """Return whether neither waiting nor a reset can make a sink accept what it refused with this error."""
+    if isinstance(error, FINAL):
+        return True
+    if not isinstance(error, OSError) or isinstance(error, ssl.SSLError):  # whose numbers are OpenSSL's
+        return False
+    return error.errno in FINAL_ERRNOS
+
+
+def is_away(error: BaseException) -> bool:
+    """Return whether a sink that raised this error may accept the same call later."""
+    return isinstance(error, AWAY) and not is_final(error)
