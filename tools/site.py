@@ -8,6 +8,7 @@ link and each address that a reader's browser would load is checked. Only the fi
 from __future__ import annotations
 
 import inspect
+import os
 import posixpath
 import re
 import shutil
@@ -164,7 +165,7 @@ def main() -> int:
     write_pages()
     shutil.rmtree(SITE, ignore_errors=True)
     command = [*IN_ITS_ENVIRONMENT, "mkdocs", "build", "--quiet", "--strict", "--config-file", "mkdocs.yml"]
-    built = subprocess.run(command, cwd=ROOT, check=False)
+    built = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False)
     if built.returncode:
         return built.returncode
     found = list(faults(SITE))
