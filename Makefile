@@ -34,7 +34,7 @@ QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/la
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites frameworks lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs site picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites frameworks lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -104,15 +104,19 @@ check-deps: setup ## licences of the pinned packages, and their known vulnerabil
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
 
-docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, the table of protocol-coverage.md, frameworks.md, the settings' types
+docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, errors.md, the table of protocol-coverage.md, frameworks.md, the settings' types
 	@$(BIN)/python tools/command_docs.py
 	@$(BIN)/python tools/state_tables.py
 	@$(BIN)/python -m tools.layout_page
 	@$(BIN)/python -m tools.protocol_docs
+	@$(BIN)/python -m tools.error_docs
 	@$(BIN)/python -m tools.setting_docs
 	@$(BIN)/python -m tools.setting_types
 	@$(BIN)/python -m frameworks.page
 	@$(BIN)/ruff format --quiet src/kohort/client/setting_types.py
+
+site: setup ## build the documentation's site into build/site, and check its links; the first run fetches MkDocs
+	@$(BIN)/python -m tools.site
 
 format: setup ## let ruff format and fix what it can
 	@$(BIN)/ruff check --quiet --fix-only .
@@ -200,6 +204,7 @@ lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for n
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
 	@echo pip-audit | $(LOCK) $(LOCK_ARGS) - -o requirements/audit.txt
 	@printf 'check-wheel-contents\ncibuildwheel\ntwine\n' | $(LOCK) $(LOCK_ARGS) - -o requirements/release.txt
+	@printf 'mkdocs-material\nmkdocstrings[python]\n' | $(LOCK) $(LOCK_ARGS) - --constraint requirements/dev.txt -o requirements/site.txt
 
 clean: ## remove the environment and what was built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

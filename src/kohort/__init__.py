@@ -203,6 +203,8 @@ if TYPE_CHECKING:
     )
     from kohort.ids import AclOperation as AclOperation
     from kohort.ids import TopicPartition as TopicPartition
+    from kohort.schema_registry.registry import RegisteredSchema as RegisteredSchema
+    from kohort.schema_registry.registry import SchemaRegistry as SchemaRegistry
 
 __version__ = "0.1.0"
 
@@ -302,6 +304,7 @@ _NAMES = {
         "TimedOutError",
     ),
     "kohort.ids": ("AclOperation", "TopicPartition"),
+    "kohort.schema_registry.registry": ("RegisteredSchema", "SchemaRegistry"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 

@@ -192,6 +192,8 @@ _BY_NUMBER: Final[dict[int, ErrorCode]] = {int(code): code for code in ErrorCode
 class KafkaError(Exception):
     """The base of all exceptions that this package raises deliberately.
 
+    Remedy: read the code's meaning in the table of codes. The brokers' log has more where they refused a request.
+
     Attributes:
         code: the protocol's error code; UNKNOWN_SERVER_ERROR where the protocol was not involved.
         message: what happened, for a reader.
@@ -231,43 +233,64 @@ def _again(kind: type[KafkaError], args: tuple[object, ...], has: dict[str, Any]
 
 
 class RetriableError(KafkaError):
-    """A temporary failure: trying again may succeed without any change by the caller."""
+    """A temporary failure: trying again may succeed without any change by the caller.
+
+    Remedy: try again after a pause. If it does not pass, check the address, the network and the brokers' log.
+    """
 
     default_code = ErrorCode.NETWORK_EXCEPTION
 
 
 class TimedOutError(RetriableError):
-    """The time allowed ran out; whether the operation took effect is unknown."""
+    """The time allowed ran out; whether the operation took effect is unknown.
+
+    Remedy: repeat what may be repeated. Raise `timeout_ms` of the call, or the setting that the message names.
+    """
 
     default_code = ErrorCode.REQUEST_TIMED_OUT
 
 
 class FencedError(KafkaError):
-    """A newer instance took over this identity (member, instance id, producer, leader): stop using it."""
+    """A newer instance took over this identity (member, instance id, producer, leader): stop using it.
+
+    Remedy: close the client. Give each process a `group.instance.id` and `transactional.id` of its own.
+    """
 
     default_code = ErrorCode.FENCED_INSTANCE_ID
 
 
 class NotAuthorizedError(KafkaError):
-    """The credentials were refused or give no right to this."""
+    """The credentials were refused or give no right to this.
+
+    Remedy: check user, password and certificate. Let an administrator add the right that the message names.
+    """
 
     default_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 class CommitFailedError(KafkaError):
-    """A refused offset commit: the partitions may belong to another member by now."""
+    """A refused offset commit: the partitions may belong to another member by now.
+
+    Remedy: poll again, and process what it returns. If it repeats, raise `max.poll.interval.ms` or lower
+    `max.poll.records`.
+    """
 
     default_code = ErrorCode.UNKNOWN_MEMBER_ID
 
 
 class InvalidInputError(KafkaError, ValueError):
-    """A configuration, argument or request that can't work as given: the caller must change it."""
+    """A configuration, argument or request that can't work as given: the caller must change it.
+
+    Remedy: change what the message names. It has the nearest known name or the allowed values.
+    """
 
     default_code = ErrorCode.INVALID_REQUEST
 
 
 class RecordsRefusedError(InvalidInputError):
     """Refused records of a batch, with which the whole batch was refused. Source: KIP-467.
+
+    Remedy: mend or drop the records that `records` names by index, and send the others again.
 
     Attributes:
         records: why, by the index in the batch of each record that was refused.
@@ -290,13 +313,18 @@ class RecordsRefusedError(InvalidInputError):
 
 
 class NotFoundError(KafkaError):
-    """A named topic, group, member or other object that does not exist."""
+    """A named topic, group, member or other object that does not exist.
+
+    Remedy: check the name, and create the object. `kohort topics list` and `kohort groups list` show what there is.
+    """
 
     default_code = ErrorCode.RESOURCE_NOT_FOUND
 
 
 class OffsetError(KafkaError):
     """A position that is missing or outside the partition's log.
+
+    Remedy: seek to an offset that exists, set `auto.offset.reset`, or use `kohort groups reset-offsets`.
 
     Attributes:
         partition: the partition of the position; None where the error is of no single partition.
@@ -313,7 +341,10 @@ class OffsetError(KafkaError):
 
 
 class CorruptDataError(KafkaError):
-    """Damaged bytes: a record, file or message that can't be decoded."""
+    """Damaged bytes: a record, file or message that can't be decoded.
+
+    Remedy: seek past the record that the message names, or restore the file. `kohort log check` examines a data folder.
+    """
 
     default_code = ErrorCode.CORRUPT_MESSAGE
 

@@ -19,6 +19,8 @@ Nearer markers add to farther ones, and win where both name a property.
 
 A broker can be made to fail on purpose. `kohort_broker.faults.add(Fault(...))` fails, delays, drops or holds requests
 chosen by api, group, client and occurrence. `kohort_broker.kill()` and `.restart()` simulate a crash and a restart.
+
+`kohort_schema_registry` is a schema registry of the test's own; clients get its `url`.
 """
 
 from __future__ import annotations
@@ -34,8 +36,16 @@ import pytest
 if TYPE_CHECKING:  # the plugin is imported by every pytest run; the broker only by tests that use it
     from kohort.broker import Broker
     from kohort.broker.server.fault_kinds import Fault
+    from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 
-__all__ = ["Fault", "kohort_broker", "kohort_broker_factory", "kohort_shared_broker"]
+__all__ = [
+    "EmbeddedSchemaRegistry",
+    "Fault",
+    "kohort_broker",
+    "kohort_broker_factory",
+    "kohort_schema_registry",
+    "kohort_shared_broker",
+]
 
 MARKER = (
     "kohort_broker(config, secure=False): a mapping of broker properties, under Kafka's names, for the fixture "
@@ -45,7 +55,11 @@ _FORM = 'write @pytest.mark.kohort_broker({"num.partitions": 6}) or @pytest.mark
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Fault` when it is first used."""
+    """Import `Fault` and `EmbeddedSchemaRegistry` when they are first used."""
+    if name == "EmbeddedSchemaRegistry":
+        from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
+
+        return EmbeddedSchemaRegistry
     if name != "Fault":
         raise AttributeError(f"module 'kohort.testing' has no attribute {name!r}")
     from kohort.broker.server.fault_kinds import Fault
@@ -141,3 +155,12 @@ def kohort_shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
 
     with Broker(tmp_path_factory.mktemp("kohort-shared-broker")) as broker:
         yield broker
+
+
+@pytest.fixture
+def kohort_schema_registry(tmp_path: Path) -> Iterator[EmbeddedSchemaRegistry]:
+    """Start a schema registry for one test, with its schemas in the test's folder."""
+    from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
+
+    with EmbeddedSchemaRegistry(tmp_path / "kohort-schema-registry") as registry:
+        yield registry

@@ -161,6 +161,11 @@ def test_dead_letters_have_reason_and_place(program: Run, servers: str) -> None:
 
 
 @LAST_RESORT
+def test_typed_avro_reads_both_versions(program: Run, servers: str) -> None:
+    assert sorted(program("typed_avro.py", servers).ended()) == ["1 no total", "2 no total", "3 9.5"]
+
+
+@LAST_RESORT
 def test_lag_alert_names_group_and_cause(program: Run, servers: str) -> None:
     fill(servers, "invoices", ["one", "two"])
     with Consumer(servers, group_id="accounting", auto_offset_reset="earliest") as consumer:

@@ -229,6 +229,10 @@ class ConsumerSettings(ConnectionSettings, total=False):
     value_deserializer: Callable[[bytes], Any] | None
     """Called with each value; None: bytes. Default: None."""
 
+    schema_registry_url: str | None
+    """Deserializes values by the schemas of this registry, in place of value.deserializer; several with commas between,
+    a user and password may stand before a host. Default: None."""
+
 
 class ProducerSettings(ConnectionSettings, total=False):
     """A producer's settings."""

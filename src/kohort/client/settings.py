@@ -240,6 +240,7 @@ class ConnectionConfig:
             "ssl_truststore_password",
             "sasl_jaas_config",
             "sasl_oauthbearer_client_secret",
+            "schema_registry_url",
         )
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
@@ -385,6 +386,12 @@ class ConsumerConfig(ConnectionConfig):
     )
     value_deserializer: Callable[[bytes], Any] | None = declare_setting(  # noqa: RUF009
         "value.deserializer", None, elsewhere=("value_serializer",), why="called with each value; None: bytes"
+    )
+    schema_registry_url: str | None = declare_setting(
+        "schema.registry.url",
+        None,
+        why="deserializes values by the schemas of this registry, in place of value.deserializer; several with commas "
+        "between, a user and password may stand before a host",
     )
 
 

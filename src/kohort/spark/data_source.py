@@ -135,6 +135,10 @@ class KohortDataSource(DataSource):
             return table_schema(table)
         options = self._options()
         self._warn(options.ignored)  # every load() calls this method once
+        found = _schema_from_registry(options)
+        if found is not None:  # kept in the read, which Spark pickles after this call: the subject may get a newer one
+            self._raw["valueSchema"] = found
+            options = self._options()
         return spark_schema(columns_of(options), _type_of_values(options))
 
     @reason_first
@@ -225,6 +229,14 @@ class KohortDataSource(DataSource):
             _warned.clear()
         _warned.add(warning)
         log.warning("%s", text)
+
+
+def _schema_from_registry(options: SourceOptions) -> str | None:
+    if options.schema_registry_url is None:
+        return None
+    from kohort.spark.values.declared import schema_from_registry
+
+    return schema_from_registry(options)
 
 
 def _type_of_values(options: SourceOptions) -> str:

@@ -187,7 +187,10 @@ class SourceOptions(ClientOptions):
         why="makes value a column of its own type instead of bytes",
     )
     value_schema: str | None = declare_setting(
-        "valueSchema", None, why="the type of values, as DDL or as an Avro schema"
+        "valueSchema",
+        None,
+        why="the type of values, as DDL or as an Avro schema; not given with schemaRegistryUrl: the newest schema of "
+        "<topic>-value",
     )
     on_bad_record: str = declare_setting(
         "onBadRecord",
@@ -203,6 +206,11 @@ class SourceOptions(ClientOptions):
         None,
         why="module:function, which gives the Avro schema that a value was written with by the id before it",
     )
+    schema_registry_url: str | None = declare_setting(
+        "schemaRegistryUrl",
+        None,
+        why="the schema registry that has the schema of each value by the id before it",
+    )
     region_session: str | None = declare_setting(
         "regionSeat",
         None,
@@ -212,7 +220,13 @@ class SourceOptions(ClientOptions):
 
     def says_of_values(self) -> bool:
         """Return whether values get a type, or an option asks for something that only typed values have."""
-        given = (self.value_format, self.value_schema, self.value_time_zone, self.value_writer_schemas)
+        given = (
+            self.value_format,
+            self.value_schema,
+            self.value_time_zone,
+            self.value_writer_schemas,
+            self.schema_registry_url,
+        )
         return any(value is not None for value in given) or self.on_bad_record != "fail"
 
     def pattern_text(self) -> str | None:

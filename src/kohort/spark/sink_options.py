@@ -42,6 +42,18 @@ class SinkOptions(ClientOptions):
         choices=("at-least-once", "exactly-once"),
         why="what a task that is tried again may do: at-least-once may write its records again",
     )
+    value_format: str | None = declare_setting(
+        "valueFormat",
+        None,
+        choices=("avro",),
+        why="writes the column value, of any type, as Avro with the id of its schema; None: it is text or binary",
+    )
+    value_schema: str | None = declare_setting(
+        "valueSchema", None, why="the Avro schema to write values with; not given: the one of Spark's to_avro"
+    )
+    schema_registry_url: str | None = declare_setting(
+        "schemaRegistryUrl", None, why="the schema registry that keeps the schema, under the subject <topic>-value"
+    )
     transactional_id_prefix: str | None = declare_setting(
         "transactionalIdPrefix", None, why="with delivery=exactly-once: how its transactional ids begin"
     )
@@ -67,6 +79,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     options.kafka.update(client.taken)
     if options.topic is not None and not options.topic.strip():
         raise InvalidInputError("the option topic is empty: name the topic, or leave the option out and have a column")
+    _check_values(options)
     if options.delivery != "at-least-once" or options.transactional_id_prefix is not None:
         raise InvalidInputError(
             "delivery=exactly-once and transactionalIdPrefix are not there yet: a sink is at-least-once, and a reader "
@@ -84,3 +97,23 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored(options.ignored, options.strict_options)
     return options
+
+
+def _check_values(options: SinkOptions) -> None:
+    """Check the options of typed values.
+
+    Raises:
+        InvalidInputError: one of them is missing, or the registry's URL is invalid.
+    """
+    if options.value_format is None:
+        for name, value in (("valueSchema", options.value_schema), ("schemaRegistryUrl", options.schema_registry_url)):
+            if value is not None:
+                raise InvalidInputError(f"the option {name} needs valueFormat=avro")
+        return
+    if options.schema_registry_url is None:
+        raise InvalidInputError("valueFormat=avro needs schemaRegistryUrl: the registry that keeps the schema")
+    if options.topic is None:
+        raise InvalidInputError("valueFormat=avro needs the option topic: the schema's subject is <topic>-value")
+    from kohort.schema_registry.registry import SchemaRegistry
+
+    SchemaRegistry(options.schema_registry_url)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore
+from kohort.client.consumer.deserializers import decode_and_prepare, with_schema_registry
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.sync_methods import SyncMethods
@@ -51,7 +52,7 @@ class AsyncConsumer(SyncMethods):
     @checked_call
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
         """Make a consumer on the running loop; it connects with the first call. Settings are `Consumer`'s."""
-        self.config = client_config(ConsumerConfig, bootstrap_servers, settings)
+        self.config, self._registry = with_schema_registry(client_config(ConsumerConfig, bootstrap_servers, settings))
         self._client = AsyncClient(self.config)
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
@@ -189,6 +190,8 @@ class AsyncConsumer(SyncMethods):
                 effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000)
             )
         if isinstance(effect, Decode):
+            if self._registry is not None:
+                return await asyncio.to_thread(decode_and_prepare, effect, self._registry)
             if sum(len(given.buffer) for given in effect.sets) < _DECODE_HERE_BYTES:
                 return decode(effect.sets, effect.options)
             return await asyncio.to_thread(decode, effect.sets, effect.options)

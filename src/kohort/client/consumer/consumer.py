@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
+from kohort.client.consumer.deserializers import with_schema_registry
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
@@ -75,7 +76,7 @@ class Consumer(Lookups, SyncMethods):
         Raises:
             InvalidInputError: An unknown setting (naming the nearest), or an invalid value.
         """
-        config = client_config(ConsumerConfig, bootstrap_servers, settings)
+        config, _registry = with_schema_registry(client_config(ConsumerConfig, bootstrap_servers, settings))
         super().__init__(ThreadClient(config), config)
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._user = threading.Lock()

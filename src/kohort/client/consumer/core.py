@@ -180,7 +180,10 @@ log = logging.getLogger("kohort.client")
 
 
 class WakeupError(KafkaError):
-    """Error of the poll that `wakeup()` interrupted; that poll returned nothing and moved no position."""
+    """Error of the poll that `wakeup()` interrupted; that poll returned nothing and moved no position.
+
+    Remedy: none is needed: end the loop that polls, or poll again.
+    """
 
 
 class ConsumerCore:

@@ -7,10 +7,18 @@ Consumer(..., value_deserializer=lambda data: avro.decode(data))
 
 from __future__ import annotations
 
+import dataclasses
 import json as _json  # not msgspec: applications get what Python's json gives
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kohort.errors import CorruptDataError
+from kohort.client.consumer.effects import Decode
+from kohort.client.settings import ConsumerConfig
+from kohort.columns import decode
+from kohort.errors import CorruptDataError, InvalidInputError
+
+if TYPE_CHECKING:
+    from kohort.columns.decoded import Decoded
+    from kohort.schema_registry.registry import SchemaRegistry
 
 
 def text(data: bytes) -> str:
@@ -51,3 +59,31 @@ def arrow_rows(data: bytes) -> list[dict[str, Any]]:
     except pa.ArrowInvalid as error:
         raise CorruptDataError(f"no Arrow stream: {error}") from error
     return rows
+
+
+def with_schema_registry(config: ConsumerConfig) -> tuple[ConsumerConfig, SchemaRegistry | None]:
+    """Return a configuration whose values are deserialized by the registry that it names, and that registry's client.
+
+    Raises:
+        InvalidInputError: the URL is invalid, or there is another deserializer of values.
+    """
+    if config.schema_registry_url is None:
+        return config, None
+    if config.value_deserializer is not None:
+        raise InvalidInputError("schema.registry.url and value.deserializer both deserialize values: give one of them")
+    from kohort.schema_registry.registry import SchemaRegistry
+
+    registry = SchemaRegistry(config.schema_registry_url)
+    return dataclasses.replace(config, value_deserializer=registry.deserialize), registry
+
+
+def decode_and_prepare(effect: Decode, registry: SchemaRegistry) -> Decoded:
+    """Decode records, and look the schemas of their values up: deserializers of an event loop must not wait."""
+    import pyarrow.compute as pc
+
+    found = decode(effect.sets, effect.options)
+    batch = found.to_arrow()
+    if "value" in batch.schema.names:
+        prefixes = pc.unique(pc.binary_slice(batch.column("value").drop_null(), 0, 5))
+        registry.prepare(prefix for prefix in prefixes.to_pylist() if isinstance(prefix, bytes))
+    return found

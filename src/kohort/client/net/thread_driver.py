@@ -48,7 +48,10 @@ Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | TlsError |
 
 
 class ClientClosed(KafkaError):
-    """Error for calls to a client that was closed, or that belongs to another process (it was made before a fork)."""
+    """Error for calls to a client that was closed, or that belongs to another process (it was made before a fork).
+
+    Remedy: make a new client, in the process that uses it.
+    """
 
 
 class ThreadClient:

@@ -198,7 +198,11 @@ NONE: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
 
 
 class RegionStoppedError(KafkaError):
-    """The error of a member that has ended: the region has stopped, or refused the member."""
+    """The error of a member that has ended: the region has stopped, or refused the member.
+
+    Remedy: read the reason in the message. Start the member again after the region runs, or with the settings of
+    the region.
+    """
 
 
 @dataclass(slots=True)

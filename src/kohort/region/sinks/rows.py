@@ -127,6 +127,9 @@ def shaped(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
 class RowRefusedError(InvalidInputError):
     """The error of a row that a sink refuses. The message counts rows from 1.
 
+    Remedy: mend or drop the rows in `reasons`, and submit the rest again. docs/region-spark.md shows bad rows set
+    aside.
+
     Attributes:
         row: its index in the submitted table, from 0.
         column: the column of the value.

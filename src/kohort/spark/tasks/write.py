@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +29,9 @@ from kohort.client.producer.producer import Producer
 from kohort.columns.encode import ColumnNames
 from kohort.errors import InvalidInputError
 from kohort.spark.sink_options import SinkOptions
+
+if TYPE_CHECKING:
+    from kohort.spark.tasks.encoding import ValueEncoding
 
 UNSETTLED_BATCHES_MAX = 1_000
 """Most sent batches whose outcome a task has not checked. The producer's memory bounds the batches in flight; this
@@ -57,12 +60,14 @@ class Writing:
         settings: the producer's settings, as pairs.
         topic: the topic of all records; None: each record has a column for it.
         columns: the columns to send; other columns of the rows are ignored.
+        encoding: makes bytes of the column `value`; None: it is text or binary already.
     """
 
     bootstrap_servers: str
     settings: tuple[tuple[str, Any], ...]
     topic: str | None
     columns: frozenset[str]
+    encoding: ValueEncoding | None = None
 
     @classmethod
     def of(cls, options: SinkOptions, schema: StructType) -> Writing:
@@ -70,17 +75,24 @@ class Writing:
 
         Raises:
             InvalidInputError: there is no value, or no topic, or a column has a type that can't be sent.
+            RetriableError: the schema registry can't be reached.
         """
         found = {column.name: column.dataType for column in schema.fields if column.name in (*_KINDS, "headers")}
         for name, kind in found.items():
-            _check_type(name, kind)
+            if name != "value" or options.value_format is None:
+                _check_type(name, kind)
         there = ", ".join(schema.fieldNames())
         if "value" not in found:
             raise InvalidInputError(f"a sink needs a column `value`; there are {there}: df.selectExpr('... AS value')")
         if options.topic is None and "topic" not in found:
             raise InvalidInputError(f"a sink needs the option topic, or a column `topic`; there are {there}")
         settings = tuple(sorted(options.producer_settings().items()))
-        return cls(options.bootstrap_servers, settings, options.topic, frozenset(found))
+        encoding = None
+        if options.value_format is not None:
+            from kohort.spark.tasks.encoding import ValueEncoding
+
+            encoding = ValueEncoding.registered(options, found["value"])
+        return cls(options.bootstrap_servers, settings, options.topic, frozenset(found), encoding)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> int:
         """Send the rows, and wait until every one is acknowledged; return their number.
@@ -107,6 +119,8 @@ class Writing:
         unsettled: deque[TableDelivery] = deque()
         for batch in batches:
             rows += batch.num_rows
+            if self.encoding is not None:
+                batch = self.encoding.encoded(batch)
             for topic, part in self._by_topic(batch):
                 for piece, names in self._named(part):
                     unsettled.append(_sent(producer, topic, piece, names))

@@ -1,7 +1,7 @@
 """The decoder of `valueFormat=avro`: fastavro decodes values one by one, and Arrow makes columns of the results.
 
-With a function for writer schemas, a value begins with a zero byte and four bytes of the schema's id, as Confluent's
-serializers write it. Without one, the value is only the datum.
+With a schema registry, or a function for writer schemas, a value begins with its schema's id, as Confluent's
+serializers write it. Without these, the value is only the datum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kohort.errors import InvalidInputError
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
+from kohort.schema_registry.avro_limits import avro_schema
+from kohort.schema_registry.prefix import NO_PREFIX
+from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.avro_schema import (
     Entries,
     Items,
@@ -73,13 +76,14 @@ class AvroDecoder:
         type: the Arrow type of decoded values.
     """
 
-    def __init__(self, kind: Kind, schema: str, writer_schemas: str | None) -> None:
+    def __init__(self, kind: Kind, schema: str, writer_schemas: str | None, registry: str | None = None) -> None:
         """Prepare the decoder.
 
         Args:
             kind: the type of values, as Spark compares it.
             schema: the reader's schema, as JSON.
             writer_schemas: module:function, for values with a prefix.
+            registry: the URL of a schema registry, for the same.
         """
         text = schema_of(schema)
         self._schema = parsed(text)
@@ -92,6 +96,8 @@ class AvroDecoder:
         self._repair = _repair(self._node)
         self._name = writer_schemas
         self._schema_of = None if writer_schemas is None else function_named(writer_schemas)
+        if registry is not None:
+            self._schema_of = _from_registry(registry)
         self._written: dict[int, _WriterSchema] = {}
 
     def decode(self, values: Column) -> Parts:
@@ -138,7 +144,7 @@ class AvroDecoder:
 
     def _writer(self, value: bytes) -> Any:
         if len(value) < _PREFIX or value[0] != 0:
-            raise _BadValue("the prefix is missing: a zero byte and four of the schema's id")
+            raise _BadValue(f"the prefix is missing: {NO_PREFIX}")
         number = int.from_bytes(value[1:_PREFIX], "big")
         found = self._written.get(number)
         if found is None:
@@ -158,6 +164,10 @@ class AvroDecoder:
         assert self._schema_of is not None
         try:
             text = self._schema_of(number)
+        except RegistryFailure as failure:
+            raise failure.error from None
+        except CorruptDataError as error:
+            return _WriterSchema(refused=error.message)
         except Exception as error:
             raise InvalidInputError(
                 f"valueWriterSchemas: {self._name} failed for the schema {number}: {type(error).__name__}: {error}; "
@@ -170,6 +180,7 @@ class AvroDecoder:
                 f"valueWriterSchemas: {self._name} gave a {type(text).__name__} for the schema {number}, not its text"
             )
         try:
+            avro_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
             schema = schema_of(text, f"the schema {number}")
             written = node_of(schema, f"the schema {number}", written=True)
             wrong = next(differences(written, self._node), "")
@@ -188,6 +199,38 @@ class AvroDecoder:
             else:
                 parts.reasons[rows[0]] = str(error)
                 parts.add(rows, pa.nulls(1, self.type))
+
+
+class RegistryFailure(Exception):
+    """A registry that is away or refuses the client, which ends the task: no value is bad because of it.
+
+    Attributes:
+        error: the failure.
+    """
+
+    def __init__(self, error: KafkaError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _from_registry(url: str) -> Callable[[int], str | None]:
+    """Return a function that asks a registry for the text of an Avro schema, which gives None for an unknown id."""
+    registry = SchemaRegistry(url)
+
+    def schema_with(number: int) -> str | None:
+        try:
+            found = registry.schema(number)
+        except NotFoundError:
+            return None
+        except CorruptDataError:
+            raise
+        except KafkaError as error:
+            raise RegistryFailure(error) from None
+        if found.kind != "AVRO":
+            raise CorruptDataError(f"the schema {number} is of the kind {found.kind}, and not AVRO")
+        return found.text
+
+    return schema_with
 
 
 class _BadValue(Exception):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import types as spark
 from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
 
 from kohort.errors import InvalidInputError
+from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.options import SourceOptions
 from kohort.spark.values.avro_records import function_named, parsed
 from kohort.spark.values.avro_schema import node_of, schema_of
@@ -33,6 +34,7 @@ class DeclaredValues:
         ddl: the type in DDL, for Spark's parser.
         avro: the schema of values, if it was given as an Avro schema.
         writer_schemas: module:function, with the format avro.
+        registry: the URL of a schema registry; a value begins with its schema's id.
     """
 
     format: str
@@ -41,6 +43,7 @@ class DeclaredValues:
     ddl: str
     avro: str | None = None
     writer_schemas: str | None = None
+    registry: str | None = field(default=None, repr=False)
 
     def values(self, schema: StructType, columns: tuple[str, ...]) -> Values:
         """Return the settings for tasks.
@@ -64,7 +67,7 @@ class DeclaredValues:
             schema = avro_of(kind)
             node_of(schema)
             avro = json.dumps(schema)
-        return Values(self.format, made, self.on_bad, self.zone, avro, self.writer_schemas)
+        return Values(self.format, made, self.on_bad, self.zone, avro, self.writer_schemas, self.registry)
 
 
 def declare(options: SourceOptions) -> DeclaredValues:
@@ -79,6 +82,7 @@ def declare(options: SourceOptions) -> DeclaredValues:
             "valueSchema": text is not None,
             "valueTimeZone": options.value_time_zone is not None,
             "valueWriterSchemas": options.value_writer_schemas is not None,
+            "schemaRegistryUrl": options.schema_registry_url is not None,
             "onBadRecord": True,
         }
         name = next(name for name, is_given in given.items() if is_given)
@@ -89,6 +93,8 @@ def declare(options: SourceOptions) -> DeclaredValues:
     ):
         if value is not None and form != only:
             raise InvalidInputError(f"the option {name} belongs to valueFormat={only}, and valueFormat is {form}")
+    if options.schema_registry_url is not None:
+        _check_registry(options)
     if form == "string":
         if text is not None:
             raise InvalidInputError("valueFormat=string takes no valueSchema: values are strings as they are")
@@ -99,8 +105,45 @@ def declare(options: SourceOptions) -> DeclaredValues:
             + (", or an Avro schema" if form == "avro" else "")
         )
     if form == "json":
-        return DeclaredValues(form, options.on_bad_record, _zone(options.value_time_zone), _ddl(text))
-    return _avro(text, options)
+        declared = DeclaredValues(form, options.on_bad_record, _zone(options.value_time_zone), _ddl(text))
+        return replace(declared, registry=options.schema_registry_url)
+    return replace(_avro(text, options), registry=options.schema_registry_url)
+
+
+def _check_registry(options: SourceOptions) -> None:
+    """Check the options that go with schemaRegistryUrl.
+
+    Raises:
+        InvalidInputError: the URL is invalid, or another option contradicts it.
+    """
+    assert options.schema_registry_url is not None
+    SchemaRegistry(options.schema_registry_url)
+    if options.value_format == "string":
+        raise InvalidInputError("the option schemaRegistryUrl belongs to valueFormat=avro or json")
+    if options.value_writer_schemas is not None:
+        raise InvalidInputError("schemaRegistryUrl and valueWriterSchemas both have writers' schemas: give one of them")
+
+
+def schema_from_registry(options: SourceOptions) -> str | None:
+    """Return the newest Avro schema of the topic's values, for a read that has a registry and no valueSchema.
+
+    Returns:
+        The schema's text; None if the options name a schema, or need none.
+
+    Raises:
+        InvalidInputError: the read has several topics, or the newest schema is no Avro schema.
+        NotFoundError: the registry has no subject of the topic's values.
+        RetriableError: the registry can't be reached.
+    """
+    if options.schema_registry_url is None or options.value_format != "avro" or options.value_schema is not None:
+        return None
+    _check_registry(options)
+    if options.subscribe is None or len(options.subscribe) != 1:
+        raise InvalidInputError("schemaRegistryUrl without valueSchema needs one topic, named by subscribe")
+    found = SchemaRegistry(options.schema_registry_url).latest(f"{options.subscribe[0]}-value")
+    if found.kind != "AVRO":
+        raise InvalidInputError(f"the newest schema of {found.subject} is of the kind {found.kind}, and not AVRO")
+    return found.text
 
 
 def _avro(text: str, options: SourceOptions) -> DeclaredValues:

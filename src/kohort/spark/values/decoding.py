@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
+from kohort.schema_registry.prefix import NO_PREFIX, PREFIX_BYTES
 from kohort.spark.values.isolate import Parts, convert_in_parts
 from kohort.spark.values.json_columns import JsonDecoder
 from kohort.spark.values.moments import zone_named
-from kohort.spark.values.types import Column, Kind
+from kohort.spark.values.types import Column, Kind, compute
 
 # -- `valueFormat=string`: values that are UTF-8
 
@@ -45,6 +46,31 @@ def _one_by_one(values: Column, rows: Sequence[int], parts: Parts) -> None:
         parts.add([row], pa.array([text], pa.string()))
 
 
+class PrefixedJsonDecoder:
+    """A decoder of JSON behind a schema's id, as Confluent's serializer of JSON Schema writes it.
+
+    The type of values is declared, so that the schemas themselves are not needed.
+    """
+
+    def __init__(self, decoder: JsonDecoder) -> None:
+        self._decoder = decoder
+
+    def decode(self, values: Column) -> Parts:
+        """Decode every value after its prefix; one without is bad.
+
+        Args:
+            values: binary values.
+        """
+        starts = compute.binary_slice(values, 0, 1)
+        enough = compute.greater_equal(compute.binary_length(values), PREFIX_BYTES)
+        is_good = compute.or_kleene(values.is_null(), compute.and_(compute.equal(starts, b"\0"), enough))
+        bare = compute.if_else(is_good, compute.binary_slice(values, PREFIX_BYTES), pa.scalar(None, pa.binary()))
+        parts = self._decoder.decode(bare)
+        for row in compute.indices_nonzero(compute.invert(is_good)).to_pylist():
+            parts.reasons[row] = NO_PREFIX
+        return parts
+
+
 class Decoder(Protocol):
     """A decoder of a format."""
 
@@ -63,6 +89,7 @@ class Values:
         zone: the zone of times without one.
         avro: the schema that values are read with, as JSON.
         writer_schemas: module:function, which returns the schema that a value was written with.
+        registry: the URL of a schema registry; a value begins with its schema's id.
     """
 
     format: str
@@ -71,6 +98,7 @@ class Values:
     zone: str
     avro: str | None = None
     writer_schemas: str | None = None
+    registry: str | None = field(default=None, repr=False)
 
     def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column, Column]:
         """Return values as the declared type, the bytes of bad ones, and the reasons; a bad value is null.
@@ -113,5 +141,6 @@ def _decoder(values: Values, _process: int) -> Decoder:
     if values.avro is not None:
         from kohort.spark.values.avro_records import AvroDecoder  # imports only needed for Avro
 
-        return AvroDecoder(values.kind, values.avro, values.writer_schemas)
-    return JsonDecoder(values.kind, zone_named(values.zone))
+        return AvroDecoder(values.kind, values.avro, values.writer_schemas, values.registry)
+    decoder = JsonDecoder(values.kind, zone_named(values.zone))
+    return decoder if values.registry is None else PrefixedJsonDecoder(decoder)

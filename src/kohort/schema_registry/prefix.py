@@ -1,0 +1,26 @@
+"""The schema's id before a value: a zero byte and four of the id, big-endian, as Confluent's serializers write it."""
+
+from __future__ import annotations
+
+from kohort.errors import CorruptDataError
+
+PREFIX_BYTES = 5
+VALUE_BYTES = 32 * 1024 * 1024
+"""Size of the largest value that is read: as Python objects a value may take about two hundred times its size."""
+NO_PREFIX = "no schema's id before the value: a zero byte and four of the id"
+
+
+def schema_prefix(number: int) -> bytes:
+    """Return the bytes before a value of the schema with this id."""
+    return b"\0" + number.to_bytes(4, "big")
+
+
+def schema_id(data: bytes) -> int:
+    """Return the schema's id before a value.
+
+    Raises:
+        CorruptDataError: there is none.
+    """
+    if len(data) < PREFIX_BYTES or data[0] != 0:
+        raise CorruptDataError(NO_PREFIX)
+    return int.from_bytes(data[1:PREFIX_BYTES], "big")

@@ -1,0 +1,95 @@
+"""Values of the sink as Avro behind a schema's id: the schema is registered once for a batch, on the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import DataType
+
+from kohort.errors import InvalidInputError
+from kohort.spark.sink_options import SinkOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ValueEncoding:
+    """How a task makes bytes of the column `value`, as plain values that are pickled to the workers.
+
+    Attributes:
+        schema: the Avro schema.
+        number: its id.
+    """
+
+    schema: str
+    number: int
+
+    @classmethod
+    def registered(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
+        """Register the schema of the column `value`.
+
+        Raises:
+            InvalidInputError: the type has no Avro schema, or the registry refuses the schema.
+            RetriableError: the registry can't be reached.
+        """
+        from kohort.schema_registry.avro_values import avro_writer
+        from kohort.schema_registry.registry import SchemaRegistry
+        from kohort.spark.values.declared import avro_of
+        from kohort.spark.values.types import arrow_type
+
+        schema = options.value_schema
+        if schema is None:
+            arrow_type(kind)  # which types there are
+            schema = json.dumps(avro_of(kind))
+        avro_writer(schema, 0)
+        assert options.schema_registry_url is not None
+        registry = SchemaRegistry(options.schema_registry_url)
+        return cls(schema, registry.register(f"{options.topic}-value", schema))
+
+    def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch whose column `value` is bytes; null stays null.
+
+        Raises:
+            InvalidInputError: a value is not of the schema; the text names its row in the batch.
+        """
+        write = _writer(self)
+        at = batch.schema.get_field_index("value")
+        column = batch.column(at)
+        with_maps = _with_maps(column.type)
+        found: list[bytes | None] = []
+        for row, scalar in enumerate(column):
+            try:
+                value = scalar.as_py()
+                made = with_maps(value) if with_maps is not None else value
+                found.append(None if made is None else write(made))
+            except (InvalidInputError, ValueError, OverflowError) as error:
+                raise InvalidInputError(f"row {row} of a batch: {error}") from None
+        return batch.set_column(at, pa.field("value", pa.binary()), pa.array(found, pa.binary()))
+
+
+@lru_cache(maxsize=16)
+def _writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
+    """Return the function that writes a value; parsing a schema takes longer than a value."""
+    from kohort.schema_registry.avro_values import avro_writer
+
+    return avro_writer(encoding.schema, encoding.number)
+
+
+def _with_maps(kind: Any) -> Callable[[Any], Any] | None:
+    """Return a function that makes dicts of maps, which Arrow gives as pairs; None: the type has none."""
+    if pa.types.is_map(kind):
+        inner = _with_maps(kind.item_type) or (lambda item: item)
+        return lambda found: None if found is None else {key: inner(item) for key, item in found}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        item_of = _with_maps(kind.value_type)
+        return None if item_of is None else lambda found: None if found is None else [item_of(item) for item in found]
+    if pa.types.is_struct(kind):
+        parts = {field.name: made for field in kind if (made := _with_maps(field.type)) is not None}
+        if parts:
+            return lambda found: (
+                None if found is None else {**found, **{name: part(found[name]) for name, part in parts.items()}}
+            )
+    return None

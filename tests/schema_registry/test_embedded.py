@@ -1,0 +1,155 @@
+"""The embedded registry: its REST interface, its file, and requests that mean harm."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort.errors import CorruptDataError
+from kohort.schema_registry.embedded import BODY_BYTES_MAX, CONNECTIONS_MAX, FILE
+from kohort.testing import EmbeddedSchemaRegistry
+
+V1 = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
+V2 = {**V1, "fields": [*V1["fields"], {"name": "b", "type": "string", "default": ""}]}
+V3 = {**V1, "fields": [*V1["fields"], {"name": "c", "type": "string"}]}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[EmbeddedSchemaRegistry]:
+    with EmbeddedSchemaRegistry(tmp_path / "registry") as running:
+        yield running
+
+
+def ask(registry: EmbeddedSchemaRegistry, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Return status and JSON of an answer."""
+    made = http.client.HTTPConnection(registry.url.removeprefix("http://"), timeout=60)
+    try:
+        headers = {} if body is None else {"Content-Type": "application/vnd.schemaregistry.v1+json"}
+        made.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = made.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        made.close()
+
+
+def schema(found: Any, **more: Any) -> dict[str, Any]:
+    return {"schema": found if isinstance(found, str) else json.dumps(found), **more}
+
+
+def test_subjects_versions_and_ids(registry: EmbeddedSchemaRegistry) -> None:
+    assert ask(registry, "GET", "/") == (200, {})
+    assert ask(registry, "GET", "/subjects") == (200, [])
+    assert ask(registry, "POST", "/subjects/t-value/versions", schema(V1)) == (200, {"id": 1})
+    spaced = json.dumps(V1, indent=2)
+    assert ask(registry, "POST", "/subjects/t-value/versions", schema(spaced)) == (200, {"id": 1}), (
+        "blanks do not count"
+    )
+    assert ask(registry, "POST", "/subjects/other/versions", schema(V1)) == (200, {"id": 1}), "ids are of schemas"
+    assert ask(registry, "POST", "/subjects/t-value/versions", schema(V2)) == (200, {"id": 2})
+    assert ask(registry, "GET", "/subjects") == (200, ["other", "t-value"])
+    assert ask(registry, "GET", "/subjects/t-value/versions") == (200, [1, 2])
+    latest = {"subject": "t-value", "version": 2, "id": 2, "schema": json.dumps(V2)}
+    for version in ("latest", "2", "-1"):
+        assert ask(registry, "GET", f"/subjects/t-value/versions/{version}") == (200, latest)
+    assert ask(registry, "GET", "/schemas/ids/1") == (200, {"schema": json.dumps(V1)})
+    assert ask(registry, "POST", "/subjects/t-value", schema(V2)) == (200, latest)
+    assert ask(registry, "GET", "/schemas/types") == (200, ["AVRO", "JSON", "PROTOBUF"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/subjects/none/versions", None, 404, 40401),
+        ("GET", "/subjects/none/versions/latest", None, 404, 40401),
+        ("GET", "/subjects/t/versions/9", None, 404, 40402),
+        ("GET", "/subjects/t/versions/x", None, 404, 40402),
+        ("GET", "/schemas/ids/7", None, 404, 40403),
+        ("GET", "/nothing", None, 404, 404),
+        ("POST", "/subjects/t", schema(V2), 404, 40403),
+        ("POST", "/subjects/t/versions", schema("{"), 422, 42201),
+        ("POST", "/subjects/t/versions", schema('{"type": "recorb"}'), 422, 42201),
+        ("POST", "/subjects/t/versions", {"schema": 1}, 422, 42201),
+        ("POST", "/subjects/t/versions", schema(V2, schemaType="XML"), 422, 42201),
+        ("POST", "/subjects/t/versions", schema(V2, references=[{"name": "x"}]), 422, 42201),
+        ("POST", "/subjects/t/versions", [], 400, 400),
+        ("POST", "/subjects/t/versions", schema(V3), 409, 409),
+        ("PUT", "/config", {"compatibility": "SOME"}, 422, 42203),
+    ],
+)
+def test_refusals_have_confluents_codes(
+    registry: EmbeddedSchemaRegistry, method: str, path: str, body: Any, status: int, code: int
+) -> None:
+    ask(registry, "POST", "/subjects/t/versions", schema(V1))
+    found, answer = ask(registry, method, path, body)
+    assert (found, answer["error_code"]) == (status, code)
+    assert ask(registry, "GET", "/subjects/t/versions") == (200, [1])
+
+
+def test_compatibility_is_by_subject_and_asked_beforehand(registry: EmbeddedSchemaRegistry) -> None:
+    ask(registry, "POST", "/subjects/t/versions", schema(V1))
+    path = "/compatibility/subjects/t/versions/latest"
+    assert ask(registry, "POST", path, schema(V2))[1]["is_compatible"] is True
+    found = ask(registry, "POST", path, schema(V3))[1]
+    assert found == {"is_compatible": False, "messages": ["value.c: it was not written, and has no default"]}
+    assert ask(registry, "GET", "/config/t") == (200, {"compatibilityLevel": "BACKWARD"})
+    assert ask(registry, "PUT", "/config/t", {"compatibility": "FORWARD"}) == (200, {"compatibility": "FORWARD"})
+    assert ask(registry, "POST", path, schema(V3))[1]["is_compatible"] is True
+    assert ask(registry, "GET", "/config") == (200, {"compatibilityLevel": "BACKWARD"})
+
+
+def test_other_kinds_need_the_level_none(registry: EmbeddedSchemaRegistry) -> None:
+    objects = schema({"type": "object"}, schemaType="JSON")
+    assert ask(registry, "POST", "/subjects/j/versions", objects) == (200, {"id": 1})
+    assert ask(registry, "POST", "/subjects/j/versions", objects) == (200, {"id": 1})
+    more = schema({"type": "object", "required": ["a"]}, schemaType="JSON")
+    status, answer = ask(registry, "POST", "/subjects/j/versions", more)
+    assert status == 409 and "compares Avro only" in answer["message"]
+    ask(registry, "PUT", "/config/j", {"compatibility": "NONE"})
+    assert ask(registry, "POST", "/subjects/j/versions", more) == (200, {"id": 2})
+    assert ask(registry, "GET", "/schemas/ids/2")[1]["schemaType"] == "JSON"
+
+
+def test_schemas_outlive_the_registry_and_a_torn_line(tmp_path: Path) -> None:
+    with EmbeddedSchemaRegistry(tmp_path) as registry:
+        ask(registry, "POST", "/subjects/t/versions", schema(V1))
+        ask(registry, "PUT", "/config/t", {"compatibility": "NONE"})
+        ask(registry, "POST", "/subjects/t/versions", schema(V3))
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'{"subject": "t", "id": 3, "ki')
+    for _ in range(2):
+        with EmbeddedSchemaRegistry(tmp_path) as registry:
+            assert ask(registry, "GET", "/subjects/t/versions") == (200, [1, 2])
+            assert ask(registry, "GET", "/schemas/ids/2") == (200, {"schema": json.dumps(V3)})
+            assert ask(registry, "GET", "/config/t") == (200, {"compatibilityLevel": "NONE"})
+            assert ask(registry, "POST", "/subjects/u/versions", schema(V2))[1] == {"id": 3}
+
+
+def test_damaged_line_is_reported(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b'{"subject": "t"}\n')
+    with pytest.raises(CorruptDataError, match="a line is damaged"):
+        EmbeddedSchemaRegistry(tmp_path)
+
+
+def test_hostile_requests_are_refused_and_others_served(registry: EmbeddedSchemaRegistry) -> None:
+    address = ("127.0.0.1", int(registry.url.rpartition(":")[2]))
+    too_large = f"POST /subjects/t/versions HTTP/1.1\r\nContent-Length: {BODY_BYTES_MAX + 1}\r\n\r\n"
+    of_a_page = "POST /subjects/t/versions HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}"
+    negative = "POST /subjects/t/versions HTTP/1.1\r\nContent-Length: -1\r\n\r\n"
+    for request, status in ((too_large, b"413"), (negative, b"413"), (of_a_page, b"415"), ("\0\1\2\r\n\r\n", b"400")):
+        with socket.create_connection(address, timeout=60) as connection:
+            connection.sendall(request.encode())
+            assert status in connection.recv(1000).partition(b"\r\n")[0]
+    silent = [socket.create_connection(address) for _ in range(CONNECTIONS_MAX - 1)]
+    assert ask(registry, "GET", "/subjects") == (200, [])
+    for connection in silent:
+        connection.close()
+
+
+def test_fixture_is_a_registry(kohort_schema_registry: EmbeddedSchemaRegistry) -> None:
+    assert ask(kohort_schema_registry, "GET", "/subjects") == (200, [])

@@ -1,0 +1,307 @@
+"""The registry's client: values by their schemas, and registries and values that mean harm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kohort import AsyncConsumer, Broker, Consumer, Producer, SchemaRegistry
+from kohort.errors import (
+    CorruptDataError,
+    InvalidInputError,
+    KafkaError,
+    NotAuthorizedError,
+    NotFoundError,
+    RetriableError,
+    TimedOutError,
+)
+from kohort.schema_registry import registry as client
+from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
+from tests.schema_registry.raw_registry import http_answer, raw_registry
+
+PAYMENT = json.dumps(
+    {
+        "type": "record",
+        "name": "Payment",
+        "namespace": "shop",
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "total", "type": ["null", "double"]},
+            {"name": "tags", "type": {"type": "array", "items": "string"}, "default": []},
+        ],
+    }
+)
+FIRST: dict[str, Any] = {"id": 1, "total": None, "tags": ["new"]}
+
+
+@pytest.fixture
+def embedded() -> Iterator[EmbeddedSchemaRegistry]:
+    with EmbeddedSchemaRegistry() as running:
+        yield running
+
+
+def test_value_goes_through_its_schema_and_back(embedded: EmbeddedSchemaRegistry) -> None:
+    write = SchemaRegistry(embedded.url).serializer("payments-value", PAYMENT)
+    data = write(FIRST)
+    assert data[:5] == b"\0\0\0\0\1"
+    assert SchemaRegistry(embedded.url).deserialize(data) == FIRST
+    assert SchemaRegistry(embedded.url).serializer("payments-value")({"id": 1, "total": None})[:5] == data[:5]
+
+
+def test_consumer_returns_values_by_their_schemas(our_broker: Broker, embedded: EmbeddedSchemaRegistry) -> None:
+    servers = our_broker.bootstrap_servers
+    write = SchemaRegistry(embedded.url).serializer("registry-reads-value", PAYMENT)
+    with Producer(servers, value_serializer=write) as producer:
+        for number in range(3):
+            producer.send("registry-reads", {"id": number, "total": None, "tags": []})
+    with Producer(servers) as producer:
+        producer.send("registry-reads", None)
+    wanted = [0, 1, 2, None]
+    settings: dict[str, Any] = {"auto_offset_reset": "earliest", "schema_registry_url": embedded.url}
+
+    def number_of(value: Any) -> Any:
+        return None if value is None else value["id"]
+
+    found: list[Any] = []
+    with Consumer(servers, group_id="registry-reads", **settings) as consumer:
+        consumer.subscribe(["registry-reads"])
+        while len(found) < len(wanted):
+            found += [number_of(record.value) for record in consumer.poll()]
+    assert found == wanted
+
+    async def read() -> list[Any]:
+        found: list[Any] = []
+        async with AsyncConsumer(servers, group_id="registry-reads-async", **settings) as consumer:
+            consumer.subscribe(["registry-reads"])
+            async for record in consumer:
+                found.append(number_of(record.value))
+                if len(found) == len(wanted):
+                    return found
+        return found
+
+    assert asyncio.run(read()) == wanted
+
+
+def test_event_loop_does_not_wait_for_the_registry(our_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    askers: set[threading.Thread] = set()
+    ask = SchemaRegistry._ask
+
+    def noted(self: SchemaRegistry, *arguments: Any) -> Any:
+        askers.add(threading.current_thread())
+        return ask(self, *arguments)
+
+    monkeypatch.setattr(SchemaRegistry, "_ask", noted)
+    with Producer(our_broker.bootstrap_servers) as producer:
+        producer.send("registry-away", b"\0\0\0\0\7x")
+
+    async def read() -> None:
+        settings: dict[str, Any] = {"auto_offset_reset": "earliest", "schema_registry_url": "http://127.0.0.1:9"}
+        async with AsyncConsumer(our_broker.bootstrap_servers, group_id="registry-away", **settings) as consumer:
+            consumer.subscribe(["registry-away"])
+            while not (records := await consumer.poll()):
+                pass
+            with pytest.raises(RetriableError, match="can't be reached"):
+                list(records)
+
+    asyncio.run(read())
+    assert askers and threading.main_thread() not in askers
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "no schema's id"),
+        (b"\0\0\0", "no schema's id"),
+        (b"\1\0\0\0\1\2", "no schema's id"),
+        (b"\0\0\0\0\x63\2", "has no schema 99"),
+        (b"\0\xff\xff\xff\xff\2", "has no schema 4294967295"),
+        (b"\0\0\0\0\1", "no value of the schema 1"),
+        (b"\0\0\0\0\1\2\0\0\0", "1 bytes follow it"),
+        (b"\0\0\0\0\1\2\0\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", "no value of the schema 1"),
+    ],
+)
+def test_damaged_value_is_refused(embedded: EmbeddedSchemaRegistry, data: bytes, reason: str) -> None:
+    registry = SchemaRegistry(embedded.url)
+    registry.register("payments-value", PAYMENT)
+    with pytest.raises(CorruptDataError, match=reason):
+        registry.deserialize(data)
+
+
+def test_value_of_another_type_is_not_written(embedded: EmbeddedSchemaRegistry) -> None:
+    write = SchemaRegistry(embedded.url).serializer("payments-value", PAYMENT)
+    wrong: tuple[Any, ...] = (
+        {"id": 2**70, "total": None, "tags": []},
+        {"id": "one", "total": None, "tags": []},
+        {"id": 1, "total": None, "tags": [], "more": 1},
+        {"total": None},
+        5,
+        None,
+    )
+    for value in wrong:
+        with pytest.raises(InvalidInputError, match="the value is not of the schema"):
+            write(value)
+
+
+def test_huge_value_is_refused_before_it_is_read(
+    embedded: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kohort.schema_registry.avro_values.VALUE_BYTES", 100)
+    registry = SchemaRegistry(embedded.url)
+    write = registry.serializer("payments-value", PAYMENT)
+    with pytest.raises(CorruptDataError, match="are more than the 100"):
+        registry.deserialize(write({"id": 1, "total": None, "tags": ["x" * 200]}))
+
+
+RECURSIVE = '{"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}'
+LAUGHS = json.dumps(
+    {
+        "type": "record",
+        "name": "Top",
+        "fields": [
+            {"name": "f0", "type": {"type": "record", "name": "R0", "fields": [{"name": "n", "type": "null"}]}},
+            *(
+                {
+                    "name": f"f{n}",
+                    "type": {
+                        "type": "record",
+                        "name": f"R{n}",
+                        "fields": [{"name": f"x{k}", "type": f"R{n - 1}"} for k in range(10)],
+                    },
+                }
+                for n in range(1, 12)
+            ),
+        ],
+    }
+)
+HOSTILE = {
+    "recursive": (RECURSIVE, b"\2" * 300_000, "is recursive"),
+    "empty items": ('{"type": "array", "items": "null"}', b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f", "takes no bytes"),
+    "exponential": (LAUGHS, b"", "more than 10000 parts"),
+    "deep": ('{"type":"array","items":' * 200 + '"int"' + "}" * 200, b"", "deeper than 150"),
+    "bottomless": ("[" * 100_000, b"", "no Avro schema"),
+    "no schema": ('{"type": "record"}', b"", "without a name"),
+    "undefined": ('"shop.Payment"', b"", "not defined"),
+    "refused by fastavro": ('{"type": "enum", "name": "E", "symbols": ["1 2"]}', b"\0", "no Avro schema"),
+}
+
+
+def test_json_is_read_after_its_prefix_and_not_compared() -> None:
+    with raw_registry(http_answer({"schema": '{"type": "object"}', "schemaType": "JSON"})) as server:
+        registry = SchemaRegistry(server.url)
+        assert registry.deserialize(b'\0\0\0\0\1{"id": [1, null]}') == {"id": [1, None]}
+        assert registry.deserialize(b"\0\0\0\0\1" + b"7") == 7
+        for damaged in (b"", b"{", b"\xff", b"1 2", b"[" * 100_000):
+            with pytest.raises(CorruptDataError, match="no JSON"):
+                registry.deserialize(b"\0\0\0\0\1" + damaged)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_schema_is_refused_before_its_values(kind: str) -> None:
+    schema, data, reason = HOSTILE[kind]
+    with raw_registry(http_answer({"schema": schema})) as server:
+        registry = SchemaRegistry(server.url)
+        for _ in range(3):
+            with pytest.raises(CorruptDataError, match=reason):
+                registry.deserialize(b"\0\0\0\0\1" + data)
+        assert len(server.requests) == 1, "a refused schema is not asked for again"
+
+
+ANSWERS: dict[str, tuple[bytes, type[KafkaError], str]] = {
+    "redirect": (http_answer({}, "302 Found", "Location: http://127.0.0.1:1/"), InvalidInputError, "redirects"),
+    "login": (http_answer({"error_code": 401, "message": "no"}, "401 Unauthorized"), NotAuthorizedError, "401: no"),
+    "fault": (http_answer(b"<html>", "503 Unavailable"), RetriableError, "503: <html>"),
+    "too many": (http_answer({}, "429 Too Many"), RetriableError, "429"),
+    "no registry": (http_answer(b"<html>", "404 Not Found"), InvalidInputError, "is it a schema registry"),
+    "not found": (http_answer({"error_code": 40403}, "404 Not Found"), CorruptDataError, "has no schema 1"),
+    "no JSON": (http_answer(b"hello"), InvalidInputError, "other than JSON"),
+    "a list": (http_answer([1]), InvalidInputError, "other than JSON"),
+    "nested": (http_answer(b"[" * 100_000), InvalidInputError, "other than JSON"),
+    "without schema": (http_answer({"id": 1}), CorruptDataError, "without a schema"),
+    "number": (http_answer({"schema": 7}), CorruptDataError, "without a schema"),
+    "references": (http_answer({"schema": '"int"', "references": [{"name": "x"}]}), CorruptDataError, "references"),
+    "kind": (http_answer({"schema": "x", "schemaType": "XML"}), CorruptDataError, "kind XML"),
+    "cut off": (http_answer({"schema": '"int"'})[:-3], RetriableError, "can't be reached"),
+    "no HTTP": (b"SSH-2.0-OpenSSH\r\n", RetriableError, "can't be reached"),
+    "nothing": (b"", RetriableError, "can't be reached"),
+    "large schema": (http_answer({"schema": "x" * (client.SCHEMA_BYTES_MAX + 1)}), CorruptDataError, "than 1048576"),
+    "large answer": (http_answer(b" " * (client.ANSWER_BYTES_MAX + 10)), InvalidInputError, "than 4194304"),
+    "endless header": (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, RetriableError, "can't be reached"),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_registry_that_answers_badly_is_reported(kind: str) -> None:
+    answer, error, reason = ANSWERS[kind]
+    with raw_registry(answer) as server:
+        with pytest.raises(error, match=reason):
+            SchemaRegistry(server.url).deserialize(b"\0\0\0\0\1\2")
+        assert server.requests == ["GET /schemas/ids/1 HTTP/1.1"]
+
+
+def test_trickling_answer_ends_in_time() -> None:
+    with raw_registry(http_answer({"schema": '"int"'}), pace_s=0.05) as server:
+        with pytest.raises(TimedOutError, match="did not answer within"):
+            SchemaRegistry(server.url, timeout_ms=300).schema(1)
+
+
+def test_second_address_answers_when_the_first_is_away(embedded: EmbeddedSchemaRegistry) -> None:
+    registry = SchemaRegistry(f"http://127.0.0.1:9,{embedded.url}")
+    assert registry.register("payments-value", PAYMENT) == 1
+    assert registry.schema(1).text == PAYMENT
+
+
+def test_unknown_id_is_asked_once_and_failures_for_a_second() -> None:
+    with raw_registry(http_answer({"error_code": 40403}, "404 Not Found")) as server:
+        registry = SchemaRegistry(server.url)
+        for _ in range(20):
+            with pytest.raises(CorruptDataError):
+                registry.deserialize(b"\0\0\0\0\1\2")
+        assert len(server.requests) == 1
+    with raw_registry(http_answer({}, "503 Unavailable")) as server:
+        registry = SchemaRegistry(server.url, timeout_ms=60_000)
+        for _ in range(20):
+            with pytest.raises(RetriableError):
+                registry.deserialize(b"\0\0\0\0\1\2")
+        assert len(server.requests) < 20
+
+
+def test_cache_is_bounded_in_bytes(embedded: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CACHE_BYTES_MAX", 5_000)
+    registry = SchemaRegistry(embedded.url)
+    texts = [json.dumps({"type": "enum", "name": f"E{n}", "symbols": ["x" * 300]}) for n in range(30)]
+    numbers = [registry.register(f"s{n}", text) for n, text in enumerate(texts)]
+    for number, text in zip(numbers, texts, strict=True):
+        assert registry.schema(number).text == text
+    assert registry._bytes <= 5_000
+    assert registry._bytes == sum(map(client._bytes_of, registry._schemas.values()))
+    assert list(registry._schemas)[-1] == numbers[-1]
+
+
+def test_password_is_sent_and_never_shown() -> None:
+    with raw_registry(http_answer({}, "401 Unauthorized")) as server:
+        url = server.url.replace("http://", "http://user:s3cr%3At@")
+        with pytest.raises(NotAuthorizedError) as refused:
+            SchemaRegistry(url).schema(1)
+        assert "s3cr" not in str(refused.value)
+    assert "s3cr" not in repr(Consumer(schema_registry_url=url).config)
+
+
+@pytest.mark.parametrize("url", ["registry:8081", "ftp://registry", "http://", "http://h:99999", "http://h/?a=1", ""])
+def test_url_of_another_form_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="schema registry's URL"):
+        SchemaRegistry(url)
+
+
+def test_two_deserializers_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="give one of them"):
+        Consumer(schema_registry_url="http://127.0.0.1:8081", value_deserializer=bytes.decode)
+
+
+def test_subject_without_schemas_is_not_found(embedded: EmbeddedSchemaRegistry) -> None:
+    with pytest.raises(NotFoundError, match="Subject 'a/b' not found"):
+        SchemaRegistry(embedded.url).latest("a/b")

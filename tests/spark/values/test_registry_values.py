@@ -1,0 +1,221 @@
+"""Values behind a schema's id: the source reads them by a registry, and the sink writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as spark_types
+from tests.schema_registry.raw_registry import http_answer, raw_registry
+from tests.spark.conftest import Stage
+from tests.support.waiting import LAST_RESORT
+
+from kohort import SchemaRegistry
+from kohort.client.producer.producer import Producer
+from kohort.errors import InvalidInputError, KafkaError, RetriableError
+from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
+from kohort.spark.options import parse_options
+from kohort.spark.sink_options import parse_sink_options
+from kohort.spark.tasks.encoding import ValueEncoding
+from kohort.spark.values.avro_records import AvroDecoder
+from kohort.spark.values.declared import avro_of, declare, schema_from_registry
+from kohort.spark.values.decoding import PrefixedJsonDecoder
+from kohort.spark.values.json_columns import JsonDecoder
+from kohort.spark.values.types import arrow_type
+
+FIRST = json.dumps({"type": "record", "name": "P", "fields": [{"name": "id", "type": "long"}]})
+SECOND = json.dumps(
+    {
+        "type": "record",
+        "name": "P",
+        "fields": [{"name": "id", "type": "long"}, {"name": "note", "type": "string", "default": "-"}],
+    }
+)
+TYPE = pa.struct([("id", pa.int64()), ("note", pa.string())])
+
+
+@pytest.fixture
+def registry() -> Iterator[EmbeddedSchemaRegistry]:
+    with EmbeddedSchemaRegistry() as running:
+        yield running
+
+
+def options_of(**given: str) -> Any:
+    return parse_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "pay", **given})
+
+
+def test_values_of_two_schemas_are_one_column(registry: EmbeddedSchemaRegistry) -> None:
+    client = SchemaRegistry(registry.url)
+    old, new = client.serializer("pay-value", FIRST), client.serializer("pay-value", SECOND)
+    other = client.serializer("other-value", '"string"')
+    client.register("json-value", '{"type": "object"}', "JSON")
+    values = [old({"id": 1}), new({"id": 2, "note": "x"}), None, other("x"), b"\0\0\0\0\x63\2", b"\0\0\0\0\4{}", b"{}"]
+    parts = AvroDecoder(TYPE, SECOND, None, registry.url).decode(pa.array(values, pa.binary()))
+    assert parts.joined().to_pylist() == [{"id": 1, "note": "-"}, {"id": 2, "note": "x"}, *[None] * 5]
+    assert sorted(parts.reasons) == [3, 4, 5, 6]
+    assert parts.reasons[4] == "there is no schema 99"
+    assert "kind JSON" in parts.reasons[5] and "prefix is missing" in parts.reasons[6]
+
+
+@pytest.mark.parametrize("schema", ['{"type": "array", "items": "null"}', "{", '"int"' + " " * (1 << 20)])
+def test_hostile_schema_makes_its_records_bad(schema: str) -> None:
+    with raw_registry(http_answer({"schema": schema})) as server:
+        decoder = AvroDecoder(TYPE, SECOND, None, server.url)
+        parts = decoder.decode(pa.array([b"\0\0\0\0\1\2"] * 3, pa.binary()))
+        assert sorted(parts.reasons) == [0, 1, 2]
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("answer", [http_answer({}, "503 Away"), http_answer({}, "302 Found"), http_answer(b"<html>")])
+def test_registry_that_fails_makes_no_record_bad(answer: bytes) -> None:
+    with raw_registry(answer) as server:
+        decoder = AvroDecoder(TYPE, SECOND, None, server.url)
+        with pytest.raises(KafkaError, match="regist"):
+            decoder.decode(pa.array([b"\0\0\0\0\1\2"], pa.binary()))
+
+
+def test_json_is_read_after_its_prefix() -> None:
+    kind = pa.struct([("id", pa.int64())])
+    values = [b'\0\0\0\0\1{"id": 1}', None, b'{"id": 2}', b"\0\0", b"", b"\0\0\0\0\1x", b'\0\0\0\0\1{"id": 3}']
+    parts = PrefixedJsonDecoder(JsonDecoder(kind, UTC)).decode(pa.array(values, pa.binary()))
+    assert parts.joined().to_pylist() == [{"id": 1}, None, None, None, None, None, {"id": 3}]
+    assert sorted(parts.reasons) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"valueFormat": "string"}, "belongs to valueFormat=avro or json"),
+        ({}, "schemaRegistryUrl needs valueFormat"),
+        ({"valueFormat": "json"}, "needs valueSchema"),
+        ({"valueFormat": "avro", "valueSchema": "a INT", "valueWriterSchemas": "a:b"}, "give one of them"),
+        ({"valueFormat": "avro", "valueSchema": "a INT", "schemaRegistryUrl": "registry"}, "schema registry's URL"),
+        ({"kafka.schema.registry.url": "http://registry"}, "write it as the source's own option"),
+    ],
+)
+def test_options_that_contradict_are_refused(options: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        declare(options_of(**{"schemaRegistryUrl": "http://127.0.0.1:9", **options}))
+
+
+def test_newest_schema_is_the_type_without_a_valueschema(registry: EmbeddedSchemaRegistry) -> None:
+    SchemaRegistry(registry.url).register("pay-value", SECOND)
+    given = {"valueFormat": "avro", "schemaRegistryUrl": registry.url}
+    assert schema_from_registry(options_of(**given)) == SECOND
+    assert schema_from_registry(options_of(**given, valueSchema="a INT")) is None
+    with pytest.raises(InvalidInputError, match="needs one topic"):
+        schema_from_registry(options_of(**given, subscribe="a,b"))
+    with pytest.raises(KafkaError, match="Subject 'none-value' not found"):
+        schema_from_registry(options_of(**given, subscribe="none"))
+    with pytest.raises(RetriableError, match="can't be reached"):
+        schema_from_registry(options_of(**given | {"schemaRegistryUrl": "http://127.0.0.1:9"}))
+
+
+def test_password_of_the_registry_is_not_shown() -> None:
+    given = {"valueFormat": "avro", "valueSchema": "a INT", "schemaRegistryUrl": "http://u:s3cret@127.0.0.1:9"}
+    assert "s3cret" not in repr(declare(options_of(**given)))
+
+
+def sink(**given: str) -> Any:
+    return parse_sink_options({"kafka.bootstrap.servers": "127.0.0.1:9", "topic": "pay", **given})
+
+
+def test_column_is_written_and_read_back(registry: EmbeddedSchemaRegistry) -> None:
+    types = spark_types
+    numbers = types.MapType(types.StringType(), types.IntegerType())
+    inner = types.StructType().add("x", types.DoubleType()).add("yes", types.BooleanType())
+    kind = (
+        types.StructType()
+        .add("id", types.LongType())
+        .add("day", types.DateType())
+        .add("at", types.TimestampType())
+        .add("local", types.TimestampNTZType())
+        .add("sum", types.DecimalType(9, 2))
+        .add("raw", types.BinaryType())
+        .add("list", types.ArrayType(numbers))
+        .add("inner", inner)
+        .add("note", types.StringType())
+    )
+    row = {
+        "id": 2**62,
+        "day": date(2024, 2, 29),
+        "at": datetime(2024, 2, 29, 12, 0, 0, 123456, UTC),
+        "local": datetime(1969, 12, 31, 23, 59, 59),  # noqa: DTZ001
+        "sum": Decimal("-1234567.89"),
+        "raw": b"\0\xff",
+        "list": [[("a", 1), ("b", None)], [], None],
+        "inner": {"x": 0.5, "yes": True},
+        "note": None,
+    }
+    empty = dict.fromkeys(row)
+    made = pa.array([row, None, empty], arrow_type(kind))
+    options = sink(valueFormat="avro", schemaRegistryUrl=registry.url)
+    encoding = ValueEncoding.registered(options, kind)
+    batch = encoding.encoded(pa.RecordBatch.from_arrays([made, pa.array([1, 2, 3])], ["value", "partition"]))
+    assert batch.column("value")[1].as_py() is None
+    decoder = AvroDecoder(arrow_type(kind), json.dumps(avro_of(kind)), None, registry.url)
+    parts = decoder.decode(batch.column("value"))
+    assert parts.reasons == {}
+    assert parts.joined().to_pylist() == [row, None, empty]
+    assert SchemaRegistry(registry.url).latest("pay-value").id == encoding.number
+
+
+def test_row_that_is_not_of_the_schema_is_named(registry: EmbeddedSchemaRegistry) -> None:
+    options = sink(valueFormat="avro", schemaRegistryUrl=registry.url, valueSchema=FIRST)
+    encoding = ValueEncoding.registered(options, spark_types.StructType().add("id", spark_types.LongType()))
+    values = pa.array([{"id": 1}, {"id": None}], pa.struct([("id", pa.int64())]))
+    with pytest.raises(InvalidInputError, match=r"row 1 of a batch: the value is not of the schema: .*id"):
+        encoding.encoded(pa.RecordBatch.from_arrays([values], ["value"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"valueFormat": "avro"}, "needs schemaRegistryUrl"),
+        ({"schemaRegistryUrl": "http://127.0.0.1:9"}, "needs valueFormat=avro"),
+        ({"valueSchema": FIRST}, "needs valueFormat=avro"),
+        ({"valueFormat": "avro", "schemaRegistryUrl": "registry"}, "schema registry's URL"),
+    ],
+)
+def test_sink_options_that_contradict_are_refused(options: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        sink(**options)
+
+
+def test_sink_needs_the_topic_of_the_subject() -> None:
+    given = {"valueFormat": "avro", "schemaRegistryUrl": "http://127.0.0.1:9"}
+    with pytest.raises(InvalidInputError, match="needs the option topic"):
+        parse_sink_options({"kafka.bootstrap.servers": "127.0.0.1:9", **given})
+
+
+@pytest.mark.spark
+@LAST_RESORT
+@pytest.mark.filterwarnings("default")
+def test_sparks_rows_go_through_the_registry(
+    spark: Any, stage: Stage, run: Callable[..., Any], registry: EmbeddedSchemaRegistry
+) -> None:
+    """The sink writes structs with their schema; a stream and a batch read them typed; an older value is among them."""
+    given = {"kafka.bootstrap.servers": stage.servers, "valueFormat": "avro", "schemaRegistryUrl": registry.url}
+    write = SchemaRegistry(registry.url).serializer(f"{stage.topic}-value", FIRST)
+    with Producer(stage.servers, value_serializer=write) as producer:
+        producer.send(stage.topic, {"id": 100})
+    rows = spark.range(20).selectExpr("named_struct('id', id, 'note', concat('n', id)) AS value")
+    rows.write.format("kohort").options(**given, topic=stage.topic, valueSchema=SECOND).mode("append").save()
+    wanted = sorted([(100, "-"), *((number, f"n{number}") for number in range(20))])
+    frame = spark.read.format("kohort").options(**given, subscribe=stage.topic).load()
+    assert dict(frame.dtypes)["value"] == "struct<id:bigint,note:string>"
+    assert sorted(map(tuple, frame.select("value.*").collect())) == wanted
+    found: list[Any] = []
+    query = run(
+        lambda batch, _: found.extend(batch.select("value.*").collect()),
+        trigger={"availableNow": True},
+        valueFormat="avro",
+        schemaRegistryUrl=registry.url,
+    )
+    stage.finished(query)
+    assert sorted(map(tuple, found)) == wanted

@@ -1,0 +1,93 @@
+"""Writes docs/errors.md from the docstrings of the public errors and from the codes: `python -m tools.error_docs`.
+
+The first sentence of a docstring is the cause, and its paragraph that begins with "Remedy:" what to do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import kohort
+import kohort.region
+from kohort.client.consumer.core import WakeupError
+from kohort.client.net.thread_driver import ClientClosed
+from kohort.errors import ErrorCode, KafkaError, error_for
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+HEAD = """<!-- Written by tools/error_docs.py from the docstrings of the errors: change those, then run `make docs`. -->
+
+# Errors
+
+Every error that the package raises for its callers is a `KafkaError`. The class says what a caller can do. `error.code`
+is Kafka's code, and `error.message` says what happened. A text ends with the code's name in brackets where that says
+more.
+
+Each class and each code has an anchor, as `errors.md#timedouterror`.
+"""
+CODES = """
+## Codes
+
+Kafka's codes in 4.4. A code stands for the class beside it. "Retry" is Kafka's word on whether a repetition may help.
+
+| code | number | retry | class | meaning |
+|---|---|---|---|---|
+"""
+
+
+def public_errors() -> list[type[KafkaError]]:
+    """Return the errors that callers see, the base first, then by name."""
+    exported = [getattr(module, name) for module in (kohort, kohort.region) for name in module.__all__]
+    found = {kind for kind in exported if inspect.isclass(kind) and issubclass(kind, KafkaError)}
+    return sorted({*found, WakeupError, ClientClosed}, key=lambda kind: (kind is not KafkaError, kind.__name__))
+
+
+def cause_and_remedy(kind: type[KafkaError]) -> tuple[str, str]:
+    """Return the first paragraph of a docstring, and its remedy.
+
+    Raises:
+        ValueError: it has none.
+    """
+    paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(kind.__doc__ or "").split("\n\n")]
+    remedies = [part.removeprefix("Remedy: ") for part in paragraphs if part.startswith("Remedy: ")]
+    if len(remedies) != 1:
+        raise ValueError(f"the docstring of {kind.__name__} has no paragraph that begins with `Remedy: `")
+    return paragraphs[0], remedies[0][0].upper() + remedies[0][1:]
+
+
+def _home(kind: type[KafkaError]) -> str:
+    for module in (kohort, kohort.region):
+        if kind.__name__ in module.__all__:
+            return module.__name__
+    return kind.__module__
+
+
+def _section(kind: type[KafkaError], codes: list[ErrorCode]) -> str:
+    cause, remedy = cause_and_remedy(kind)
+    base = kind.__bases__[0].__name__
+    lines = [f"## {kind.__name__}", "", cause, "", "| | |", "|---|---|"]
+    lines.append(f"| import | `from {_home(kind)} import {kind.__name__}` |")
+    if kind is not KafkaError:
+        lines.append(f"| is a | [{base}](#{base.lower()}) |")
+    if codes:
+        lines.append(f"| codes | {', '.join(f'`{code.name}`' for code in codes)} |")
+    return "\n".join([*lines, f"| remedy | {remedy} |", ""])
+
+
+def page() -> str:
+    """Return the page."""
+    kinds = {code: type(error_for(code)) for code in ErrorCode if code is not ErrorCode.NONE}
+    sections = [
+        _section(kind, [code for code, its in kinds.items() if its is kind] if kind is not KafkaError else [])
+        for kind in public_errors()
+    ]
+    rows = [
+        f'| <a id="{code.name.lower()}"></a>`{code.name}` | {int(code)} | {"yes" if code.retriable else "no"} | '
+        f"[{kind.__name__}](#{kind.__name__.lower()}) | {code.text} |"
+        for code, kind in sorted(kinds.items())
+    ]
+    return HEAD + "\n" + "\n".join(sections) + CODES + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
