@@ -6,8 +6,8 @@ reads for `STANDSTILL_S`. Both rules see the group every `POLL_S`.
 
 KEDA's rule is that of its documentation (scalers/apache-kafka): total lag by `lagThreshold`, rounded up, at most one
 member for each partition. The threshold is what a member reads in the target time, which is the best that one can
-know. The Horizontal Pod Autoscaler in front of it changes nothing within 10 %, and goes down to the highest number of
-the last 300 s, as it does unless it is configured otherwise.
+know. The Horizontal Pod Autoscaler in front of it changes nothing within 10 %. It goes down to the highest number of
+the last 300 s. Both are its defaults.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ TRACES = (
 
 @dataclass
 class Outcome:
-    """What a rule made of a trace.
+    """The result of a rule on a trace.
 
     Attributes:
         changes: The number of changes of the wanted members.

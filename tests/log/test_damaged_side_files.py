@@ -226,7 +226,7 @@ def test_damage_in_files_of_the_data_folder_loses_no_record(made: Path, tmp_path
 
 
 class Started(NamedTuple):
-    """What readers get of both topics of a folder."""
+    """The records that readers get of both topics of a folder."""
 
     bounds: list[tuple[int, int]]
     values: list[tuple[int, bytes]]
@@ -321,7 +321,7 @@ def test_a_crash_between_an_offset_checkpoint_and_its_checksum_is_no_damage(
 def test_segments_before_the_log_start_are_kept_when_no_checksum_tells_that_it_is_right(
     bounded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a folder without checksums: a start past the end removed all segments."""
+    """A folder from before the checksums is opened like this one: a start past the end removed all segments."""
     folder = tmp_path / "d"
     shutil.copytree(bounded, folder)
     size = _records(folder / "t-0")

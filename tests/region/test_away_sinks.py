@@ -196,7 +196,7 @@ def rows_on(disk: Path, kind: str) -> Counter[int]:
 def test_a_read_only_disk_at_a_checkpoint_ends_the_member_at_once(
     small_disk: Path, own_servers: str, name: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It took five resets, of which each read and worked on everything again, and then a person had to resume."""
+    """Before, the region reset five times and then stopped, so that a person had to resume it."""
     make_topic(own_servers, name)
     fill(own_servers, name, range(100))
     with caplog.at_level(logging.INFO, "kohort.region"), Region(name, own_servers, checkpoint_every="200ms") as region:

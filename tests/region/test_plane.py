@@ -418,7 +418,7 @@ def test_sink_of_another_history_stops_the_region(shows: int, returns: bool) -> 
 
 @pytest.mark.parametrize("shows", [6, 8])
 def test_dead_letter_sink_of_another_history_stops_the_region(shows: int) -> None:
-    """Its rows are as lost as those of the other sink, which is of this history."""
+    """Rows of dead letters would be as lost as those of the other sink, which is of this history."""
     shown = {place: Shown("r", place, 7, 0) for place in ("s", "bad")}
     driven = Driven(replace(KNOWN, places=("s", "bad"), shown=shown))
     driven.join(1, "m1", sink="s", shows=7, letters="bad", letters_show=shows)

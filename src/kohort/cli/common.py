@@ -165,8 +165,8 @@ def make_client(make: Callable[..., Client], servers: str, given: Mapping[str, A
 def ending_signals() -> SimpleQueue[int]:
     """Return a queue that gets each SIGTERM and SIGINT from now on; its `get` waits for one.
 
-    Its `put` may be called by a signal's handler. That of a `threading.Event` may not: the handler runs on the thread
-    that waits, and would wait for ever for a lock that this thread holds for a moment.
+    A signal's handler may call its `put`, and not the `set` of a `threading.Event`. The handler runs on the thread that
+    waits, and would wait for ever for a lock that this thread holds for a moment.
     """
     arrived: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -28,7 +28,6 @@ from kohort.cli.group_rows import (
     type_name,
 )
 from kohort.cli.output import print_note, printable, show, show_json, show_json_line, table_of
-from kohort.cli.scaling import scale
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
@@ -167,7 +166,7 @@ for _name, _command in group_changes.COMMANDS.items():
     app.command(_command, name=_name)
 
 app.command(watch)
-app.command(scale)
+app.command("kohort.cli.scaling:scale", name="scale")  # imported when it is needed, as `kohort scaler` is
 
 STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",

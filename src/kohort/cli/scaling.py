@@ -138,7 +138,7 @@ def scale_row(decision: ScalingDecision) -> dict[str, Any]:
         "rate": _rounded(decision.read_per_s),
         "member_rate": _rounded(decision.member_per_s),
         "time_lag": None if decision.time_lag_ms is None else round(decision.time_lag_ms / 1000, 3),
-        "standstill_s": None if decision.standstill_ms is None else round(decision.standstill_ms / 1000, 3),
+        "standstill_s": None if decision.downtime_ms is None else round(decision.downtime_ms / 1000, 3),
         "blocked": [str(partition) for partition in decision.blocked],
     }
 

@@ -5,9 +5,9 @@ rises before lag does, and does not fall again because lag is gone. Lag counts a
 partition behind an open transaction, or whose offset does not move, asks for no member. A partition is read by one
 member, so it asks for one at most, however much is written to it.
 
-A change costs a rebalance. So there is a band without a change: up when members would be busy for more than
-`BUSY_UP` of their time, to the number at which they are busy for `BUSY_WANTED`; down when fewer would be busy for
-less than `BUSY_DOWN`, for `DOWN_AFTER_MS`.
+A change costs a rebalance, so there is a band without a change. The number goes up when members would be busy for
+more than `BUSY_UP` of their time. They are busy for `BUSY_WANTED` at the new one. The number goes down when fewer
+would be busy for less than `BUSY_DOWN`, for `DOWN_AFTER_MS`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def duration_ms(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScalingTarget:
-    """What a group is to keep to.
+    """The target of a group.
 
     Raises:
         InvalidInputError: The numbers of members contradict each other.
@@ -101,7 +101,7 @@ class ScalingDecision:
         read_per_s: What the group reads.
         member_per_s: What a busy member reads; None: not known yet.
         time_lag_ms: The longest time lag that members can reduce; None: unknown.
-        standstill_ms: The usual standstill of a rebalance; None: unknown.
+        downtime_ms: The usual standstill of a rebalance; None: unknown.
         blocked: The partitions whose lag no member can reduce.
     """
 
@@ -114,7 +114,7 @@ class ScalingDecision:
     read_per_s: float | None = None
     member_per_s: float | None = None
     time_lag_ms: int | None = None
-    standstill_ms: int | None = None
+    downtime_ms: int | None = None
     blocked: tuple[TopicPartition, ...] = ()
 
 
@@ -203,7 +203,7 @@ class _Scaling:
         self.members = frozenset(member.member_id for member in group.description.members)
         self.most = _most(group, target)
         self.partitions = max(1, len(group.read))
-        self.standstill_ms = usual_standstill_ms(group)
+        self.downtime_ms = usual_downtime_ms(group)
         self.span_ms = now_ms - before.since_ms
         self.loads = [self._load(part) for part in group.read] if self.span_ms > 0 else []
         self.free = [load for load in self.loads if not load.is_blocked]
@@ -322,7 +322,7 @@ class _Scaling:
         waited_ms = self.now_ms - before.changed_ms
         if len(self.members) != base and waited_ms < START_MS:
             return self._hold(measured, f"{base} members are wanted, and {len(self.members)} are there", needed)
-        if waited_ms < max(SETTLE_MS, 2 * (self.standstill_ms or 0)):
+        if waited_ms < max(SETTLE_MS, 2 * (self.downtime_ms or 0)):
             return self._hold(measured, "the last change is still taking effect", needed)
         if needed > base and (relieves or not self._fits(base, demand, member_per_s, BUSY_UP)):
             if self._is_read_soon(member_per_s, base):
@@ -332,8 +332,8 @@ class _Scaling:
         lowest = max((self._enough(load, member_per_s, BUSY_DOWN) for _, load in loads), default=base)
         lasts = waited_ms >= DOWN_AFTER_MS and loads[0][0] <= self.now_ms - DOWN_AFTER_MS * 9 // 10
         if lowest < base and lasts:
-            if (self.standstill_ms or 0) >= self.target.max_lag_ms and lowest > base // 2:
-                still = _seconds(self.standstill_ms)
+            if (self.downtime_ms or 0) >= self.target.max_lag_ms and lowest > base // 2:
+                still = _seconds(self.downtime_ms)
                 why = f"fewer would do, but a rebalance stands still for {still}, as long as the target"
                 return self._hold(measured, why, needed)
             wanted = max(self._enough(load, member_per_s, BUSY_WANTED) for _, load in loads)
@@ -365,7 +365,7 @@ class _Scaling:
         """Return whether the members that are there read the backlog before a rebalance would have ended."""
         spare = len(self.members) * member_per_s * BUSY_UP - sum(load.written for load in self.free)
         lag = sum(load.part.lag or 0 for load in self.free)
-        return len(self.members) >= base and spare > 0 and lag / spare * 1000 <= (self.standstill_ms or 0)
+        return len(self.members) >= base and spare > 0 and lag / spare * 1000 <= (self.downtime_ms or 0)
 
     def _why_enough(self, base: int, rates: str, demand: float, member_per_s: float) -> str:
         """Return why the number stays, the causes of lag that remain first."""
@@ -436,12 +436,12 @@ class _Scaling:
             sum(load.read for load in self.loads) if is_measured else None,
             member_per_s,
             self.time_lag_ms,
-            self.standstill_ms,
+            self.downtime_ms,
             tuple(load.part.partition for load in self.loads if load.is_blocked),
         )
 
 
-def usual_standstill_ms(group: GroupLag) -> int | None:
+def usual_downtime_ms(group: GroupLag) -> int | None:
     """Return the median standstill of the last rebalances with one, as the coordinator recorded them; None: unknown."""
     recorded = [found.downtime_ms for found in group.description.rebalances or () if found.downtime_ms]
     return round(median(recorded[-REBALANCES_LOOKED_AT:])) if recorded else None
