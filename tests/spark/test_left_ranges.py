@@ -20,6 +20,7 @@ from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.ids import TopicPartition
+from kohort.spark.source.group_offsets import GroupOffsets
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),
@@ -40,6 +41,7 @@ class Query:
         self.topic = self.group = f"t-{uuid.uuid4().hex[:8]}"
         self.partitions = [TopicPartition(self.topic, number) for number in range(partitions)]
         self.read: list[tuple[int, int]] = []
+        self.batches: dict[int, list[tuple[int, int]]] = {}
         self.committed_at_sink: list[dict[int, int]] = []
         self.admin, self._servers, self._folder, self.protocol = Admin(servers), servers, folder, protocol
         self.admin.create_topics([NewTopic(self.topic, partitions)]).all()
@@ -66,7 +68,7 @@ class Query:
         """One run, on a thread of its own: it installs no signal handler there."""
         writes = 0
 
-        def sink(_batch: int, tables: list[pa.RecordBatch]) -> None:
+        def sink(batch: int, tables: list[pa.RecordBatch]) -> None:
             nonlocal writes
             rows = [(row["partition"], row["offset"]) for table in tables for row in table.to_pylist()]
             writes += bool(rows)
@@ -74,6 +76,7 @@ class Query:
             if rows and writes == fails_at:
                 raise Failed
             self.read += rows
+            self.batches[batch] = rows
 
         def whole() -> None:
             options = {
@@ -158,3 +161,30 @@ def test_a_range_left_to_a_member_that_ends_without_a_commit_is_read(
     run_beside_one_that_only_holds(query)
     query.run("owned")
     assert sorted(query.read) == [(number, offset) for number in (0, 1) for offset in range(EACH)]
+
+
+@pytest.mark.parametrize("then", ["ends", "rebalances"])
+def test_a_claim_does_not_hide_that_another_member_had_the_partition(
+    servers: str, tmp_path: Path, protocol: str, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink that takes each batch once may have it without the partition, which the batch must not have later."""
+    query = Query(servers, tmp_path, 1, protocol)
+    query.run("owned", fails_at=1)
+    with query.member() as other:
+        other.wait_assignment(STILL_S * 1000)
+        other.commit({query.partitions[0]: 0})
+    real = GroupOffsets._mark_left
+
+    def interrupted(offsets: GroupOffsets, *_: object) -> bool:
+        """The run ends, or the group rebalances, after the claim and before what is left is marked."""
+        monkeypatch.setattr(GroupOffsets, "_mark_left", real)
+        if then == "ends":
+            raise Failed
+        offsets._taken = None  # as after a rebalance
+        return False
+
+    monkeypatch.setattr(GroupOffsets, "_mark_left", interrupted)
+    if then == "ends":
+        query.run("owned", fails_at=1)
+    query.run("owned")
+    assert query.batches[0] == [] and sorted(query.read) == [(0, offset) for offset in range(EACH)]

@@ -310,6 +310,7 @@ class GroupOffsets:
         self._restarted = False  # or has had partitions: partitions found later are new
         self._there: frozenset[TopicPartition] | None = None  # partitions at the query's start
         self._begun = 0  # the last batch of this run
+        self._repeated: BatchOffset | None = None  # the batch that is being repeated
         self._every: list[TopicPartition] = []
         self._refreshed_at = 0.0
         self._noted = False
@@ -461,11 +462,26 @@ class GroupOffsets:
             return True
         every = self._taken is None and self._options.assign is not None  # so that a group with members refuses it now
         claims = {tp: at for tp, at in positions.items() if every or not self._claimed(tp, at)}
+        left = {tp: at for tp, at in claims.items() if self._is_left(tp)}
+        rest = {tp: at for tp, at in claims.items() if tp not in left}
+        ids = self._topics.of(positions)
         try:
-            self._group.commit(claims, CommitSource(self._query, batch, held.generation, self._topics.of(positions)))
+            if left and self._repeated is not None:
+                self._group.commit(left, CommitSource(self._query, self._repeated.batch, held.generation, ids))
+            if rest or not left:
+                self._group.commit(rest, CommitSource(self._query, batch, held.generation, ids))
         except (CommitFailedError, NotFoundError):
             return False
         return True
+
+    def _is_left(self, tp: TopicPartition) -> bool:
+        """Return whether a batch that is being repeated leaves a partition to the group.
+
+        The claim then has the batch's number. Another number would hide from this run after a rebalance, and from later
+        runs, that another client has committed since the batch was planned.
+        """
+        planned = self._repeated
+        return planned is not None and tp in planned.spans and not self._is_unchanged(tp, planned)
 
     def _claimed(self, tp: TopicPartition, position: int) -> bool:
         """Return whether the group's offset is this position under this query's name: every owner leaves a commit."""
@@ -570,14 +586,12 @@ class GroupOffsets:
             readable = planned.of(self._readable(planned))
             return Replay(readable, readable)
         start = replace(start, query=planned.query)  # each run makes a new start for a first batch
-        at: Mapping[TopicPartition, int] = {}
-        while True:
-            held = self.wait_assigned(start, at)
-            at = held.starts
-            readable = planned.of(self._readable(planned))
-            kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
-            if self._mark_left(readable, kept, held) and self.begin(held, planned.batch) and self.read():
-                break
+        self._repeated = planned
+        try:
+            held, readable, kept = self._share_batch(start, planned, here=here)
+        finally:
+            self._repeated = None
+        at = held.starts
         ours = {
             tp: span
             for tp, span in kept.items()
@@ -596,6 +610,25 @@ class GroupOffsets:
             BatchOffset(planned.query, planned.batch, held.generation, ours, ids),
             {**at, **{tp: span.end for tp, span in ours.items()}},
         )
+
+    def _share_batch(
+        self, start: BatchOffset, planned: BatchOffset, *, here: bool
+    ) -> tuple[AssignedPartitions, BatchOffset, Mapping[TopicPartition, OffsetRange]]:
+        """Begin a repeated batch in an assignment that holds: the partitions, what exists of it, and what is read.
+
+        Args:
+            start: where the query continues.
+            planned: the batch.
+            here: whether this run planned it.
+        """
+        at: Mapping[TopicPartition, int] = {}
+        while True:
+            held = self.wait_assigned(start, at)
+            at = held.starts
+            readable = planned.of(self._readable(planned))
+            kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
+            if self._mark_left(readable, kept, held) and self.begin(held, planned.batch) and self.read():
+                return held, readable, kept
 
     def _readable(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
         """Return the ranges of an earlier run's batch that still exist."""
