@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -178,16 +179,109 @@ LAUGHS = json.dumps(
         ],
     }
 )
+
+
+def within_shop(outer: str, *fields: Any, **more: Any) -> str:
+    """Return a record shop.<outer> as JSON."""
+    parts = [{"name": f"f{at}", "type": field} for at, field in enumerate(fields)]
+    return json.dumps({"type": "record", "name": outer, "namespace": "shop", "fields": parts, **more})
+
+
+NODE = {
+    "type": "record",
+    "name": "Node",
+    "fields": [{"name": "next", "type": ["null", "Node"]}],
+}
+ENUM = {"type": "enum", "name": "Node", "symbols": ["A"]}
+SHADOWED = json.dumps(
+    {
+        "type": "record",
+        "name": "Node",
+        "fields": [
+            {
+                "name": "shop",
+                "type": json.loads(
+                    within_shop(
+                        "Top",
+                        ENUM,
+                        {
+                            "type": "record",
+                            "name": "Inner",
+                            "namespace": "",
+                            "fields": [{"name": "next", "type": ["null", "Node"]}],
+                        },
+                    )
+                ),
+            }
+        ],
+    }
+)
+BARE = within_shop("Top", {**ENUM, "namespace": ""}, {**NODE, "namespace": "shop"})
+BARE_ENUM = within_shop("Top", {**ENUM, "namespace": ""}, {"type": "array", "items": "Node"})
+MARKED = within_shop(
+    "Top",
+    ENUM,
+    "Node",
+    __fastavro_parsed=True,
+    __named_schemas={"Node": NODE, "shop.Node": {**NODE, "name": "shop.Node"}},
+)
 HOSTILE = {
+    "shadowed name": (SHADOWED, b"\0\2" * 100_000, "without a namespace"),
+    "bare name in a namespace": (BARE, b"\0" + b"\2" * 300_000, "is recursive|without a namespace"),
+    "bare enum in a namespace": (BARE_ENUM, b"\0", "without a namespace|no Avro schema"),
+    "parsed already": (MARKED, b"\0", "fastavro's own"),
+    "negative size": (
+        '{"type": "array", "items": {"type": "fixed", "name": "F", "size": -1}}',
+        b"\xc0\x84\x3d",
+        "a fixed without a size",
+    ),
+    "name that is a list": ('{"type": "enum", "name": ["."], "symbols": ["A"]}', b"\0", "no Avro schema"),
+    "endless size": (
+        '{"type": "fixed", "name": "F", "size": Infinity, "logicalType": "decimal", "precision": 4}',
+        b"\0",
+        "no Avro schema",
+    ),
     "recursive": (RECURSIVE, b"\2" * 300_000, "is recursive"),
     "empty items": ('{"type": "array", "items": "null"}', b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f", "takes no bytes"),
     "exponential": (LAUGHS, b"", "more than 10000 parts"),
     "deep": ('{"type":"array","items":' * 200 + '"int"' + "}" * 200, b"", "deeper than 150"),
     "bottomless": ("[" * 100_000, b"", "no Avro schema"),
-    "no schema": ('{"type": "record"}', b"", "without a name"),
-    "undefined": ('"shop.Payment"', b"", "not defined"),
+    "no schema": ('{"type": "record"}', b"", "no Avro schema"),
+    "undefined": ('"shop.Payment"', b"", "no Avro schema: UnknownType"),
     "refused by fastavro": ('{"type": "enum", "name": "E", "symbols": ["1 2"]}', b"\0", "no Avro schema"),
 }
+
+
+SUM = '{"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 2}'
+FIXED_SUM = '{"type": "fixed", "name": "F", "size": 100, "logicalType": "decimal", "precision": 40, "scale": 2}'
+
+
+def bytes_value(data: bytes) -> bytes:
+    """Return Avro bytes of at most 8191 behind the id 1."""
+    length = 2 * len(data)
+    return b"\0\0\0\0\1" + bytes([length & 0x7F | 0x80, length >> 7]) + data
+
+
+def test_decimal_is_read_up_to_a_bound_of_bytes() -> None:
+    with raw_registry(http_answer({"schema": SUM})) as server:
+        registry = SchemaRegistry(server.url)
+        assert registry.deserialize(bytes_value((-12345).to_bytes(8, "big", signed=True))) == Decimal("-123.45")
+        assert registry.deserialize(bytes_value((10**40 - 1).to_bytes(64, "big"))) == Decimal("9" * 38 + ".99")
+        assert registry.deserialize(bytes_value(b"")) == 0
+        with pytest.raises(CorruptDataError, match="a decimal of 65 bytes"):
+            registry.deserialize(bytes_value(bytes(65)))
+        with pytest.raises(CorruptDataError, match="more digits than its precision of 40"):
+            registry.deserialize(bytes_value((10**40).to_bytes(20, "big")))
+    with raw_registry(http_answer({"schema": FIXED_SUM})) as server:
+        with pytest.raises(CorruptDataError, match="a decimal of 100 bytes"):
+            SchemaRegistry(server.url).deserialize(b"\0\0\0\0\1" + bytes(100))
+
+
+def test_decimal_is_written_and_read_back(embedded: EmbeddedSchemaRegistry) -> None:
+    schema = f'{{"type": "record", "name": "R", "fields": [{{"name": "sums", "type": ["null", {SUM}]}}]}}'
+    registry = SchemaRegistry(embedded.url)
+    value = {"sums": Decimal("12.30")}
+    assert registry.deserialize(registry.serializer("sums-value", schema)(value)) == value
 
 
 def test_json_is_read_after_its_prefix_and_not_compared() -> None:
