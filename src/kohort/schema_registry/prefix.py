@@ -7,6 +7,8 @@ from kohort.errors import CorruptDataError
 PREFIX_BYTES = 5
 VALUE_BYTES = 32 * 1024 * 1024
 """Size of the largest value that is read: as Python objects a value may take about two hundred times its size."""
+ID_MAX = 2**31 - 1
+"""Highest id of a schema: Confluent's registry numbers them by Java's int."""
 NO_PREFIX = "no schema's id before the value: a zero byte and four of the id"
 
 
@@ -19,8 +21,11 @@ def schema_id(data: bytes) -> int:
     """Return the schema's id before a value.
 
     Raises:
-        CorruptDataError: there is none.
+        CorruptDataError: there is none, or none that a registry gives.
     """
     if len(data) < PREFIX_BYTES or data[0] != 0:
         raise CorruptDataError(NO_PREFIX)
-    return int.from_bytes(data[1:PREFIX_BYTES], "big")
+    number = int.from_bytes(data[1:PREFIX_BYTES], "big")
+    if number > ID_MAX:
+        raise CorruptDataError(f"the schema's id {number} is above {ID_MAX}")
+    return number

@@ -79,6 +79,14 @@ def test_registry_that_fails_makes_no_record_bad(answer: bytes) -> None:
             decoder.decode(pa.array([b"\0\0\0\0\1\2"], pa.binary()))
 
 
+def test_id_above_the_highest_is_bad_without_a_request() -> None:
+    with raw_registry(http_answer({"error_code": 40403}, "404 Not Found")) as server:
+        decoder = AvroDecoder(TYPE, SECOND, None, server.url)
+        parts = decoder.decode(pa.array([b"\0\x80\0\0\0\2", b"\0\xff\xff\xff\xff\2"], pa.binary()))
+        assert "2147483648 is above" in parts.reasons[0] and "4294967295 is above" in parts.reasons[1]
+        assert server.requests == []
+
+
 def test_json_is_read_after_its_prefix() -> None:
     kind = pa.struct([("id", pa.int64())])
     values = [b'\0\0\0\0\1{"id": 1}', None, b'{"id": 2}', b"\0\0", b"", b"\0\0\0\0\1x", b'\0\0\0\0\1{"id": 3}']

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
 from kohort.schema_registry.avro_limits import avro_schema
-from kohort.schema_registry.prefix import NO_PREFIX
+from kohort.schema_registry.prefix import NO_PREFIX, PREFIX_BYTES, schema_id
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.avro_schema import (
     Entries,
@@ -37,7 +37,6 @@ from kohort.spark.values.avro_schema import (
 from kohort.spark.values.isolate import REFUSALS, Parts, check_size
 from kohort.spark.values.types import Column, Kind
 
-_PREFIX = 5
 _SCHEMAS = 1_000
 """Most schema ids remembered: damaged values can name any."""
 _EXACT = Context(prec=100)
@@ -126,7 +125,7 @@ class AvroDecoder:
         schema, reader = self._schema, None
         if self._schema_of is not None:
             schema, reader = self._writer(value), self._schema
-            stream.seek(_PREFIX)
+            stream.seek(PREFIX_BYTES)
         try:
             found = self._read(stream, schema, reader)
         except MemoryError:
@@ -143,9 +142,11 @@ class AvroDecoder:
             raise _BadValue(str(error)) from None
 
     def _writer(self, value: bytes) -> Any:
-        if len(value) < _PREFIX or value[0] != 0:
-            raise _BadValue(f"the prefix is missing: {NO_PREFIX}")
-        number = int.from_bytes(value[1:_PREFIX], "big")
+        try:
+            number = schema_id(value)
+        except CorruptDataError as error:
+            missing = "the prefix is missing: " if error.message == NO_PREFIX else ""
+            raise _BadValue(missing + error.message) from None
         found = self._written.get(number)
         if found is None:
             if len(self._written) >= _SCHEMAS:
