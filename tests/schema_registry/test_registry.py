@@ -107,7 +107,9 @@ def test_event_loop_does_not_wait_for_the_registry(
 
     async def read() -> None:
         settings: dict[str, Any] = {"auto_offset_reset": "earliest", "schema_registry_url": "http://127.0.0.1:9"}
-        async with AsyncConsumer(our_broker.bootstrap_servers, group_id=f"registry-away-{kept_s}", **settings) as consumer:
+        async with AsyncConsumer(
+            our_broker.bootstrap_servers, group_id=f"registry-away-{kept_s}", **settings
+        ) as consumer:
             consumer.subscribe(["registry-away"])
             while not (records := await consumer.poll()):
                 pass
@@ -478,7 +480,7 @@ def test_password_is_sent_and_never_shown() -> None:
     [
         *("http://who:s3cr#et@h", "http://who:s3cr?et@h", "http://who:s3cr/et@h", "http://who:80/s3cr@h"),
         *("http://who:80?s3cr@h", "http://who:80#s3cr@h", "http://who:s3cr@h:port", "who:s3cr@h", "http://who:s3cr@[h"),
-        *("http://a,who:s3cr@h", "http://a:80,who:s3cr@h", "ftp://who:s3cr@h", "http://who:s3cr@", "http:who:s3cr@h"),
+        *("ftp://who:s3cr@h", "http://who:s3cr@", "http:who:s3cr@h"),
         *("http://h,http://who:s3cr@h:port", "http://who:s3cr@h?a", "http://who:s3cr,et@h:port"),
     ],
 )

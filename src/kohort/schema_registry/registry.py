@@ -9,6 +9,7 @@ import base64
 import contextlib
 import http.client
 import json  # not msgspec, without which clients start
+import re
 import socket
 import ssl
 import threading
@@ -32,7 +33,6 @@ from kohort.errors import (
 )
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, schema_id
 from kohort.settings.arguments import checked, checked_call
-from kohort.settings.validation import shown_url
 
 SCHEMA_BYTES_MAX = 1024 * 1024
 """Size of the largest schema: Confluent's registry keeps it in one record, for which Kafka's limit is 1 MiB."""
@@ -56,6 +56,7 @@ Damaged or hostile records can name any id, each another. A look-up takes about 
 100 are a tenth of a core. A topic has a few schemas, and ids that the registry knows do not count.
 """
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+_BETWEEN_URLS = re.compile(r",(?=\s*https?:)", re.IGNORECASE)  # a password may have commas
 _KINDS = ("AVRO", "JSON", "PROTOBUF")
 
 
@@ -142,21 +143,28 @@ def _address_of(url: str) -> _Address:
     """
     try:
         parts = urllib.parse.urlsplit(url.strip())
-        port = parts.port
-    except ValueError as error:
-        raise InvalidInputError(f"the schema registry's URL {shown_url(url)}: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise InvalidInputError(
-            f"a schema registry's URL is like http://registry:8081 or https://user:password@registry:8081, not "
-            f"{shown_url(url)}"
-        )
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise _url_refused() from None
+    rest = parts.path + parts.query + parts.fragment
+    if parts.scheme not in ("http", "https") or not host or "," in host or "@" in rest or parts.query or parts.fragment:
+        raise _url_refused()
     login = None
     if parts.username is not None:
         user, password = (urllib.parse.unquote(part or "") for part in (parts.username, parts.password))
         login = base64.b64encode(f"{user}:{password}".encode()).decode()
-    secure = parts.scheme == "https"
-    return _Address(
-        shown_url(url.strip()), secure, parts.hostname, port or (443 if secure else 80), parts.path.rstrip("/"), login
+    secure, path = parts.scheme == "https", parts.path.rstrip("/")
+    place = f"[{host}]" if ":" in host else host
+    shown = f"{parts.scheme}://{place}{f':{port}' if port else ''}{path}"
+    return _Address(shown, secure, host, port or (443 if secure else 80), path, login)
+
+
+def _url_refused() -> InvalidInputError:
+    """Return the error for a URL that can't be split, which is not shown: any part of it may be a password."""
+    return InvalidInputError(
+        "a schema registry's URL is like http://registry:8081 or https://user:password@registry:8081; the given one "
+        "has another form, and is not shown because it may hold a password. In a password write %2F, %3F, %23, %40 for "
+        "/ ? # @"
     )
 
 
@@ -187,7 +195,7 @@ class SchemaRegistry:
         Raises:
             InvalidInputError: a URL has another form.
         """
-        self._addresses = [_address_of(part) for part in url.split(",")]
+        self._addresses = [_address_of(part) for part in _BETWEEN_URLS.split(url)]
         self._timeout_s = max(0.001, timeout_ms / 1000)
         self._authorities = ssl_ca_location
         self._lock = threading.Lock()
@@ -448,7 +456,7 @@ class SchemaRegistry:
             raise TimedOutError(
                 f"the schema registry {address.url} did not answer within {self._timeout_s:g} s"
             ) from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: a host of no valid form
             reason = str(error) or type(error).__name__
             raise RetriableError(f"the schema registry {address.url} can't be reached: {reason}") from None
         if len(data) > ANSWER_BYTES_MAX:
