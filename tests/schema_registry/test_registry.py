@@ -156,14 +156,34 @@ def test_value_of_another_type_is_not_written(embedded: EmbeddedSchemaRegistry) 
             write(value)
 
 
-def test_huge_value_is_refused_before_it_is_read(
-    embedded: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kohort.schema_registry.avro_values.VALUE_BYTES", 100)
-    registry = SchemaRegistry(embedded.url)
-    write = registry.serializer("payments-value", PAYMENT)
+def test_huge_value_is_refused_before_it_is_read(embedded: EmbeddedSchemaRegistry) -> None:
+    write = SchemaRegistry(embedded.url).serializer("payments-value", PAYMENT)
+    value = write({"id": 1, "total": None, "tags": ["x" * client.VALUE_BYTES]})
+    with pytest.raises(CorruptDataError, match=f"are more than the {client.VALUE_BYTES}.*max_value_bytes"):
+        SchemaRegistry(embedded.url).deserialize(value)
+    more = SchemaRegistry(embedded.url, max_value_bytes=2 * client.VALUE_BYTES)
+    assert len(more.deserialize(value)["tags"][0]) == client.VALUE_BYTES
     with pytest.raises(CorruptDataError, match="are more than the 100"):
-        registry.deserialize(write({"id": 1, "total": None, "tags": ["x" * 200]}))
+        SchemaRegistry(embedded.url, max_value_bytes=100).deserialize(write({**FIRST, "tags": ["x" * 200]}))
+
+
+def test_huge_json_is_refused_before_it_is_read() -> None:
+    with raw_registry(http_answer({"schema": "{}", "schemaType": "JSON"})) as server:
+        with pytest.raises(CorruptDataError, match="are more than the 100"):
+            SchemaRegistry(server.url, max_value_bytes=100).deserialize(value_of(1) + b" " * 200)
+
+
+def test_items_of_many_objects_and_few_bytes_have_a_lower_bound() -> None:
+    item: Any = "boolean"
+    for level in range(40):
+        item = {"type": "record", "name": f"R{level}", "fields": [{"name": "in", "type": item}]}
+    schema = json.dumps({"type": "array", "items": item})
+    with raw_registry(http_answer({"schema": schema})) as server:
+        registry = SchemaRegistry(server.url, max_value_bytes=400)
+        items = registry.deserialize(b"\0\0\0\0\1\4\1\0\0")
+        assert len(items) == 2
+        with pytest.raises(CorruptDataError, match="are more than the 10 "):
+            registry.deserialize(b"\0\0\0\0\1\x28" + b"\1" * 20 + b"\0")
 
 
 RECURSIVE = '{"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}'

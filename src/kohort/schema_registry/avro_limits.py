@@ -25,19 +25,32 @@ DEPTH_MAX = 150
 """Most levels of objects and lists in a schema's JSON; fastavro and Python process them recursively."""
 PARTS_MAX = 10_000
 """Most parts of a schema whose names are written out; a value makes an object of each. Large public ones have 3,000."""
-_PRIMITIVES = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
+_PRIMITIVE_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1}
+"""The fewest bytes of each type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """How much a type takes: parts with its names written out, and whether its value has no bytes."""
+    """How much a type takes.
+
+    Attributes:
+        parts: its parts, with its names written out.
+        size: the fewest bytes of a value.
+        free: the most records and nulls of a value, without what its arrays and maps hold: they take no bytes.
+    """
 
     parts: int
-    empty: bool
+    size: int
+    free: int = 0
 
 
 def avro_schema(text: str, name: str) -> Any:
-    """Return an Avro schema from its JSON.
+    """Return an Avro schema from its JSON, as `measured_schema`."""
+    return measured_schema(text, name)[0]
+
+
+def measured_schema(text: str, name: str) -> tuple[Any, int]:
+    """Return an Avro schema from its JSON, and the most records and nulls that a byte of a long value makes.
 
     Args:
         text: the JSON.
@@ -57,8 +70,9 @@ def avro_schema(text: str, name: str) -> Any:
             raise InvalidInputError(f"{name} is no Avro schema: it has keys that are fastavro's own")
         level = [part for value in level for part in _children(value)]
         if not level:
-            _Measure(name).extent(parsed_schema(found, name), "")
-            return found
+            measure = _Measure(name)
+            measure.extent(parsed_schema(found, name), "")
+            return found, measure.density
     raise InvalidInputError(f"{name} is nested deeper than {DEPTH_MAX} levels of JSON")
 
 
@@ -95,6 +109,7 @@ class _Measure:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.density = 1
         self._named: dict[str, _Extent | None] = {}
 
     def extent(self, schema: Any, space: str) -> _Extent:
@@ -108,22 +123,31 @@ class _Measure:
             return self._by_name(schema)
         if isinstance(schema, list):
             branches = [self.extent(branch, space) for branch in schema]
-            return _Extent(1 + sum(branch.parts for branch in branches), False)  # a union has its branch's number
+            return _Extent(
+                1 + sum(branch.parts for branch in branches),
+                1 + min((branch.size for branch in branches), default=0),  # a union has its branch's number
+                max((branch.free for branch in branches), default=0),
+            )
         kind = schema["type"]
         if kind == "array":
             item = self.extent(schema["items"], space)
-            if item.empty:
+            if not item.size:
                 raise self._not_usable("has an array whose item takes no bytes: a damaged value could hold any number")
-            return _Extent(1 + item.parts, False)
+            return self._repeated(item, item.size)
         if kind == "map":
-            return _Extent(1 + self.extent(schema["values"], space).parts, False)
+            item = self.extent(schema["values"], space)
+            return self._repeated(item, 1 + item.size)
         if kind in ("record", "error", "enum", "fixed"):
             return self._definition(schema, kind, space)
         return self._by_name(kind)
 
+    def _repeated(self, item: _Extent, size: int) -> _Extent:
+        self.density = max(self.density, -(-item.free // size))
+        return _Extent(1 + item.parts, 1)
+
     def _by_name(self, name: str) -> _Extent:
-        if name in _PRIMITIVES:
-            return _Extent(1, name == "null")
+        if name in _PRIMITIVE_SIZES:
+            return _Extent(1, _PRIMITIVE_SIZES[name], int(name == "null"))
         if name not in self._named:
             raise self._not_usable(f"has a type that is not defined: {name[:80]!r}")
         found = self._named[name]
@@ -135,7 +159,7 @@ class _Measure:
         name = schema["name"]
         if not isinstance(name, str) or not name:
             raise self._not_usable(f"has a type without a name: {json.dumps(name)[:80]}")
-        if name in _PRIMITIVES or (space and "." not in name):
+        if name in _PRIMITIVE_SIZES or (space and "." not in name):
             raise self._not_usable(f"has the type {name[:80]!r} without a namespace within another")
         if name in self._named:
             raise self._not_usable(f"defines {name[:80]} a second time")
@@ -145,14 +169,18 @@ class _Measure:
 
     def _defined(self, schema: dict[str, Any], kind: str, space: str) -> _Extent:
         if kind == "enum":
-            return _Extent(1, False)
+            return _Extent(1, 1)
         if kind == "fixed":
             size = schema["size"]
             if type(size) is not int or size < 0:  # -1 would read all that is left, and then nothing without end
                 raise self._not_usable("has a fixed without a size of 0 or more")
-            return _Extent(1, size == 0)
+            return _Extent(1, size, int(size == 0))
         parts = [self.extent(field["type"], space) for field in schema["fields"]]
-        return _Extent(1 + sum(part.parts for part in parts), all(part.empty for part in parts))
+        return _Extent(
+            1 + sum(part.parts for part in parts),
+            sum(part.size for part in parts),
+            1 + sum(part.free for part in parts),
+        )
 
     def _not_usable(self, what: str) -> InvalidInputError:
         return InvalidInputError(f"{self._name} {what}")

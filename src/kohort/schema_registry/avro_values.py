@@ -8,8 +8,8 @@ from decimal import Context, Decimal
 from typing import Any
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.schema_registry.avro_limits import avro_schema, parsed_schema
-from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, schema_prefix
+from kohort.schema_registry.avro_limits import avro_schema, measured_schema, parsed_schema
+from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefix
 
 DECIMAL_BYTES = 64
 """Most bytes of a decimal: they hold 153 digits, and the widest decimals of databases have 76 (BigQuery, Arrow).
@@ -21,17 +21,20 @@ _BOUNDED = "kohort-decimal"
 """The logical type by which fastavro calls `_bounded_decimal`; its own conversion stays for the application."""
 
 
-def avro_reader(text: str, name: str) -> Callable[[bytes], Any]:
+def avro_reader(text: str, name: str, max_bytes: int) -> Callable[[bytes], Any]:
     """Return a function that reads values of a schema, which begin with a schema's id.
 
     Args:
         text: the schema.
         name: names the schema in errors.
+        max_bytes: size of the largest value that is read. It is divided by the records and nulls that one byte can
+            make, which are an array's of nested records.
 
     Raises:
         InvalidInputError: the schema is invalid, or a hostile value could abuse it.
     """
-    schema = parsed_schema(_with_bounded_decimals(avro_schema(text, name)), name)
+    found, density = measured_schema(text, name)
+    schema, most = parsed_schema(_with_bounded_decimals(found), name), max_bytes // density
     from fastavro import schemaless_reader
     from fastavro.read import LOGICAL_READERS
 
@@ -39,8 +42,7 @@ def avro_reader(text: str, name: str) -> Callable[[bytes], Any]:
         LOGICAL_READERS[f"{kind}-{_BOUNDED}"] = _bounded_decimal
 
     def read_value(data: bytes) -> Any:
-        if len(data) > VALUE_BYTES:
-            raise CorruptDataError(f"{len(data)} bytes are more than the {VALUE_BYTES} that are read")
+        check_size(data, most)
         stream = io.BytesIO(data)
         stream.seek(PREFIX_BYTES)
         try:

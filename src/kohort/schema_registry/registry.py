@@ -31,7 +31,7 @@ from kohort.errors import (
     RetriableError,
     TimedOutError,
 )
-from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, schema_id
+from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, check_size, schema_id
 from kohort.settings.arguments import checked, checked_call
 
 SCHEMA_BYTES_MAX = 1024 * 1024
@@ -183,7 +183,14 @@ class SchemaRegistry:
     """
 
     @checked_call
-    def __init__(self, url: str, *, timeout_ms: float = 10_000, ssl_ca_location: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_ms: float = 10_000,
+        ssl_ca_location: str | None = None,
+        max_value_bytes: int = VALUE_BYTES,
+    ) -> None:
         """Keep the addresses; nothing is asked yet.
 
         Args:
@@ -191,12 +198,15 @@ class SchemaRegistry:
                 before the host.
             timeout_ms: Limit for one answer of one address.
             ssl_ca_location: a PEM file of certificate authorities for https:; None: those of the system.
+            max_value_bytes: size of the largest value that is read, 4 MiB by default; as Python objects a value may
+                take two hundred times its size. For consumers give `value_deserializer=SchemaRegistry(…).deserialize`.
 
         Raises:
             InvalidInputError: a URL has another form.
         """
         self._addresses = [_address_of(part) for part in _BETWEEN_URLS.split(url)]
         self._timeout_s = max(0.001, timeout_ms / 1000)
+        self._max_value_bytes = max_value_bytes
         self._authorities = ssl_ca_location
         self._lock = threading.Lock()
         self._schemas: OrderedDict[int, _KnownSchema] = OrderedDict()
@@ -296,7 +306,7 @@ class SchemaRegistry:
         if known.read is None and not known.refused:
             assert known.schema is not None
             try:
-                known.read = _reader_of(known.schema)
+                known.read = _reader_of(known.schema, self._max_value_bytes)
             except InvalidInputError as error:
                 known.refused = error.message
         if known.read is None:
@@ -579,7 +589,7 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     return RegisteredSchema(_id_of(answer) if number is None else number, kind, text, subject, version)
 
 
-def _reader_of(schema: RegisteredSchema) -> Callable[[bytes], Any]:
+def _reader_of(schema: RegisteredSchema, max_bytes: int) -> Callable[[bytes], Any]:
     """Return a function that reads values with their prefix.
 
     Raises:
@@ -588,16 +598,15 @@ def _reader_of(schema: RegisteredSchema) -> Callable[[bytes], Any]:
     if schema.kind == "AVRO":
         from kohort.schema_registry.avro_values import avro_reader
 
-        return avro_reader(schema.text, f"the schema {schema.id}")
+        return avro_reader(schema.text, f"the schema {schema.id}", max_bytes)
     if schema.kind == "JSON":
-        return _json_value
+        return lambda data: _json_value(data, max_bytes)
     raise InvalidInputError(f"the schema {schema.id} is of the kind {schema.kind}, which can't be read")
 
 
-def _json_value(data: bytes) -> Any:
+def _json_value(data: bytes, max_bytes: int) -> Any:
     """Return the JSON behind a prefix, which is not compared with its schema."""
-    if len(data) > VALUE_BYTES:
-        raise CorruptDataError(f"{len(data)} bytes are more than the {VALUE_BYTES} that are read")
+    check_size(data, max_bytes)
     try:
         return json.loads(data[PREFIX_BYTES:])
     except (ValueError, RecursionError) as error:

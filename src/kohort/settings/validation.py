@@ -63,6 +63,7 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "leader_epoch": (-1, INT32_MAX),
     "levels": (0, 2**15 - 1),
     "max_records": (1, INT64_MAX),
+    "max_value_bytes": (1, INT64_MAX),
     "num_partitions": (-1, INT32_MAX),
     "offset": (0, INT64_MAX),
     "offsets": (0, INT64_MAX),

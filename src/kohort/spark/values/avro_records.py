@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
-from kohort.schema_registry.avro_limits import avro_schema
+from kohort.schema_registry.avro_limits import measured_schema
 from kohort.schema_registry.prefix import NO_PREFIX, PREFIX_BYTES, schema_id
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.avro_schema import (
@@ -34,7 +34,7 @@ from kohort.spark.values.avro_schema import (
     schema_of,
     without_logical,
 )
-from kohort.spark.values.isolate import REFUSALS, Parts, check_size
+from kohort.spark.values.isolate import REFUSALS, VALUE_BYTES, Parts, check_size
 from kohort.spark.values.types import Column, Kind
 
 _SCHEMAS = 1_000
@@ -62,10 +62,11 @@ _NUMBERED = {
 
 @dataclass(frozen=True, slots=True)
 class _WriterSchema:
-    """A writer's schema, parsed; or the reason why it can't be used."""
+    """A writer's schema, parsed; or the reason why it can't be used; and the size of its largest value that is read."""
 
     schema: Any = None
     refused: str = ""
+    most: int = 0
 
 
 class AvroDecoder:
@@ -154,6 +155,8 @@ class AvroDecoder:
             found = self._written[number] = self._look_up(number)
         if found.refused:
             raise _BadValue(found.refused)
+        if len(value) > found.most:
+            raise _BadValue(f"{len(value)} bytes are more than the {found.most} that are read of such a schema")
         return found.schema
 
     def _look_up(self, number: int) -> _WriterSchema:
@@ -181,11 +184,12 @@ class AvroDecoder:
                 f"valueWriterSchemas: {self._name} gave a {type(text).__name__} for the schema {number}, not its text"
             )
         try:
-            avro_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
+            _, density = measured_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
             schema = schema_of(text, f"the schema {number}")
             written = node_of(schema, f"the schema {number}", written=True)
             wrong = next(differences(written, self._node), "")
-            return _WriterSchema(parsed(schema), f"the schema {number}: {wrong}" if wrong else "")
+            reason = f"the schema {number}: {wrong}" if wrong else ""
+            return _WriterSchema(parsed(schema), reason, VALUE_BYTES // density)
         except InvalidInputError as error:
             return _WriterSchema(refused=error.message)
 
