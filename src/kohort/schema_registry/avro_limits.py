@@ -25,7 +25,7 @@ DEPTH_MAX = 150
 """Most levels of objects and lists in a schema's JSON; fastavro and Python process them recursively."""
 PARTS_MAX = 10_000
 """Most parts of a schema whose names are written out; a value makes an object of each. Large public ones have 3,000."""
-_PRIMITIVE_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1}
+PRIMITIVE_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1}
 """The fewest bytes of each type."""
 
 
@@ -146,8 +146,8 @@ class _Measure:
         return _Extent(1 + item.parts, 1)
 
     def _by_name(self, name: str) -> _Extent:
-        if name in _PRIMITIVE_SIZES:
-            return _Extent(1, _PRIMITIVE_SIZES[name], int(name == "null"))
+        if name in PRIMITIVE_SIZES:
+            return _Extent(1, PRIMITIVE_SIZES[name], int(name == "null"))
         if name not in self._named:
             raise self._not_usable(f"has a type that is not defined: {name[:80]!r}")
         found = self._named[name]
@@ -159,7 +159,7 @@ class _Measure:
         name = schema["name"]
         if not isinstance(name, str) or not name:
             raise self._not_usable(f"has a type without a name: {json.dumps(name)[:80]}")
-        if name in _PRIMITIVE_SIZES or (space and "." not in name):
+        if name in PRIMITIVE_SIZES or (space and "." not in name):
             raise self._not_usable(f"has the type {name[:80]!r} without a namespace within another")
         if name in self._named:
             raise self._not_usable(f"defines {name[:80]} a second time")
