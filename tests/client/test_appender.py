@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -218,13 +219,32 @@ def test_mutex_keeps_threads_apart(form: Any) -> None:
     assert count == [8_000]
 
 
-@pytest.mark.skipif(not appender.COMPILED, reason="the kernel was not built")
-def test_kept_deliveries_cost_the_collector_nothing() -> None:
-    """An application that keeps a million of them would otherwise have all of them visited again and again."""
-    filled = Filled(FORMS[1])
+@pytest.mark.parametrize("form", FORMS)
+def test_delivery_whose_error_was_raised_is_collected(form: Any) -> None:
+    """The error's traceback has the frame that has the delivery: a cycle, which may keep an application's frames."""
+    filled = Filled(form)
     delivery = filled.appender.append_open("t", b"v", None)
-    assert delivery is not None
-    assert not gc.is_tracked(delivery)
+    assert delivery is not None and gc.is_tracked(delivery)
+
+
+@pytest.mark.skipif(not appender.COMPILED, reason="the kernel was not built")
+def test_wait_for_the_lock_can_be_interrupted_by_a_signal() -> None:
+    """A handler that sends while its own thread has the lock waits for ever, and the next signal's error ends it."""
+    mutex = FORMS[1].Mutex()
+    mutex.acquire()
+
+    def raises(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, raises)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            mutex.acquire()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    mutex.release()
+    assert mutex.acquire(False)
 
 
 @pytest.mark.skipif(not appender.COMPILED, reason="the kernel was not built")

@@ -18,8 +18,8 @@ from tests.support.waiting import until
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
-from kohort.errors import InvalidInputError
-from kohort.lag import LagReader
+from kohort.errors import InvalidInputError, KafkaError
+from kohort.lag import LagReader, scaler
 from kohort.lag.scaler import (
     OBJECTS_MAX,
     GroupScaling,
@@ -213,6 +213,17 @@ def test_cluster_that_is_away_is_unavailable_and_not_zero_members() -> None:
             keda.wanted(group="g", maxLag="30s")
         keda.channel.close()
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_decision_is_given_no_more_when_reads_have_stopped(our_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ended by a fault, without an error that it could keep."""
+    monkeypatch.setattr(scaler, "STALE_MIN_S", 0.5)
+    wanted = ScaledGroup("g", ScalingTarget(1_000))
+    with GroupScaling(LagReader(our_broker.bootstrap_servers), 0.05) as scaling:
+        until(lambda: scaling.decision(wanted) is not None, "the group is decided")
+        monkeypatch.setattr(scaling, "_read_groups", lambda names: None)
+        with pytest.raises(KafkaError, match="have stopped"):
+            until(lambda: scaling.decision(wanted) is None, "the decision is refused")
 
 
 def test_groups_that_clients_name_are_bounded(our_broker: Broker) -> None:

@@ -29,6 +29,7 @@ from pyiceberg.table import Table
 from kohort.region.sinks import Sink
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.hive_partitions import NULL
 from kohort.region.sinks.iceberg_files import DurableFileIO
 from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.object_store import ObjectStore
@@ -226,7 +227,9 @@ def _rows_in(files: Iterable[Path]) -> list[Row]:
     found: list[Row] = []
     for file in files:
         named = file.parent.name.startswith("name=") and unquote(file.parent.name.removeprefix("name="))
-        found += [(row["id"], named or row["name"]) for row in pq.ParquetFile(file).read().to_pylist()]
+        for row in pq.ParquetFile(file).read().to_pylist():
+            name = row["name"] if not named else None if named == NULL else named
+            found.append((row["id"], name))
     return sorted(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import json
 import os
 import random
 import shutil
@@ -23,7 +24,7 @@ from kohort.region import files as compaction_files
 from kohort.region.sinks import Keep, compaction, folder_generations
 from kohort.region.sinks.compaction import Compactor, Generation
 from kohort.region.sinks.folder_generations import FolderGenerations
-from kohort.region.sinks.parquet_objects import StoreGenerations
+from kohort.region.sinks.parquet_objects import StoreGenerations, _generation_path
 from kohort.region.staged import StagedKey
 from tests.region import folder_runs
 from tests.region.place_runs import Trials
@@ -201,6 +202,25 @@ def test_unbound_folder_can_be_compacted_and_no_folder_is_refused(root: Path) ->
         ParquetFolder(root / "out", target_file_size=0)
     with pytest.raises(InvalidInputError, match="grace must be"):
         ParquetFolder(root / "out").compact(grace="soon")
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+@pytest.mark.parametrize("planted", ["_compacted/../../precious", "_compacted/../../p.parquet", "_region/region.json"])
+@pytest.mark.parametrize("names", ["replaced", "files"])
+def test_planted_generation_reaches_no_other_file(kind: str, planted: str, names: str, root: Path) -> None:
+    """Whoever may write into the folder may not remove files outside it, nor the owner marker."""
+    place = begun(KINDS[kind](), root)
+    for name in ("precious", "p.parquet"):
+        (root / name).write_bytes(b"precious")
+    content = {"format": 1, "region": str(REGION), "generation": 1, "upto": 1, "attempt": "x", "files": {}}
+    content |= {"replaced": {}, names: {planted: 0 if names == "replaced" else {"size": 8, "first": 1, "last": 1}}}
+    named = _generation_path(1) if kind == "store" else "_region/compaction-1"
+    (Path(place.path) / named).parent.mkdir(exist_ok=True)
+    (Path(place.path) / named).write_text(json.dumps(content))
+    with pytest.raises(CorruptDataError, match="no file of rows"):
+        folder_of(place).compact(grace="0s")
+    assert all((root / name).read_bytes() == b"precious" for name in ("precious", "p.parquet"))
+    assert (Path(place.path) / "_region" / "region.json").exists()
 
 
 def test_damaged_file_is_not_replaced(root: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.region import ParquetFolder, RowRefusedError, Sink
-from kohort.region.sinks import Keep
+from kohort.region.sinks import Keep, hive_partitions
 from kohort.region.sinks.dead_letters import divide
 from kohort.region.sinks.hive_partitions import NULL
 from kohort.region.staged import StagedKey
@@ -136,6 +136,18 @@ def test_value_that_no_folder_can_be_named_by_is_refused_with_its_row(sink: Parq
     assert good["id"].to_pylist() == [0, 2] and sorted(bad) == [1, 3, 4], "they become dead letters"
     sink.stage(key(1), good)
     sink.publish(1, [key(1)])
+
+
+def test_rows_of_too_many_partitions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that chooses the values would choose the number of files, too."""
+    monkeypatch.setattr(hive_partitions, "PARTITIONS_MAX", 3)
+    bound = ParquetFolder(tmp_path / "out", partition_by=["day"]).bind("r", REGION)
+    rows = pa.table({"id": range(8), "day": [1, 2, 3, 1, 4, 2, 5, 3]})
+    bound.check(rows.schema)
+    bound.check_rows(rows.slice(0, 4))
+    with pytest.raises(RowRefusedError, match="more than 3 partitions by day") as refused:
+        bound.check_rows(rows)
+    assert sorted(refused.value.reasons) == [4, 6]
 
 
 def test_rows_whose_folders_are_too_long_together_are_refused(tmp_path: Path) -> None:

@@ -156,3 +156,13 @@ def test_folder_that_is_a_file_is_named_whole(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         files.open(f"{tmp_path}/missing", os.O_RDONLY)
     assert missing.value.filename == f"{tmp_path}/missing"
+
+
+@pytest.mark.parametrize("path", ["../precious", "a/../../precious", "a//precious", "./precious"])
+def test_path_that_leads_upwards_reaches_nothing(tmp_path: Path, path: str) -> None:
+    (tmp_path / "precious").write_bytes(b"precious")
+    (tmp_path / "out" / "a").mkdir(parents=True)
+    files = ConfinedFiles(str(tmp_path / "out"))
+    with pytest.raises(InvalidInputError, match="leads upwards"):
+        files.unlink(f"{tmp_path}/out/{path}")
+    assert (tmp_path / "precious").exists()

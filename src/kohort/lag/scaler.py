@@ -43,6 +43,8 @@ CALLS_MAX = 2_000
 """The most calls at once, streams included."""
 MESSAGE_BYTES_MAX = 65_536
 """The longest request."""
+GROUP_CHARACTERS_MAX = 1_000
+"""The longest name of a group, which log lines repeat."""
 STOP_S = 1.0
 """How long calls may go on when the server ends."""
 GROUP_KEY, MAX_LAG_KEY, MIN_KEY, MAX_KEY = "group", "maxLag", "minMembers", "maxMembers"
@@ -65,8 +67,11 @@ class ScaledGroup:
         """
         metadata = scaled.metadata
         group = metadata.get(GROUP_KEY, "")
-        if not group:
-            raise InvalidInputError(f"the trigger's metadata has no {GROUP_KEY}")
+        if not group or len(group) > GROUP_CHARACTERS_MAX or not group.isprintable():
+            raise InvalidInputError(
+                f"the trigger's metadata has no {GROUP_KEY}, or one that can't be printed or is over "
+                f"{GROUP_CHARACTERS_MAX} characters long"
+            )
         try:
             max_lag_ms = duration_ms(metadata.get(MAX_LAG_KEY, ""))
         except InvalidInputError as error:
@@ -148,7 +153,9 @@ class GroupScaling(ClosedOnExit):
                 self._news.set()
             watched.asked_s = now_s
             is_stale = now_s - watched.decided_s > max(STALE_MIN_S, STALE_INTERVALS * self._interval_s)
-            if watched.error and (watched.decision is None or is_stale):
+            if watched.decision is not None and is_stale:
+                raise KafkaError(watched.error or "the last decision is too old: reads of the cluster have stopped")
+            if watched.error and watched.decision is None:
                 raise KafkaError(watched.error)
             return watched.decision
 
@@ -292,11 +299,8 @@ class ScalerServer(ClosedOnExit):
         return encode_metric_spec((await _scaled_group(request, context)).metric, 1)
 
     async def _metrics(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
-        try:
-            scaled, _ = decode_metrics_request(request)
-            wanted = ScaledGroup.of(scaled)
-        except InvalidInputError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        wanted = await _scaled_group(request, context, lambda data: decode_metrics_request(data)[0])
+        del request  # a call that waits for its first decision keeps the group alone
         decision = await self._decided(wanted, context)
         return encode_metrics(wanted.metric, decision.wanted)
 
@@ -351,9 +355,13 @@ class ScalerServer(ClosedOnExit):
         raise AssertionError("abort raises")
 
 
-async def _scaled_group(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> ScaledGroup:
+async def _scaled_group(
+    request: bytes,
+    context: aio.ServicerContext[bytes, bytes],
+    decode: Callable[[bytes], ScaledObject] | None = None,
+) -> ScaledGroup:
     try:
-        return ScaledGroup.of(decode_scaled_object(request))
+        return ScaledGroup.of((decode or decode_scaled_object)(request))
     except InvalidInputError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
     raise AssertionError("abort raises")

@@ -41,6 +41,8 @@ class ConfinedFiles:
             yield _Spot(None, path)
             return
         *above, name = path.removeprefix(f"{self._root}/").split("/")
+        if not {"", ".", ".."}.isdisjoint((*above, name)):
+            raise InvalidInputError(f"{path!r} has a part that is empty or leads upwards: no file is reached by it")
         fd = os.open(self._root, _FOLDER)
         try:
             walked = self._root

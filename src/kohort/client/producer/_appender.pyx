@@ -10,7 +10,7 @@ from cpython.dict cimport PyDict_GetItemWithError
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.pythread cimport (
-    NOWAIT_LOCK, WAIT_LOCK,
+    NOWAIT_LOCK,
     PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock, PyThread_release_lock, PyThread_type_lock,
 )
 from cpython.time cimport time as seconds_since_1970
@@ -23,7 +23,15 @@ from kohort.columns._encode cimport Chunk, Piece, hash_key
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         object (*tp_new)(PyTypeObject*, object, PyObject*)
-    void PyObject_GC_UnTrack(PyObject*)
+    int PyErr_CheckSignals() except -1
+
+
+cdef extern from "pythread.h":
+    ctypedef enum PyLockStatus:
+        PY_LOCK_FAILURE
+        PY_LOCK_ACQUIRED
+        PY_LOCK_INTR
+    PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock, long long, int) nogil
 
 
 cdef enum:
@@ -48,11 +56,21 @@ cdef class Mutex:
                 PyThread_release_lock(self.lock)
             PyThread_free_lock(self.lock)
 
-    cdef inline void take(self) noexcept:
+    cdef inline int take(self) except -1:
         if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
-            with nogil:
-                PyThread_acquire_lock(self.lock, WAIT_LOCK)
+            self.wait()
         self.held = True
+        return 0
+
+    cdef int wait(self) except -1:
+        # Signals are handled meanwhile, as by `threading.Lock`: a handler that waits for its own thread can be interrupted.
+        cdef PyLockStatus status = PY_LOCK_INTR
+        while status == PY_LOCK_INTR:
+            with nogil:
+                status = PyThread_acquire_lock_timed(self.lock, -1, 1)
+            if status == PY_LOCK_INTR:
+                PyErr_CheckSignals()
+        return 0
 
     cdef inline void give(self) noexcept:
         self.held = False
@@ -196,8 +214,6 @@ cdef class Appender:
         self.mutex.give()
         if size <= 0:
             return None
-        # A delivery that the application keeps is in no cycle that outlasts its batch: the collector need not visit it.
-        PyObject_GC_UnTrack(<PyObject*>delivery)
         return delivery
 
     cdef inline int put(

@@ -203,11 +203,12 @@ class ClassicRequests(ClassicRebalance):
         names = [protocol.name for protocol in event.protocols]
         topics = read_topics(event.protocols[0].metadata) if event.protocols else None
         reason, text = RebalanceReason.REJOINED, "joined again"
-        if names != [protocol.name for protocol in member.protocols]:
+        known = [protocol.name for protocol in member.protocols]  # only the chosen one, after a load
+        if names != known and not (len(known) == 1 and known[0] in names):
             reason, text = RebalanceReason.ASSIGNOR_CHANGED, f"joined again with the assignors {', '.join(names)}"
         elif topics != read_topics(member.protocols[0].metadata):
             reason, text = RebalanceReason.SUBSCRIPTION_CHANGED, "joined again with another subscription"
-        elif role == "leader" and self.subscribed and self.topics_hash != self.current_topics_hash(step):
+        elif role == "leader" and self.subscribed and self.topics_hash not in (None, self.current_topics_hash(step)):
             reason, text = RebalanceReason.TOPICS_CHANGED, "joined again: topics changed"
         return Cause(reason, f"{role} {event.member_id} {text} {why}", event.member_id)
 

@@ -18,9 +18,10 @@ The last `GENERATIONS_KEPT` names of generations are kept: a compactor that has 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
@@ -107,7 +108,14 @@ def decoded_generation(data: bytes, place: str) -> Generation:
         raise CorruptDataError(f"A generation of {place} can't be read: {error}") from error
     if found.format != 1:
         raise InvalidInputError(f"{place} was compacted by a newer kohort, in format {found.format}")
+    for path in (*found.files, *found.replaced):
+        if not _OF_ROWS.match(path) or not {"", ".", ".."}.isdisjoint(path.split("/")):
+            raise CorruptDataError(f"A generation of {place} names {path[:200]!r}, which is no file of rows: remove it")
     return found
+
+
+_OF_ROWS: Final = re.compile(rf"(?:sequence=[0-9]+|_data|{COMPACTED})/.*\.parquet\Z", re.DOTALL)
+"""The paths of files that a generation may name: whoever may write into the folder could name any other."""
 
 
 class PublishedFile(NamedTuple):
@@ -225,22 +233,32 @@ def merge_files(
                 pending.clear()
 
         for path, content in sources.items():
-            data = content()
-            try:
-                table = pq.ParquetFile(pa.BufferReader(data)).read()
-                table = table if table.schema.equals(merge.schema) else table.cast(merge.schema)
-            except (pa.ArrowException, ValueError) as error:
-                raise CorruptDataError(f"{path} can't be merged: {error}") from error
-            rows += table.num_rows
-            pending.append(table)
-            size += table.nbytes
-            if size >= _ROW_GROUP_BYTES:
-                flush()
-                size = 0
+            for table in _row_groups(path, content(), merge.schema):
+                rows += table.num_rows
+                pending.append(table)
+                size += table.nbytes
+                if size >= _ROW_GROUP_BYTES:
+                    flush()
+                    size = 0
         flush()
     expected = _rows_written(writer)
     if expected != rows:
         raise CorruptDataError(f"{expected} rows were written of {rows}: nothing is replaced")
+
+
+def _row_groups(path: str, data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the row groups of a file, one in memory at a time: a small file may decompress to gigabytes.
+
+    Raises:
+        CorruptDataError: the file can't be read, or has other columns.
+    """
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number)
+            yield table if table.schema.equals(schema) else table.cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise CorruptDataError(f"{path} can't be merged: {error}") from error
 
 
 def _rows_written(writer: Any) -> int:

@@ -20,6 +20,8 @@ from kohort.region.sinks.rows import check_names, refusal_of, rows_where
 NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 """Characters that Hive's `FileUtils.escapePathName` escapes, and zero."""
+PARTITIONS_MAX: Final = 10_000
+"""Of one table: each is a file and an fsync, or a request. A producer chooses the values of many a topic."""
 SEGMENT_BYTES_MAX: Final = 255
 """Limit on `name=value`, escaped, in UTF-8: file systems accept no longer name."""
 FOLDERS_BYTES_MAX: Final = 600
@@ -81,8 +83,14 @@ def refuse_values(table: pa.Table, partition_by: Sequence[str], kept: pa.Schema)
     """Check that each row's values can be the names of folders.
 
     Raises:
-        RowRefusedError: a value is too long; or a text without a name of its own is in a column that is never null.
+        RowRefusedError: the table has too many partitions; a value is too long; or a text without a name of its own is
+            in a column that is never null.
     """
+    if table.num_rows > PARTITIONS_MAX:
+        folders = list(_rows_of(table, partition_by).values())
+        if bad := sorted(row for rows in folders[PARTITIONS_MAX:] for row in rows):
+            why = f"A table has more than {PARTITIONS_MAX} partitions by {', '.join(partition_by)}"
+            raise refusal_of(dict.fromkeys(bad, why), table, partition_by[0])
     for name in partition_by:
         if _is_text(kept.field(name).type):
             _refuse_texts(table, name, nullable=kept.field(name).nullable)

@@ -10,27 +10,16 @@ Publishing is one transaction: the rows, a tombstone for each staged key, and th
 publishers share one transactional id. `InitProducerId` ends the transaction of whoever published before, so the marker
 read after it is the last one. Readers with `isolation.level=read_committed` see a sequence once and whole in each
 partition; partitions do not become visible at one moment.
-
-A staged table is an Arrow stream cut into pieces, one record each:
-
-    key        the staged key's text form
-    value      a piece of the stream
-    headers    attempt (16 random bytes), piece (its number), pieces (their count)
-
-Rows count when all pieces of an attempt are there; of several attempts, the one that was whole last. A record without
-a value says that the key's rows are published. Both partitions are trimmed from their beginnings by DeleteRecords.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
-from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -38,45 +27,43 @@ import pyarrow.compute as pc
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
-from kohort.client.consumer.range_reader import RangeReader
-from kohort.client.net.metadata import TopicInfo
 from kohort.client.producer.producer import Producer
 from kohort.columns.arrow import HEADERS
 from kohort.columns.encode import ColumnNames
 from kohort.errors import (
     CorruptDataError,
-    ErrorCode,
     FencedError,
     InvalidInputError,
     KafkaError,
     NotFoundError,
     RetriableError,
-    TimedOutError,
 )
 from kohort.ids import TopicPartition
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import Bound
-from kohort.region.sinks.columns import filled_schema
+from kohort.region.sinks.columns import filled_schema, refuse_untyped
 from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
 from kohort.region.sinks.rows import check_fits, in_order, plain, refusal_of, refuse_nulls, rows_where, shaped
+from kohort.region.sinks.staging_topic import MARKER, STAGED, SinkMarker, StagingTopic, created, pieces_of, table_of
 from kohort.region.staged import StagedKey
-from kohort.wire.batch import BatchRecord
-
-MARKER: Final = 0
-STAGED: Final = 1
-APPEARS_S: Final = 30.0
-"""How long a topic that was created may take to appear: a cluster's brokers learn of it one after another."""
-PIECE_BYTES: Final = 512 * 1024
-"""Half of the smallest max.message.bytes that brokers have by default."""
-_PROPERTIES: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-
 
 COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp")
 TRANSACTION_TIMEOUT_MS: Final = 300_000
 """A sequence of 5 GB at 20 MB/s; below the broker's limit, which is 15 minutes (transaction.max.timeout.ms)."""
+TRANSACTION_TIMEOUT_MAX_MS: Final = 900_000
+FENCED_WAIT_S: Final = 10.0
+"""How long a publisher leaves the topic to the one that has fenced it, the first time; twice as long each further time,
+so that two of them do not fence each other before either is done."""
 RECORD_OVERHEAD_BYTES: Final = 256
 """Of a batch with one record: its header, lengths, offsets, and up to ten headers' lengths."""
+DEFAULT_MESSAGE_BYTES: Final = 1_048_588
+"""The default of max.message.bytes."""
 _NO_LIMIT_MS: Final = 2**63 - 1
+_BEFORE: Final = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")
+_AFTER: Final = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
+"""The second is that of Kafka before 4.0."""
+_PER_UNIT: Final = {"s": (1, 1_000), "ms": (1, 1), "us": (1_000, 1), "ns": (1_000_000, 1)}
+"""A millisecond is the first divided by the second of each unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +101,7 @@ class KafkaTopic(Bound):
     """
 
     _kept: RowRules | None
+    _times_fenced = 0
 
     def __init__(
         self,
@@ -141,6 +129,11 @@ class KafkaTopic(Bound):
         self._servers = ",".join(sorted(server.strip() for server in given if server.strip()))
         if not self._servers:
             raise InvalidInputError("bootstrap_servers is empty: give HOST:PORT of the cluster with the topic")
+        if not 1_000 <= transaction_timeout_ms <= TRANSACTION_TIMEOUT_MAX_MS:
+            raise InvalidInputError(
+                f"transaction_timeout_ms is {transaction_timeout_ms}: give 1000 to {TRANSACTION_TIMEOUT_MAX_MS}, the "
+                "brokers' transaction.max.timeout.ms"
+            )
         self.topic, self._settings = topic, dict(settings)
         self._timeout_ms = transaction_timeout_ms
 
@@ -164,18 +157,23 @@ class KafkaTopic(Bound):
         self._bound()
         given = _schema_of_rows(plain(schema))
         with self._admin() as admin:
-            topic_id = created(admin, NewTopic(self.topic)).topic_id
-            self._beside.create(admin)
+            try:
+                topic_id = created(admin, NewTopic(self.topic)).topic_id
+                self._beside.create(admin)
+            except NotFoundError as error:  # a broker that has not heard of a new topic
+                raise RetriableError(f"topic {self.topic}: {error.message}") from error
         marker = self._beside.marker()
         if marker is None:
-            with self._fenced() as writer:
+            refuse_untyped(given)
+            with self._alone() as writer:
                 marker = writer.marker
                 if marker is None:
                     marker = SinkMarker(1, self._region, self._bound(), 0, text_of(given), self.place, topic_id)
                     writer.commit(marker)
         self._owned(marker)
         self._kept = None
-        check_fits(f"topic {self.topic}", self._rules().schema, filled_schema(given, self._rules().schema))
+        kept = self._rules().schema
+        check_fits(f"topic {self.topic}", kept, filled_schema(given, kept))
 
     def _owned(self, marker: SinkMarker | None, *, named: bool = True) -> SinkMarker:
         """Return the marker, checked to be this region's, and to have this sink's name."""
@@ -193,37 +191,54 @@ class KafkaTopic(Bound):
             raise refusal(f"Topic {self.topic}", (marker.region, marker.id), (self._region, mine), remedy)
 
     def _rules(self) -> RowRules:
-        if self._kept is None:
+        kept = self._kept
+        if kept is None:
             schema = schema_of(self._owned(self._beside.marker()).schema)
             with self._admin() as admin:
                 topic = admin.describe_topics([self.topic]).all()[self.topic]
                 resource = ConfigResource(ResourceType.TOPIC, self.topic)
                 properties = admin.describe_configs([resource]).all()[resource]
             said = {name: entry.value for name, entry in properties.items()}
-            if "timestamp" in schema.names and _number(said, "message.timestamp.before.max.ms") != _NO_LIMIT_MS:
-                raise InvalidInputError(
-                    f"Topic {self.topic} refuses records that are older than message.timestamp.before.max.ms: rows may "
-                    "be published at any later time. Reset that property, or leave the column timestamp out"
-                )
             by_broker = said.get("message.timestamp.type") == "LogAppendTime"
-            self._kept = RowRules(
+            if "timestamp" in schema.names and not by_broker and _shortest(said, _BEFORE) != _NO_LIMIT_MS:
+                raise InvalidInputError(
+                    f"Topic {self.topic} refuses records that are older than {' or '.join(_BEFORE)}: rows may be "
+                    "published at any later time. Reset that property, or leave the column timestamp out"
+                )
+            kept = self._kept = RowRules(
                 schema,
                 len(topic.partitions),
-                int(said.get("max.message.bytes") or 1_048_588),
-                _NO_LIMIT_MS if by_broker else _number(said, "message.timestamp.after.max.ms"),
+                int(said.get("max.message.bytes") or DEFAULT_MESSAGE_BYTES),
+                _NO_LIMIT_MS if by_broker else _shortest(said, _AFTER),
                 "compact" in str(said.get("cleanup.policy")),
             )
-        return self._kept
+        return kept
 
     def adopt(self) -> str:
         """Write this sink's name into the marker, and return the earlier one."""
         self._bound()
         if self._beside.marker() is None:
             return ""
-        with self._fenced() as writer:
+        with self._alone() as writer:
             marker = self._owned(writer.marker, named=False)
-            writer.commit(msgspec.structs.replace(marker, place=self.place))
+            writer.commit(msgspec.structs.replace(self._of_the_present(marker), place=self.place))
         return marker.place
+
+    def _of_the_present(self, marker: SinkMarker) -> SinkMarker:
+        """Return the marker for the topic as it is; one that was created again has no sequence."""
+        with self._admin() as admin:
+            topic_id = created(admin, NewTopic(self.topic)).topic_id
+        if topic_id == marker.topic_id:
+            return marker
+        return msgspec.structs.replace(marker, topic_id=topic_id, sequence=0, emptied=False)
+
+    def _refuse_another_topic(self, marker: SinkMarker) -> None:
+        """Refuse to write into a topic that was deleted and created again, which lacks all earlier sequences."""
+        if not self._beside.is_present(marker):
+            raise RetriableError(
+                f"Topic {self.topic} is gone, or is another than the one that region {self._region!r} has written: it "
+                f"lacks all sequences up to {marker.sequence}. Stop the region and run `kohort region adopt`"
+            )
 
     def _written_name(self) -> str:
         marker = self._beside.marker()
@@ -241,8 +256,10 @@ class KafkaTopic(Bound):
         keyed = ["key"] if rules.keyed else []
         if rules.keyed and "key" not in table.column_names:
             raise InvalidInputError(f"Topic {self.topic} is compacted, and rows without a column key have no key")
-        refuse_nulls(table, [*keyed, *({"partition", "timestamp"} & set(table.column_names))])
-        rows = shaped(table, rules.schema, keyed)
+        never_null = [*keyed, *({"partition", "timestamp"} & set(table.column_names))]
+        refuse_nulls(table, never_null)
+        rows = shaped(table, rules.schema, never_null)
+        refuse_nulls(rows, never_null)  # a dictionary may hold a null
         for reason, column, mask in _refused(rows, rules):
             if found := rows_where(mask):
                 raise refusal_of(dict.fromkeys(found, reason), table, column)
@@ -261,30 +278,50 @@ class KafkaTopic(Bound):
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         names = [key.text() for key in in_order(keys)]
-        if self._owned(self._beside.marker()).sequence >= sequence:
+        if self._last().sequence >= sequence:
             return
-        with self._fenced() as writer:
-            marker = self._owned(writer.marker)
-            if marker.sequence >= sequence:
-                return
-            with self._beside.staged() as staged:
-                if lost := [name for name in names if name not in staged.offsets]:
-                    raise CorruptDataError(
-                        f"Sequence {sequence} can't be published into topic {self.topic}: of {len(names)} staged "
-                        f"pieces {len(lost)} are gone, {lost[0]} among them"
-                    )
-                tables = (table_of(staged.read(name)) for name in names)
-                writer.commit(msgspec.structs.replace(marker, sequence=sequence, emptied=False), tables, names)
+        rules = self._rules()
+        try:
+            with self._fenced(rules.max_bytes) as writer:
+                marker = self._owned(writer.marker)
+                if marker.sequence >= sequence:
+                    return
+                self._refuse_another_topic(marker)
+                with self._beside.staged() as staged:
+                    if lost := [name for name in names if name not in staged.offsets]:
+                        raise CorruptDataError(
+                            f"Sequence {sequence} can't be published into topic {self.topic}: of {len(names)} staged "
+                            f"pieces {len(lost)} are gone, {lost[0]} among them"
+                        )
+                    tables = (table_of(staged.read(name)) for name in names)
+                    writer.commit(msgspec.structs.replace(marker, sequence=sequence, emptied=False), tables, names)
+            self._times_fenced = 0
+        except FencedError as error:
+            if not self._await_other(sequence):
+                raise RetriableError(f"topic {self.topic}: another member publishes: {error.message}") from error
+
+    def _await_other(self, sequence: int) -> bool:
+        """Leave the topic to the publisher that has fenced this one; return whether it has published the sequence."""
+        longest_s = min(FENCED_WAIT_S * 2**self._times_fenced, self._timeout_ms / 1000)
+        self._times_fenced = min(self._times_fenced + 1, 16)
+        until_s = time.monotonic() + longest_s * random.uniform(0.5, 1.0)
+        while not (done := self._last().sequence >= sequence) and time.monotonic() < until_s:
+            time.sleep(0.2)
+        return done
+
+    def _last(self) -> SinkMarker:
+        return self._owned(self._beside.marker())
 
     def empty(self, sequence: int, floor: int) -> None:
         """Delete all records of the topic, those of others too, and write the sequence into the marker."""
         self._bound()
         if self._beside.marker() is None:
             return
-        with self._fenced() as writer:
+        with self._alone() as writer:
             marker = self._owned(writer.marker)
             if marker.sequence > sequence or (marker.sequence == sequence and marker.emptied):
                 return
+            self._refuse_another_topic(marker)
             with self._admin() as admin:
                 count = len(admin.describe_topics([self.topic]).all()[self.topic].partitions)
                 admin.delete_records({TopicPartition(self.topic, number): -1 for number in range(count)}).all()
@@ -292,26 +329,41 @@ class KafkaTopic(Bound):
         self.sweep(Keep(floor))
 
     @contextlib.contextmanager
-    def _fenced(self) -> Iterator[_Writer]:
-        """Become the only publisher of the topic: transactions of others have ended, and can't be committed any more.
+    def _alone(self) -> Iterator[_Writer]:
+        """Become the only publisher, as `_fenced`.
 
         Raises:
             RetriableError: another publisher has taken over meanwhile.
         """
-        beside = self._beside
+        try:
+            with self._fenced(0) as writer:
+                yield writer
+        except FencedError as error:
+            raise RetriableError(f"topic {self.topic}: another member publishes: {error.message}") from error
+
+    @contextlib.contextmanager
+    def _fenced(self, record_bytes: int) -> Iterator[_Writer]:
+        """Become the only publisher of the topic: transactions of others have ended, and can't be committed any more.
+
+        Args:
+            record_bytes: the largest record.
+
+        Raises:
+            FencedError: another publisher has taken over meanwhile.
+        """
+        largest = max(DEFAULT_MESSAGE_BYTES, record_bytes) + RECORD_OVERHEAD_BYTES
+        producer = Producer(
+            self._servers,
+            transactional_id=f"kohort-sink-{self.topic}",
+            transaction_timeout_ms=self._timeout_ms,
+            max_request_size=largest,
+            buffer_memory=max(32 << 20, 2 * largest),
+            **self._settings,
+        )
         with contextlib.ExitStack() as stack:
-            producer = Producer(
-                self._servers,
-                transactional_id=f"kohort-sink-{self.topic}",
-                transaction_timeout_ms=self._timeout_ms,
-                **self._settings,
-            )
             stack.callback(_closed, producer)
-            try:
-                producer.init_transactions()
-                yield _Writer(producer, self.topic, beside)
-            except FencedError as error:
-                raise RetriableError(f"topic {self.topic}: another member publishes: {error.message}") from error
+            producer.init_transactions()
+            yield _Writer(producer, self.topic, self._beside)
 
     # Progress and cleanup.
 
@@ -319,7 +371,10 @@ class KafkaTopic(Bound):
         """Return the last sequence that is certainly published; 0: none."""
         self._bound()
         marker = self._beside.marker()
-        return 0 if marker is None else self._owned(marker).sequence
+        if marker is None:
+            return 0
+        sequence = self._owned(marker).sequence
+        return sequence if not sequence or self._beside.is_present(marker) else 0
 
     def sweep(self, keep: Keep) -> None:
         """Delete staged rows that will never be published, up to the first that may be, and earlier markers."""
@@ -381,9 +436,9 @@ def _closed(producer: Producer) -> None:
         producer.close(timeout_ms=1_000)
 
 
-def _number(properties: dict[str, str | None], name: str) -> int:
-    """Return a property of a topic in milliseconds; without it there is no limit."""
-    return int(properties.get(name) or _NO_LIMIT_MS)
+def _shortest(properties: Mapping[str, str | None], names: Iterable[str]) -> int:
+    """Return the smallest of a topic's properties in milliseconds; one that is not there is no limit."""
+    return min(int(properties.get(name) or _NO_LIMIT_MS) for name in names)
 
 
 def _schema_of_rows(schema: pa.Schema) -> pa.Schema:
@@ -406,13 +461,13 @@ def _schema_of_rows(schema: pa.Schema) -> pa.Schema:
 def _record_type(field: Any) -> Any:
     kind = field.type
     match field.name:
-        case "key" | "value" if pa.types.is_null(kind):
-            return pa.binary()
+        case _ if pa.types.is_null(kind):
+            return kind
         case "key" | "value" if pa.types.is_string(kind) or pa.types.is_binary(kind):
             return kind
-        case "headers" if pa.types.is_list(kind) or pa.types.is_null(kind):
+        case "headers" if pa.types.is_list(kind):
             return HEADERS
-        case "partition" if pa.types.is_integer(kind):
+        case "partition" if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
             return kind
         case "timestamp" if pa.types.is_timestamp(kind):
             return kind
@@ -430,14 +485,15 @@ def _refused(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
         yield f"No such partition: the topic has {rules.partitions}", "partition", outside
     if "timestamp" in rows.column_names:
         column = rows.column("timestamp")
-        times: Any = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+        times: Any = column.cast(pa.int64())
         yield "The timestamp is before 1970", "timestamp", pc.less(times, _int(0))
-        if rules.future_ms != _NO_LIMIT_MS:
-            latest = int(time.time() * 1000) + rules.future_ms
-            late = f"The timestamp is over {rules.future_ms} ms ahead (message.timestamp.after.max.ms)"
-            yield late, "timestamp", pc.greater(times, _int(latest))
+        limited = rules.future_ms != _NO_LIMIT_MS
+        latest = min(int(time.time() * 1000) + rules.future_ms, _NO_LIMIT_MS) if limited else _NO_LIMIT_MS
+        times_of, per = _PER_UNIT[column.type.unit]
+        late = f"The timestamp is over {rules.future_ms} ms ahead ({' or '.join(_AFTER)})"
+        yield late, "timestamp", pc.greater(times, _int(min(latest * times_of // per, 2**63 - 1)))
     if "headers" in rows.column_names:
-        lists = rows.column("headers").combine_chunks()
+        lists = _packed(rows.column("headers"))
         bare = pc.is_null(pc.struct_field(pc.list_flatten(lists), "key"))
         at = pc.list_parent_indices(lists).filter(bare)
         yield "A header has no key", "headers", pc.is_in(pa.array(range(len(lists)), at.type), at)
@@ -445,12 +501,18 @@ def _refused(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
     for name in {"key", "value"} & set(rows.column_names):
         size = pc.add(size, pc.fill_null(pc.binary_length(rows.column(name)).cast(pa.int64()), 0))
     if "headers" in rows.column_names:
-        size = pc.add(size, _header_bytes(rows.column("headers").combine_chunks()))
+        size = pc.add(size, _header_bytes(_packed(rows.column("headers"))))
     yield (
         f"A record has more than {rules.max_bytes} bytes (max.message.bytes)",
         "value",
         pc.greater(size, _int(rules.max_bytes)),
     )
+
+
+def _packed(column: Any) -> Any:
+    """Return a column of lists as one array in which null lists have no entries."""
+    lists = column.combine_chunks()
+    return lists.take(pa.array(range(len(lists)), pa.int64())) if lists.null_count else lists
 
 
 def _int(number: int) -> Any:
@@ -468,254 +530,3 @@ def _header_bytes(lists: Any) -> Any:
     )
     found = dict(zip(sums.column("row").to_pylist(), sums.column("bytes_sum").to_pylist(), strict=True))
     return pa.array([found.get(row, 0) for row in range(len(lists))], pa.int64())
-
-
-class SinkMarker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of the owner marker.
-
-    Attributes:
-        format: the format's version, 1.
-        region: the region's name, for humans.
-        id: the region's id, which identifies it.
-        sequence: the last one published; 0: none.
-        schema: the schema of all rows, serialised by Arrow, in base64.
-        place: the name by which the region knows the sink.
-        topic_id: of the topic with the rows: another topic of that name has none of them.
-        emptied: whether the topic was emptied as this sequence.
-    """
-
-    format: int
-    region: str
-    id: UUID
-    sequence: int
-    schema: str
-    place: str
-    topic_id: UUID
-    emptied: bool = False
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """The pieces of one attempt at staging a key."""
-
-    count: int
-    offsets: dict[int, int] = field(default_factory=dict)
-
-
-class StagingTopic:
-    """The topic beside one sink's topic."""
-
-    def __init__(self, servers: str, topic: str, settings: Mapping[str, Any]) -> None:
-        self.topic, self._target, self._servers, self._settings = self.name_of(topic), topic, servers, settings
-
-    @staticmethod
-    def name_of(topic: str) -> str:
-        """Return the name of the topic beside."""
-        return f"{topic}.kohort-sink"
-
-    def create(self, admin: Admin) -> None:
-        """Create the topic if it is missing.
-
-        Raises:
-            InvalidInputError: another topic has its name, or it has other properties than it needs.
-        """
-        found = created(admin, NewTopic(self.topic, 2, configs=_PROPERTIES))
-        resource = ConfigResource(ResourceType.TOPIC, self.topic)
-        properties = admin.describe_configs([resource]).all()[resource]
-        wrong = [f"{name}={value}" for name, value in _PROPERTIES.items() if properties[name].value != value]
-        if len(found.partitions) != 2 or wrong:
-            raise InvalidInputError(
-                f"Topic {self.topic} keeps staged rows, and has {len(found.partitions)} partitions: it needs 2, and "
-                f"{', '.join(f'{name}={value}' for name, value in _PROPERTIES.items())}"
-            )
-
-    # The marker.
-
-    def marker(self, *, to_the_end: bool = False) -> SinkMarker | None:
-        """Return the last marker; None: there is none. Its sequence is 0 if the topic was deleted and created again.
-
-        Args:
-            to_the_end: wait for open transactions; otherwise read up to the first of them.
-        """
-        found: bytes | None = None
-        with self._reader() as reader:
-            for record in self._records(reader, MARKER, to_the_end=to_the_end):
-                found = record.value if record.value is None else bytes(record.value)
-            target = reader.present_topics([self._target]).get(self._target)
-        if found is None:
-            return None
-        try:
-            marker = msgspec.json.decode(found, type=SinkMarker)
-        except msgspec.DecodeError as error:
-            raise CorruptDataError(f"The owner marker in topic {self.topic} can't be read: {error}") from error
-        if marker.format != 1:
-            raise InvalidInputError(f"Topic {self.topic} was written by a newer kohort, in format {marker.format}")
-        if target is not None and target.topic_id == marker.topic_id:
-            return marker
-        topic_id = marker.topic_id if target is None else target.topic_id
-        return msgspec.structs.replace(marker, topic_id=topic_id, sequence=0, emptied=False)
-
-    # Staged rows.
-
-    def stage(self, name: str, pieces: Sequence[bytes]) -> None:
-        """Write all pieces of a key; durable when it returns."""
-        attempt = uuid.uuid4().bytes
-        with Producer(self._servers, **self._settings) as producer:
-            sent = [
-                producer.send(
-                    self.topic,
-                    piece,
-                    name,
-                    partition=STAGED,
-                    headers=[("attempt", attempt), ("piece", b"%d" % at), ("pieces", b"%d" % len(pieces))],
-                )
-                for at, piece in enumerate(pieces)
-            ]
-            producer.flush()
-            for delivery in sent:
-                delivery.result()
-
-    @contextmanager
-    def staged(self) -> Iterator[StagedPieces]:
-        """Index the keys that are staged, in memory of a few numbers for each piece."""
-        with self._reader() as reader:
-            attempts: dict[str, dict[bytes, _Attempt]] = {}
-            whole: dict[str, list[int]] = {}
-            for record in self._records(reader, STAGED, to_the_end=True):
-                if record.value is None or record.key is None:
-                    continue
-                name, said = bytes(record.key).decode(errors="replace"), _piece_headers(record)
-                if said is None:
-                    continue
-                identity, at, count = said
-                attempt = attempts.setdefault(name, {}).setdefault(identity, _Attempt(count))
-                attempt.offsets[at] = record.offset
-                if len(attempt.offsets) == attempt.count:
-                    whole[name] = [attempt.offsets[number] for number in sorted(attempt.offsets)]
-            yield StagedPieces(reader, TopicPartition(self.topic, STAGED), whole)
-
-    def trim(self, admin: Admin, needed: Callable[[str, bool], bool]) -> None:
-        """Delete staged records before the first that is needed, and markers before the last.
-
-        Args:
-            admin: deletes the records.
-            needed: called with a key, and whether its rows are published.
-        """
-        seen: list[tuple[int, str]] = []
-        done: set[str] = set()
-        last_marker = -1
-        with self._reader() as reader:
-            end = self._end(reader, STAGED)
-            for record in self._records(reader, STAGED):
-                name = bytes(record.key or b"").decode(errors="replace")
-                if record.value is None:
-                    done.add(name)
-                elif not seen or seen[-1][1] != name:
-                    seen.append((record.offset, name))
-            for record in self._records(reader, MARKER):
-                last_marker = record.offset
-        cut = next((offset for offset, name in seen if needed(name, name in done)), end)
-        before = {TopicPartition(self.topic, STAGED): cut, TopicPartition(self.topic, MARKER): last_marker}
-        admin.delete_records({partition: offset for partition, offset in before.items() if offset > 0}).all()
-
-    # Reading.
-
-    def _reader(self) -> RangeReader:
-        return RangeReader(self._servers, **{**self._settings, "isolation_level": "read_committed"})
-
-    def _end(self, reader: RangeReader, number: int) -> int:
-        """Return the last stable offset; 0 if the topic does not exist."""
-        partition = TopicPartition(self.topic, number)
-        found = reader.present_offsets({partition: "latest"})
-        return found[partition].offset if partition in found else 0
-
-    def _records(self, reader: RangeReader, number: int, *, to_the_end: bool = False) -> Iterator[BatchRecord]:
-        """Yield the records of a partition, up to the last stable offset or to its end."""
-        partition = TopicPartition(self.topic, number)
-        found = reader.present_offsets({partition: "earliest"})
-        if partition not in found:
-            return
-        end = reader.high_watermark(partition) if to_the_end else self._end(reader, number)
-        for _, records in reader.read_batches(partition, found[partition].offset, end):
-            yield from records
-
-
-class StagedPieces:
-    """The staged tables of a topic, by their keys.
-
-    Attributes:
-        offsets: the offsets of each key's pieces, in order.
-    """
-
-    def __init__(self, reader: RangeReader, partition: TopicPartition, offsets: Mapping[str, list[int]]) -> None:
-        self._reader, self._partition, self.offsets = reader, partition, offsets
-
-    def read(self, name: str) -> list[bytes]:
-        """Read the pieces of a key."""
-        wanted = self.offsets[name]
-        found = {
-            record.offset: bytes(record.value)
-            for _, records in self._reader.read_batches(self._partition, min(wanted), max(wanted) + 1)
-            for record in records
-            if record.value is not None and record.offset in set(wanted)
-        }
-        if missing := [offset for offset in wanted if offset not in found]:
-            raise CorruptDataError(f"{self._partition}: the staged record at offset {missing[0]} is gone")
-        return [found[offset] for offset in wanted]
-
-
-def created(admin: Admin, topic: NewTopic) -> TopicInfo:
-    """Return a topic, created if it is missing. Brokers show a new one after a moment.
-
-    Raises:
-        TimedOutError: it was created and does not appear.
-    """
-    until_s = time.monotonic() + APPEARS_S
-    asked = False
-    while True:
-        try:
-            return admin.describe_topics([topic.name]).all()[topic.name]
-        except NotFoundError as error:
-            if time.monotonic() > until_s:
-                raise TimedOutError(f"topic {topic.name} was created and does not appear") from error
-        if asked:
-            time.sleep(0.05)
-            continue
-        try:
-            admin.create_topics([topic]).all()
-        except KafkaError as error:
-            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
-        asked = True
-
-
-def pieces_of(table: pa.Table) -> list[bytes]:
-    """Return a table as pieces of an Arrow stream: at least one."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
-        stream.write_table(table)
-    data = memoryview(sink.getvalue())
-    return [bytes(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)]
-
-
-def table_of(pieces: Sequence[bytes]) -> pa.Table:
-    """Return the table in the pieces of an Arrow stream.
-
-    Raises:
-        CorruptDataError: they are no such stream.
-    """
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(b"".join(pieces))) as stream:
-            return stream.read_all()
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptDataError(f"Staged rows can't be read: {error}") from error
-
-
-def _piece_headers(record: BatchRecord) -> tuple[bytes, int, int] | None:
-    """Return attempt, number and count of a piece; None: it is no piece of ours."""
-    said = {name: bytes(value or b"") for name, value in record.headers}
-    try:
-        at, count = int(said["piece"]), int(said["pieces"])
-    except (KeyError, ValueError):
-        return None
-    return (said.get("attempt", b""), at, count) if 0 <= at < count else None

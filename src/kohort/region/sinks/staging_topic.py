@@ -1,0 +1,333 @@
+"""The topic beside a sink's topic: its owner marker in partition 0, staged rows in partition 1.
+
+A staged table is an Arrow stream cut into pieces, one record each:
+
+    key        the staged key's text form
+    value      a piece of the stream
+    headers    attempt (16 random bytes), piece (its number), pieces (their count)
+
+Rows count when all pieces of an attempt are there; of several attempts, the one that was whole last. A record without
+a value says that the key's rows are published. Both partitions are trimmed from their beginnings by DeleteRecords.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from kohort.client.admin.admin import Admin
+from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
+from kohort.client.consumer.range_reader import RangeReader
+from kohort.client.net.metadata import TopicInfo
+from kohort.client.producer.producer import Producer
+from kohort.errors import (
+    CorruptDataError,
+    ErrorCode,
+    InvalidInputError,
+    KafkaError,
+    NotFoundError,
+    RetriableError,
+    TimedOutError,
+)
+from kohort.ids import TopicPartition
+from kohort.wire.batch import BatchRecord
+
+MARKER: Final = 0
+STAGED: Final = 1
+APPEARS_S: Final = 30.0
+"""How long a topic that was created may take to appear: a cluster's brokers learn of it one after another."""
+PIECE_BYTES: Final = 512 * 1024
+"""Half of the smallest max.message.bytes that brokers have by default."""
+_READ_ATTEMPTS: Final = 5
+_PROPERTIES: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+
+class SinkMarker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of the owner marker.
+
+    Attributes:
+        format: the format's version, 1.
+        region: the region's name, for humans.
+        id: the region's id, which identifies it.
+        sequence: the last one published; 0: none.
+        schema: the schema of all rows, serialised by Arrow, in base64.
+        place: the name by which the region knows the sink.
+        topic_id: of the topic with the rows: another topic of that name has none of them.
+        emptied: whether the topic was emptied as this sequence.
+    """
+
+    format: int
+    region: str
+    id: UUID
+    sequence: int
+    schema: str
+    place: str
+    topic_id: UUID
+    emptied: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The pieces of one attempt at staging a key."""
+
+    count: int
+    offsets: dict[int, int] = field(default_factory=dict)
+
+
+class StagingTopic:
+    """The topic beside one sink's topic."""
+
+    def __init__(self, servers: str, topic: str, settings: Mapping[str, Any]) -> None:
+        self.topic, self._target, self._servers, self._settings = self.name_of(topic), topic, servers, settings
+
+    @staticmethod
+    def name_of(topic: str) -> str:
+        """Return the name of the topic beside."""
+        return f"{topic}.kohort-sink"
+
+    def create(self, admin: Admin) -> None:
+        """Create the topic if it is missing.
+
+        Raises:
+            InvalidInputError: another topic has its name, or it has other properties than it needs.
+        """
+        found = created(admin, NewTopic(self.topic, 2, configs=_PROPERTIES))
+        resource = ConfigResource(ResourceType.TOPIC, self.topic)
+        properties = admin.describe_configs([resource]).all()[resource]
+        wrong = [f"{name}={value}" for name, value in _PROPERTIES.items() if properties[name].value != value]
+        if len(found.partitions) != 2 or wrong:
+            raise InvalidInputError(
+                f"Topic {self.topic} keeps staged rows, and has {len(found.partitions)} partitions: it needs 2, and "
+                f"{', '.join(f'{name}={value}' for name, value in _PROPERTIES.items())}"
+            )
+        admin.delete_records(
+            {TopicPartition(self.topic, STAGED): 0}
+        ).all()  # deletes nothing: the right is needed later
+
+    # The marker.
+
+    def marker(self, *, to_the_end: bool = False) -> SinkMarker | None:
+        """Return the last marker; None: there is none.
+
+        Args:
+            to_the_end: wait for open transactions; otherwise read up to the first of them.
+        """
+        with self._reader() as reader:
+            found, start = self._last_value(reader, to_the_end)
+            for _ in range(_READ_ATTEMPTS):  # a publication and a sweep may have come between the end and the read
+                if found is not None or start == (start := self._start(reader, MARKER)):
+                    break
+                found, start = self._last_value(reader, to_the_end)
+        if found is None:
+            if start > 0:
+                raise RetriableError(f"The owner marker in topic {self.topic} moves on while it is read")
+            return None
+        try:
+            marker = msgspec.json.decode(found, type=SinkMarker)
+        except msgspec.DecodeError as error:
+            raise CorruptDataError(f"The owner marker in topic {self.topic} can't be read: {error}") from error
+        if marker.format != 1:
+            raise InvalidInputError(f"Topic {self.topic} was written by a newer kohort, in format {marker.format}")
+        return marker
+
+    def _last_value(self, reader: RangeReader, to_the_end: bool) -> tuple[bytes | None, int]:
+        """Return the last record of the markers, and where they began."""
+        start, found = self._start(reader, MARKER), None
+        for record in self._records(reader, MARKER, to_the_end=to_the_end):
+            found = None if record.value is None else bytes(record.value)
+        return found, start
+
+    def is_present(self, marker: SinkMarker) -> bool:
+        """Return whether the sink's topic is the one that the marker is about."""
+        with self._reader() as reader:
+            target = reader.present_topics([self._target]).get(self._target)
+        return target is not None and target.topic_id == marker.topic_id
+
+    # Staged rows.
+
+    def stage(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Write all pieces of a key; durable when it returns."""
+        attempt = uuid.uuid4().bytes
+        # Without idempotence: brokers keep an id of each producer for a day, and pieces have numbers of their own.
+        with Producer(self._servers, enable_idempotence=False, **self._settings) as producer:
+            sent = [
+                producer.send(
+                    self.topic,
+                    piece,
+                    name,
+                    partition=STAGED,
+                    headers=[("attempt", attempt), ("piece", b"%d" % at), ("pieces", b"%d" % len(pieces))],
+                )
+                for at, piece in enumerate(pieces)
+            ]
+            producer.flush()
+            for delivery in sent:
+                delivery.result()
+
+    @contextmanager
+    def staged(self) -> Iterator[StagedPieces]:
+        """Index the keys that are staged, in memory of a few numbers for each piece."""
+        with self._reader() as reader:
+            attempts: dict[str, dict[bytes, _Attempt]] = {}
+            whole: dict[str, list[int]] = {}
+            for record in self._records(reader, STAGED, to_the_end=True):
+                if record.value is None or record.key is None:
+                    continue
+                name, said = bytes(record.key).decode(errors="replace"), _piece_headers(record)
+                if said is None:
+                    continue
+                identity, at, count = said
+                attempt = attempts.setdefault(name, {}).setdefault(identity, _Attempt(count))
+                attempt.offsets[at] = record.offset
+                if len(attempt.offsets) == attempt.count:
+                    whole[name] = [attempt.offsets[number] for number in sorted(attempt.offsets)]
+            yield StagedPieces(reader, TopicPartition(self.topic, STAGED), whole)
+
+    def trim(self, admin: Admin, needed: Callable[[str, bool], bool]) -> None:
+        """Delete staged records before the first that is needed, and markers before the last.
+
+        Args:
+            admin: deletes the records.
+            needed: called with a key, and whether its rows are published.
+        """
+        seen: list[tuple[int, str]] = []
+        done: set[str] = set()
+        last_marker = -1
+        with self._reader() as reader:
+            end = self._end(reader, STAGED)
+            for record in self._records(reader, STAGED):
+                name = bytes(record.key or b"").decode(errors="replace")
+                if record.value is None:
+                    done.add(name)
+                elif not seen or seen[-1][1] != name:
+                    seen.append((record.offset, name))
+            for record in self._records(reader, MARKER):
+                last_marker = record.offset
+        cut = next((offset for offset, name in seen if needed(name, name in done)), end)
+        before = {TopicPartition(self.topic, STAGED): cut, TopicPartition(self.topic, MARKER): last_marker}
+        admin.delete_records({partition: offset for partition, offset in before.items() if offset > 0}).all()
+
+    # Reading.
+
+    def _reader(self) -> RangeReader:
+        settings = {**self._settings, "isolation_level": "read_committed"}
+        return RangeReader(self._servers, fetch_bytes=2 * PIECE_BYTES, **settings)
+
+    def _start(self, reader: RangeReader, number: int) -> int:
+        partition = TopicPartition(self.topic, number)
+        found = reader.present_offsets({partition: "earliest"})
+        return found[partition].offset if partition in found else 0
+
+    def _end(self, reader: RangeReader, number: int) -> int:
+        """Return the last stable offset; 0 if the topic does not exist."""
+        partition = TopicPartition(self.topic, number)
+        found = reader.present_offsets({partition: "latest"})
+        return found[partition].offset if partition in found else 0
+
+    def _records(self, reader: RangeReader, number: int, *, to_the_end: bool = False) -> Iterator[BatchRecord]:
+        """Yield the records of a partition, up to the last stable offset or to its end."""
+        partition = TopicPartition(self.topic, number)
+        found = reader.present_offsets({partition: "earliest"})
+        if partition not in found:
+            if to_the_end:
+                raise RetriableError(f"topic {self.topic} is not known to the broker that was asked")
+            return
+        end = reader.high_watermark(partition) if to_the_end else self._end(reader, number)
+        for _, records in reader.read_batches(partition, found[partition].offset, end):
+            yield from records
+
+
+class StagedPieces:
+    """The staged tables of a topic, by their keys.
+
+    Attributes:
+        offsets: the offsets of each key's pieces, in order.
+    """
+
+    def __init__(self, reader: RangeReader, partition: TopicPartition, offsets: Mapping[str, list[int]]) -> None:
+        self._reader, self._partition, self.offsets = reader, partition, offsets
+
+    def read(self, name: str) -> list[bytes]:
+        """Read the pieces of a key, and as little as possible of others that lie between them."""
+        wanted = self.offsets[name]
+        found: dict[int, bytes] = {}
+        for first, end in _runs(sorted(wanted)):
+            for _, records in self._reader.read_batches(self._partition, first, end):
+                found.update({record.offset: bytes(record.value) for record in records if record.value is not None})
+        if missing := [offset for offset in wanted if offset not in found]:
+            raise CorruptDataError(f"{self._partition}: the staged record at offset {missing[0]} is gone")
+        return [found[offset] for offset in wanted]
+
+
+def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges [first, end) of offsets that follow one another."""
+    first = 0
+    for at, offset in enumerate(offsets):
+        if at + 1 == len(offsets) or offsets[at + 1] != offset + 1:
+            yield offsets[first], offset + 1
+            first = at + 1
+
+
+def created(admin: Admin, topic: NewTopic) -> TopicInfo:
+    """Return a topic, created if it is missing. Brokers show a new one after a moment.
+
+    Raises:
+        TimedOutError: it was created and does not appear.
+    """
+    until_s = time.monotonic() + APPEARS_S
+    asked = False
+    while True:
+        try:
+            return admin.describe_topics([topic.name]).all()[topic.name]
+        except NotFoundError as error:
+            if time.monotonic() > until_s:
+                raise TimedOutError(f"topic {topic.name} was created and does not appear") from error
+        if asked:
+            time.sleep(0.05)
+            continue
+        try:
+            admin.create_topics([topic]).all()
+        except KafkaError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+        asked = True
+
+
+def pieces_of(table: pa.Table) -> list[bytes]:
+    """Return a table as pieces of an Arrow stream: at least one."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
+        stream.write_table(table)
+    data = memoryview(sink.getvalue())
+    return [bytes(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)]
+
+
+def table_of(pieces: Sequence[bytes]) -> pa.Table:
+    """Return the table in the pieces of an Arrow stream.
+
+    Raises:
+        CorruptDataError: they are no such stream.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(b"".join(pieces))) as stream:
+            return stream.read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(f"Staged rows can't be read: {error}") from error
+
+
+def _piece_headers(record: BatchRecord) -> tuple[bytes, int, int] | None:
+    """Return attempt, number and count of a piece; None: it is no piece of ours."""
+    said = {name: bytes(value or b"") for name, value in record.headers}
+    try:
+        at, count = int(said["piece"]), int(said["pieces"])
+    except (KeyError, ValueError):
+        return None
+    return (said.get("attempt", b""), at, count) if 0 <= at < count else None
