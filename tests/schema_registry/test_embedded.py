@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import CorruptDataError
-from kohort.schema_registry.embedded import BODY_BYTES_MAX, CONNECTIONS_MAX, FILE
+from kohort.schema_registry.embedded import BODY_BYTES_MAX, CONNECTIONS_MAX, FILE, _Resolution
 from kohort.testing import EmbeddedSchemaRegistry
 
 V1 = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
@@ -138,9 +138,10 @@ def test_damaged_line_is_reported(tmp_path: Path) -> None:
 
 def test_hostile_requests_are_refused_and_others_served(registry: EmbeddedSchemaRegistry) -> None:
     address = ("127.0.0.1", int(registry.url.rpartition(":")[2]))
-    too_large = f"POST /subjects/t/versions HTTP/1.1\r\nContent-Length: {BODY_BYTES_MAX + 1}\r\n\r\n"
-    of_a_page = "POST /subjects/t/versions HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}"
-    negative = "POST /subjects/t/versions HTTP/1.1\r\nContent-Length: -1\r\n\r\n"
+    head = "POST /subjects/t/versions HTTP/1.1\r\nHost: localhost\r\n"
+    too_large = f"{head}Content-Length: {BODY_BYTES_MAX + 1}\r\n\r\n"
+    of_a_page = head + "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}"
+    negative = f"{head}Content-Length: -1\r\n\r\n"
     for request, status in ((too_large, b"413"), (negative, b"413"), (of_a_page, b"415"), ("\0\1\2\r\n\r\n", b"400")):
         with socket.create_connection(address, timeout=60) as connection:
             connection.sendall(request.encode())
@@ -149,6 +150,80 @@ def test_hostile_requests_are_refused_and_others_served(registry: EmbeddedSchema
     assert ask(registry, "GET", "/subjects") == (200, [])
     for connection in silent:
         connection.close()
+
+
+def status_of(registry: EmbeddedSchemaRegistry, path: str, headers: dict[str, str], body: bytes | None = None) -> int:
+    """Return the status of an answer to a request with these headers."""
+    made = http.client.HTTPConnection(registry.url.removeprefix("http://"), timeout=60)
+    try:
+        made.request("GET" if body is None else "POST", path, body, headers)
+        return made.getresponse().status
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("text/plain; x=json", 415),
+        ("text/plain+json; a", 415),
+        ("text/json", 415),
+        ("application/x-www-form-urlencoded; json", 415),
+        ("jsonp", 415),
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("application/vnd.schemaregistry.v1+json", 200),
+        ("text/plain, application/json", 415),
+    ],
+)
+def test_only_json_is_taken(registry: EmbeddedSchemaRegistry, kind: str, status: int) -> None:
+    body = json.dumps(schema(V1)).encode()
+    assert status_of(registry, "/subjects/t/versions", {"Content-Type": kind}, body) == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 421),
+        ("evil.example:8081", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+        ("localhost", 200),
+        ("localhost:1", 200),
+        ("127.0.0.1:99", 200),
+        ("[::1]:99", 200),
+    ],
+)
+def test_only_names_of_this_machine_are_served(registry: EmbeddedSchemaRegistry, host: str, status: int) -> None:
+    assert status_of(registry, "/subjects", {"Host": host}) == status
+    kind = {"Content-Type": "application/json"}
+    assert (
+        status_of(registry, "/subjects/t/versions", {"Host": host, **kind}, json.dumps(schema(V1)).encode()) == status
+    )
+    assert ask(registry, "GET", "/subjects") == (200, ["t"] if status == 200 else [])
+
+
+def test_enums_are_compared_by_a_set() -> None:
+    class Symbols(list[str]):
+        asked = 0
+
+        def __contains__(self, symbol: object) -> bool:
+            Symbols.asked += 1
+            return super().__contains__(symbol)
+
+    old = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+    new = {"type": "enum", "name": "E", "symbols": Symbols(["A", "C"])}
+    assert list(_Resolution().compare(new, old)) == [
+        "value: the symbol B is not known to the reader, which has no default"
+    ]
+    assert Symbols.asked == 0, "a search of the list for each symbol is quadratic"
+
+
+def test_type_named_like_a_primitive_in_a_namespace_is_no_primitive(registry: EmbeddedSchemaRegistry) -> None:
+    named = {"type": "record", "name": "shop.string", "fields": [{"name": "s", "type": "string"}]}
+    assert ask(registry, "POST", "/subjects/named/versions", schema(named)) == (200, {"id": 1})
+    more = {**named, "fields": [*named["fields"], {"name": "n", "type": "int", "default": 0}]}
+    assert ask(registry, "POST", "/subjects/named/versions", schema(more)) == (200, {"id": 2})
 
 
 def test_fixture_is_a_registry(kohort_schema_registry: EmbeddedSchemaRegistry) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -87,7 +89,11 @@ def test_consumer_returns_values_by_their_schemas(our_broker: Broker, embedded: 
     assert asyncio.run(read()) == wanted
 
 
-def test_event_loop_does_not_wait_for_the_registry(our_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept_s", [1.0, 0.0])
+def test_event_loop_does_not_wait_for_the_registry(
+    our_broker: Broker, monkeypatch: pytest.MonkeyPatch, kept_s: float
+) -> None:
+    monkeypatch.setattr(client, "FAILURE_KEPT_S", kept_s)
     askers: set[threading.Thread] = set()
     ask = SchemaRegistry._ask
 
@@ -101,7 +107,9 @@ def test_event_loop_does_not_wait_for_the_registry(our_broker: Broker, monkeypat
 
     async def read() -> None:
         settings: dict[str, Any] = {"auto_offset_reset": "earliest", "schema_registry_url": "http://127.0.0.1:9"}
-        async with AsyncConsumer(our_broker.bootstrap_servers, group_id="registry-away", **settings) as consumer:
+        async with AsyncConsumer(
+            our_broker.bootstrap_servers, group_id=f"registry-away-{kept_s}", **settings
+        ) as consumer:
             consumer.subscribe(["registry-away"])
             while not (records := await consumer.poll()):
                 pass
@@ -119,7 +127,8 @@ def test_event_loop_does_not_wait_for_the_registry(our_broker: Broker, monkeypat
         (b"\0\0\0", "no schema's id"),
         (b"\1\0\0\0\1\2", "no schema's id"),
         (b"\0\0\0\0\x63\2", "has no schema 99"),
-        (b"\0\xff\xff\xff\xff\2", "has no schema 4294967295"),
+        (b"\0\x80\0\0\0\2", "the schema's id 2147483648 is above 2147483647"),
+        (b"\0\xff\xff\xff\xff\2", "the schema's id 4294967295 is above 2147483647"),
         (b"\0\0\0\0\1", "no value of the schema 1"),
         (b"\0\0\0\0\1\2\0\0\0", "1 bytes follow it"),
         (b"\0\0\0\0\1\2\0\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", "no value of the schema 1"),
@@ -147,14 +156,34 @@ def test_value_of_another_type_is_not_written(embedded: EmbeddedSchemaRegistry) 
             write(value)
 
 
-def test_huge_value_is_refused_before_it_is_read(
-    embedded: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kohort.schema_registry.avro_values.VALUE_BYTES", 100)
-    registry = SchemaRegistry(embedded.url)
-    write = registry.serializer("payments-value", PAYMENT)
+def test_huge_value_is_refused_before_it_is_read(embedded: EmbeddedSchemaRegistry) -> None:
+    write = SchemaRegistry(embedded.url).serializer("payments-value", PAYMENT)
+    value = write({"id": 1, "total": None, "tags": ["x" * client.VALUE_BYTES]})
+    with pytest.raises(CorruptDataError, match=f"are more than the {client.VALUE_BYTES}.*max_value_bytes"):
+        SchemaRegistry(embedded.url).deserialize(value)
+    more = SchemaRegistry(embedded.url, max_value_bytes=2 * client.VALUE_BYTES)
+    assert len(more.deserialize(value)["tags"][0]) == client.VALUE_BYTES
     with pytest.raises(CorruptDataError, match="are more than the 100"):
-        registry.deserialize(write({"id": 1, "total": None, "tags": ["x" * 200]}))
+        SchemaRegistry(embedded.url, max_value_bytes=100).deserialize(write({**FIRST, "tags": ["x" * 200]}))
+
+
+def test_huge_json_is_refused_before_it_is_read() -> None:
+    with raw_registry(http_answer({"schema": "{}", "schemaType": "JSON"})) as server:
+        with pytest.raises(CorruptDataError, match="are more than the 100"):
+            SchemaRegistry(server.url, max_value_bytes=100).deserialize(value_of(1) + b" " * 200)
+
+
+def test_items_of_many_objects_and_few_bytes_have_a_lower_bound() -> None:
+    item: Any = "boolean"
+    for level in range(40):
+        item = {"type": "record", "name": f"R{level}", "fields": [{"name": "in", "type": item}]}
+    schema = json.dumps({"type": "array", "items": item})
+    with raw_registry(http_answer({"schema": schema})) as server:
+        registry = SchemaRegistry(server.url, max_value_bytes=400)
+        items = registry.deserialize(b"\0\0\0\0\1\4\1\0\0")
+        assert len(items) == 2
+        with pytest.raises(CorruptDataError, match="are more than the 10 "):
+            registry.deserialize(b"\0\0\0\0\1\x28" + b"\1" * 20 + b"\0")
 
 
 RECURSIVE = '{"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}'
@@ -178,16 +207,109 @@ LAUGHS = json.dumps(
         ],
     }
 )
+
+
+def within_shop(outer: str, *fields: Any, **more: Any) -> str:
+    """Return a record shop.<outer> as JSON."""
+    parts = [{"name": f"f{at}", "type": field} for at, field in enumerate(fields)]
+    return json.dumps({"type": "record", "name": outer, "namespace": "shop", "fields": parts, **more})
+
+
+NODE = {
+    "type": "record",
+    "name": "Node",
+    "fields": [{"name": "next", "type": ["null", "Node"]}],
+}
+ENUM = {"type": "enum", "name": "Node", "symbols": ["A"]}
+SHADOWED = json.dumps(
+    {
+        "type": "record",
+        "name": "Node",
+        "fields": [
+            {
+                "name": "shop",
+                "type": json.loads(
+                    within_shop(
+                        "Top",
+                        ENUM,
+                        {
+                            "type": "record",
+                            "name": "Inner",
+                            "namespace": "",
+                            "fields": [{"name": "next", "type": ["null", "Node"]}],
+                        },
+                    )
+                ),
+            }
+        ],
+    }
+)
+BARE = within_shop("Top", {**ENUM, "namespace": ""}, {**NODE, "namespace": "shop"})
+BARE_ENUM = within_shop("Top", {**ENUM, "namespace": ""}, {"type": "array", "items": "Node"})
+MARKED = within_shop(
+    "Top",
+    ENUM,
+    "Node",
+    __fastavro_parsed=True,
+    __named_schemas={"Node": NODE, "shop.Node": {**NODE, "name": "shop.Node"}},
+)
 HOSTILE = {
+    "shadowed name": (SHADOWED, b"\0\2" * 100_000, "without a namespace"),
+    "bare name in a namespace": (BARE, b"\0" + b"\2" * 300_000, "is recursive|without a namespace"),
+    "bare enum in a namespace": (BARE_ENUM, b"\0", "without a namespace|no Avro schema"),
+    "parsed already": (MARKED, b"\0", "fastavro's own"),
+    "negative size": (
+        '{"type": "array", "items": {"type": "fixed", "name": "F", "size": -1}}',
+        b"\xc0\x84\x3d",
+        "a fixed without a size",
+    ),
+    "name that is a list": ('{"type": "enum", "name": ["."], "symbols": ["A"]}', b"\0", "no Avro schema"),
+    "endless size": (
+        '{"type": "fixed", "name": "F", "size": Infinity, "logicalType": "decimal", "precision": 4}',
+        b"\0",
+        "no Avro schema",
+    ),
     "recursive": (RECURSIVE, b"\2" * 300_000, "is recursive"),
     "empty items": ('{"type": "array", "items": "null"}', b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f", "takes no bytes"),
     "exponential": (LAUGHS, b"", "more than 10000 parts"),
     "deep": ('{"type":"array","items":' * 200 + '"int"' + "}" * 200, b"", "deeper than 150"),
     "bottomless": ("[" * 100_000, b"", "no Avro schema"),
-    "no schema": ('{"type": "record"}', b"", "without a name"),
-    "undefined": ('"shop.Payment"', b"", "not defined"),
+    "no schema": ('{"type": "record"}', b"", "no Avro schema"),
+    "undefined": ('"shop.Payment"', b"", "no Avro schema: UnknownType"),
     "refused by fastavro": ('{"type": "enum", "name": "E", "symbols": ["1 2"]}', b"\0", "no Avro schema"),
 }
+
+
+SUM = '{"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 2}'
+FIXED_SUM = '{"type": "fixed", "name": "F", "size": 100, "logicalType": "decimal", "precision": 40, "scale": 2}'
+
+
+def bytes_value(data: bytes) -> bytes:
+    """Return Avro bytes of at most 8191 behind the id 1."""
+    length = 2 * len(data)
+    return b"\0\0\0\0\1" + bytes([length & 0x7F | 0x80, length >> 7]) + data
+
+
+def test_decimal_is_read_up_to_a_bound_of_bytes() -> None:
+    with raw_registry(http_answer({"schema": SUM})) as server:
+        registry = SchemaRegistry(server.url)
+        assert registry.deserialize(bytes_value((-12345).to_bytes(8, "big", signed=True))) == Decimal("-123.45")
+        assert registry.deserialize(bytes_value((10**40 - 1).to_bytes(64, "big"))) == Decimal("9" * 38 + ".99")
+        assert registry.deserialize(bytes_value(b"")) == 0
+        with pytest.raises(CorruptDataError, match="a decimal of 65 bytes"):
+            registry.deserialize(bytes_value(bytes(65)))
+        with pytest.raises(CorruptDataError, match="more digits than its precision of 40"):
+            registry.deserialize(bytes_value((10**40).to_bytes(20, "big")))
+    with raw_registry(http_answer({"schema": FIXED_SUM})) as server:
+        with pytest.raises(CorruptDataError, match="a decimal of 100 bytes"):
+            SchemaRegistry(server.url).deserialize(b"\0\0\0\0\1" + bytes(100))
+
+
+def test_decimal_is_written_and_read_back(embedded: EmbeddedSchemaRegistry) -> None:
+    schema = f'{{"type": "record", "name": "R", "fields": [{{"name": "sums", "type": ["null", {SUM}]}}]}}'
+    registry = SchemaRegistry(embedded.url)
+    value = {"sums": Decimal("12.30")}
+    assert registry.deserialize(registry.serializer("sums-value", schema)(value)) == value
 
 
 def test_json_is_read_after_its_prefix_and_not_compared() -> None:
@@ -270,6 +392,88 @@ def test_unknown_id_is_asked_once_and_failures_for_a_second() -> None:
         assert len(server.requests) < 20
 
 
+NOT_FOUND = http_answer({"error_code": 40403}, "404 Not Found")
+
+
+def value_of(number: int) -> bytes:
+    """Return a value behind the id of a schema."""
+    return b"\0" + number.to_bytes(4, "big") + b"\2"
+
+
+def test_failures_are_bounded_and_hold_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "FAILURES_BYTES_MAX", 5_000)
+    monkeypatch.setattr(client, "UNKNOWN_PER_S", 1_000)
+    long = http_answer(b"<html>" + b"x" * 100_000, "400 Bad")
+    with raw_registry(long) as server:
+        registry = SchemaRegistry(server.url)
+        for number in range(30):
+            with pytest.raises(InvalidInputError):
+                registry.deserialize(value_of(number))
+        held = list(registry._failures.values())
+        assert 5 < len(held) < 30
+        assert sum(len(failure.text) for failure in held) <= 5_000
+        assert not any(isinstance(part, BaseException) for part in gc.get_referents(*held))
+
+
+def test_expired_failures_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "UNKNOWN_KEPT_S", 0.0)
+    with raw_registry(NOT_FOUND) as server:
+        registry = SchemaRegistry(server.url)
+        for number in range(5):
+            with pytest.raises(CorruptDataError):
+                registry.deserialize(value_of(number))
+        assert list(registry._failures) == [4]
+
+
+def test_unknown_ids_have_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr(client, "UNKNOWN_PER_S", 5)
+    monkeypatch.setattr(client.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(client.time, "sleep", lambda wait_s: clock.__setitem__(0, clock[0] + wait_s))
+    with raw_registry(NOT_FOUND) as server:
+        registry = SchemaRegistry(server.url)
+        registry.prepare(value_of(number) for number in range(20))
+        assert len(server.requests) == 5
+        with pytest.raises(RetriableError, match="more than 5 unknown ids"):
+            registry.deserialize(value_of(30))
+        clock[0] += 1.0
+        with pytest.raises(CorruptDataError, match="has no schema 30"):
+            registry.deserialize(value_of(30))
+        assert len(server.requests) == 6
+        for number in range(40, 60):  # waits, since a caller that asks for one schema has no records to read again
+            with pytest.raises(NotFoundError):
+                registry.schema(number)
+        assert len(server.requests) == 26
+        assert clock[0] > 1_003.0
+
+
+def test_known_ids_cost_no_budget(embedded: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "UNKNOWN_PER_S", 1)
+    registry = SchemaRegistry(embedded.url)
+    texts = [json.dumps({"type": "enum", "name": f"E{n}", "symbols": ["A"]}) for n in range(5)]
+    numbers = [registry.register(f"s{n}", text) for n, text in enumerate(texts)]
+    assert [registry.schema(number).text for number in numbers] == texts
+
+
+def test_registry_that_is_down_fails_once_for_all_ids() -> None:
+    with raw_registry(http_answer({}, "503 Unavailable")) as server:
+        registry = SchemaRegistry(server.url, timeout_ms=60_000)
+        registry.prepare(value_of(number) for number in range(200))
+        with pytest.raises(RetriableError, match="503"):
+            registry.deserialize(value_of(300))
+        assert len(server.requests) < 20
+
+
+def test_prepared_values_are_read_without_a_request() -> None:
+    with raw_registry(http_answer({"schema": '"int"'})) as server:
+        registry = SchemaRegistry(server.url)
+        registry.prepare([value_of(1)])
+        assert registry.deserialize_prepared(value_of(1)) == 1
+        with pytest.raises(RetriableError, match="the schema 2 was not looked up"):
+            registry.deserialize_prepared(value_of(2))
+        assert len(server.requests) == 1
+
+
 def test_cache_is_bounded_in_bytes(embedded: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CACHE_BYTES_MAX", 5_000)
     registry = SchemaRegistry(embedded.url)
@@ -289,6 +493,45 @@ def test_password_is_sent_and_never_shown() -> None:
             SchemaRegistry(url).schema(1)
         assert "s3cr" not in str(refused.value)
     assert "s3cr" not in repr(Consumer(schema_registry_url=url).config)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://who:s3cr#et@h", "http://who:s3cr?et@h", "http://who:s3cr/et@h", "http://who:80/s3cr@h"),
+        *("http://who:80?s3cr@h", "http://who:80#s3cr@h", "http://who:s3cr@h:port", "who:s3cr@h", "http://who:s3cr@[h"),
+        *("ftp://who:s3cr@h", "http://who:s3cr@", "http:who:s3cr@h"),
+        *("http://h,http://who:s3cr@h:port", "http://who:s3cr@h?a", "http://who:s3cr,et@h:port"),
+    ],
+)
+def test_url_that_is_refused_is_not_shown(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="schema registry's URL") as refused:
+        SchemaRegistry(url)
+    assert "s3cr" not in str(refused.value) and "who" not in str(refused.value)
+
+
+def test_comma_in_a_password_is_no_separator() -> None:
+    with raw_registry(http_answer({}, "401 Unauthorized")) as server:
+        host = server.url.removeprefix("http://")
+        with pytest.raises(NotAuthorizedError) as refused:
+            SchemaRegistry(f"http://who:s3cr,et@{host}").schema(1)
+        assert host in str(refused.value)
+        assert "s3cr" not in str(refused.value) and "et@" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [["http://who:s3cr@h"], b"http://who:s3cr@h", {"http://who:s3cr@h": 1}])
+def test_url_of_another_type_is_not_shown(given: Any) -> None:
+    for make in (SchemaRegistry, lambda url: Consumer(schema_registry_url=url)):
+        with pytest.raises(InvalidInputError) as refused:
+            make(given)
+        assert "s3cr" not in str(refused.value)
+        assert type(given).__name__ in str(refused.value)
+
+
+def test_misplaced_settings_do_not_show_the_url() -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        Consumer({"schema.registry.url": "http://who:s3cr@h"})  # type: ignore[arg-type]
+    assert "s3cr" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["registry:8081", "ftp://registry", "http://", "http://h:99999", "http://h/?a=1", ""])

@@ -1,11 +1,16 @@
 """Avro schemas that no value can abuse.
 
-Schemas and values of a registry come from others. Three kinds of schemas are refused before a value is read:
+Schemas and values of a registry come from others. These schemas are refused before a value is read:
 
 - recursive ones. fastavro is compiled and reads recursively. A value of 200 kB overflows the C stack, and the process
   ends by SIGSEGV (seen with fastavro 1.13).
 - an array whose item takes no bytes: nine bytes can claim 2^62 items.
 - records that name a record twice, which names another twice, and so on: an empty value is of exponential size.
+- a name without a namespace within a namespace. fastavro parses some parsed schemas again, where this name becomes
+  another.
+- keys by which fastavro takes a schema for one that it has parsed.
+
+What is measured is fastavro's parsed form, whose names are full: two readings of names are a way past the measure.
 """
 
 from __future__ import annotations
@@ -20,19 +25,32 @@ DEPTH_MAX = 150
 """Most levels of objects and lists in a schema's JSON; fastavro and Python process them recursively."""
 PARTS_MAX = 10_000
 """Most parts of a schema whose names are written out; a value makes an object of each. Large public ones have 3,000."""
-_PRIMITIVES = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
+PRIMITIVE_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1}
+"""The fewest bytes of each type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """How much a type takes: parts with its names written out, and whether its value has no bytes."""
+    """How much a type takes.
+
+    Attributes:
+        parts: its parts, with its names written out.
+        size: the fewest bytes of a value.
+        free: the most records and nulls of a value, without what its arrays and maps hold: they take no bytes.
+    """
 
     parts: int
-    empty: bool
+    size: int
+    free: int = 0
 
 
 def avro_schema(text: str, name: str) -> Any:
-    """Return an Avro schema from its JSON.
+    """Return an Avro schema from its JSON, as `measured_schema`."""
+    return measured_schema(text, name)[0]
+
+
+def measured_schema(text: str, name: str) -> tuple[Any, int]:
+    """Return an Avro schema from its JSON, and the most records and nulls that a byte of a long value makes.
 
     Args:
         text: the JSON.
@@ -40,7 +58,7 @@ def avro_schema(text: str, name: str) -> Any:
 
     Raises:
         InvalidInputError: it is no schema, or a value could abuse it: it is recursive, too deep or too large, or has
-            an array of items without bytes.
+            an array of items without bytes. Or fastavro is not installed.
     """
     try:
         found = json.loads(text)
@@ -48,11 +66,37 @@ def avro_schema(text: str, name: str) -> Any:
         raise InvalidInputError(f"{name} is no Avro schema: {error}") from None
     level: list[Any] = [found]
     for _ in range(DEPTH_MAX):
+        if any(is_marked(value) for value in level):
+            raise InvalidInputError(f"{name} is no Avro schema: it has keys that are fastavro's own")
         level = [part for value in level for part in _children(value)]
         if not level:
-            _Measure(name).extent(found, "")
-            return found
+            measure = _Measure(name)
+            measure.extent(parsed_schema(found, name), "")
+            return found, measure.density
     raise InvalidInputError(f"{name} is nested deeper than {DEPTH_MAX} levels of JSON")
+
+
+def is_marked(value: Any) -> bool:
+    """Return whether a part of a schema has a key by which fastavro knows schemas that it has parsed itself."""
+    return isinstance(value, dict) and ("__fastavro_parsed" in value or "__named_schemas" in value)
+
+
+def parsed_schema(schema: Any, name: str) -> Any:
+    """Return a schema in fastavro's parsed form, with full names.
+
+    Raises:
+        InvalidInputError: it is invalid, or fastavro is not installed.
+    """
+    try:
+        from fastavro import parse_schema
+    except ImportError:
+        raise InvalidInputError("Avro values need fastavro: pip install 'kohort[registry]'") from None
+    try:
+        return parse_schema(schema)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 (it takes parts for what they should be, and raises nearly anything)
+        raise InvalidInputError(f"{name} is no Avro schema: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _children(value: Any) -> list[Any]:
@@ -61,10 +105,11 @@ def _children(value: Any) -> list[Any]:
 
 
 class _Measure:
-    """One traversal of a schema; names are defined before they are used, as Avro requires."""
+    """One traversal of a parsed schema; names are full, and defined before they are used, as Avro requires."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.density = 1
         self._named: dict[str, _Extent | None] = {}
 
     def extent(self, schema: Any, space: str) -> _Extent:
@@ -75,62 +120,67 @@ class _Measure:
 
     def _extent(self, schema: Any, space: str) -> _Extent:
         if isinstance(schema, str):
-            return self._by_name(schema, space)
+            return self._by_name(schema)
         if isinstance(schema, list):
             branches = [self.extent(branch, space) for branch in schema]
-            return _Extent(1 + sum(branch.parts for branch in branches), False)  # a union has its branch's number
-        kind = schema.get("type") if isinstance(schema, dict) else None
-        if isinstance(kind, list | dict):
-            return self.extent(kind, space)
+            return _Extent(
+                1 + sum(branch.parts for branch in branches),
+                1 + min((branch.size for branch in branches), default=0),  # a union has its branch's number
+                max((branch.free for branch in branches), default=0),
+            )
+        kind = schema["type"]
         if kind == "array":
-            item = self.extent(schema.get("items"), space)
-            if item.empty:
+            item = self.extent(schema["items"], space)
+            if not item.size:
                 raise self._not_usable("has an array whose item takes no bytes: a damaged value could hold any number")
-            return _Extent(1 + item.parts, False)
+            return self._repeated(item, item.size)
         if kind == "map":
-            return _Extent(1 + self.extent(schema.get("values"), space).parts, False)
+            item = self.extent(schema["values"], space)
+            return self._repeated(item, 1 + item.size)
         if kind in ("record", "error", "enum", "fixed"):
             return self._definition(schema, kind, space)
-        if isinstance(kind, str):
-            return self._by_name(kind, space)
-        raise self._not_usable(f"has a part that is no Avro type: {json.dumps(schema)[:80]}")
+        return self._by_name(kind)
 
-    def _by_name(self, name: str, space: str) -> _Extent:
-        if name in _PRIMITIVES:
-            return _Extent(1, name == "null")
-        for full in (f"{space}.{name}", name):
-            if full in self._named:
-                found = self._named[full]
-                if found is None:
-                    raise self._not_usable(f"is recursive: {name} contains itself; such values can't be read safely")
-                return found
-        raise self._not_usable(f"has a type that is not defined: {name[:80]!r}")
+    def _repeated(self, item: _Extent, size: int) -> _Extent:
+        self.density = max(self.density, -(-item.free // size))
+        return _Extent(1 + item.parts, 1)
+
+    def _by_name(self, name: str) -> _Extent:
+        if name in PRIMITIVE_SIZES:
+            return _Extent(1, PRIMITIVE_SIZES[name], int(name == "null"))
+        if name not in self._named:
+            raise self._not_usable(f"has a type that is not defined: {name[:80]!r}")
+        found = self._named[name]
+        if found is None:
+            raise self._not_usable(f"is recursive: {name} contains itself; such values can't be read safely")
+        return found
 
     def _definition(self, schema: dict[str, Any], kind: str, space: str) -> _Extent:
-        name = schema.get("name")
+        name = schema["name"]
         if not isinstance(name, str) or not name:
-            raise self._not_usable(f"has a type without a name: {json.dumps(schema)[:80]}")
-        if "." in name:
-            space, _, name = name.rpartition(".")
-        else:
-            space = schema.get("namespace") or space
-        full = f"{space}.{name}" if space else name
-        if full in self._named:
-            raise self._not_usable(f"defines {full} a second time")
-        self._named[full] = None
-        self._named[full] = made = self._defined(schema, kind, str(space))
+            raise self._not_usable(f"has a type without a name: {json.dumps(name)[:80]}")
+        if name in PRIMITIVE_SIZES or (space and "." not in name):
+            raise self._not_usable(f"has the type {name[:80]!r} without a namespace within another")
+        if name in self._named:
+            raise self._not_usable(f"defines {name[:80]} a second time")
+        self._named[name] = None
+        self._named[name] = made = self._defined(schema, kind, name.rpartition(".")[0])
         return made
 
     def _defined(self, schema: dict[str, Any], kind: str, space: str) -> _Extent:
         if kind == "enum":
-            return _Extent(1, False)
+            return _Extent(1, 1)
         if kind == "fixed":
-            return _Extent(1, not schema.get("size"))
-        fields = schema.get("fields")
-        if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
-            raise self._not_usable("has a record without fields")
-        parts = [self.extent(field.get("type"), space) for field in fields]
-        return _Extent(1 + sum(part.parts for part in parts), all(part.empty for part in parts))
+            size = schema["size"]
+            if type(size) is not int or size < 0:  # -1 would read all that is left, and then nothing without end
+                raise self._not_usable("has a fixed without a size of 0 or more")
+            return _Extent(1, size, int(size == 0))
+        parts = [self.extent(field["type"], space) for field in schema["fields"]]
+        return _Extent(
+            1 + sum(part.parts for part in parts),
+            sum(part.size for part in parts),
+            1 + sum(part.free for part in parts),
+        )
 
     def _not_usable(self, what: str) -> InvalidInputError:
         return InvalidInputError(f"{self._name} {what}")

@@ -8,6 +8,7 @@ fields and error codes.
 
 from __future__ import annotations
 
+import ipaddress
 import json  # not msgspec: schemas and requests are text of other programs
 import os
 import re
@@ -22,7 +23,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.schema_registry.avro_limits import avro_schema
+from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
 from kohort.schema_registry.avro_values import avro_writer
 from kohort.schema_registry.registry import SCHEMA_BYTES_MAX, RegisteredSchema
 
@@ -91,8 +92,8 @@ class _Names:
         return full, space
 
     def find_type(self, name: str, space: str) -> tuple[Any, str]:
-        found = self._types.get(self.full_name(name, space)) or self._types.get(name)
-        return (name, space) if found is None else found
+        """Return a name's definition and the namespace within; a primitive type is returned as it is."""
+        return (name, space) if name in PRIMITIVE_SIZES else self._types[self.full_name(name, space)]
 
     def define_all(self, schema: Any, space: str) -> None:
         """Keep the definitions within a part that is not compared."""
@@ -173,7 +174,8 @@ class _Resolution:
             if reader.get("size") != writer.get("size"):
                 yield f"{path}: {writer.get('size')} bytes were written, and {reader.get('size')} are read"
         elif reader["type"] == "enum":
-            missing = [symbol for symbol in writer["symbols"] if symbol not in reader["symbols"]]
+            known = set(reader["symbols"])
+            missing = [symbol for symbol in writer["symbols"] if symbol not in known]
             if missing and "default" not in reader:
                 yield f"{path}: the symbol {missing[0]} is not known to the reader, which has no default"
         else:
@@ -432,6 +434,7 @@ CONNECTIONS_MAX = 64
 """Most connections at once, each with a thread: tests of one machine need a few."""
 FILE = "schemas.jsonl"
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+_JSON_TYPE = re.compile(r"application/([a-z0-9.-]+\+)?json", re.IGNORECASE)
 
 
 class EmbeddedSchemaRegistry:
@@ -443,6 +446,7 @@ class EmbeddedSchemaRegistry:
     It has subjects, versions, schemas by id, compatibility and its configuration. Avro schemas are compared by every
     level of compatibility. A second version of a JSON Schema or Protobuf needs the level NONE. References, deletion and
     modes are missing. It has no TLS and no login: every user of the machine reaches it.
+    Pages of a browser do not: it takes JSON alone, and requests to names of this machine.
     """
 
     url: str
@@ -535,6 +539,7 @@ class _RegistryHandler(BaseHTTPRequestHandler):
     def _answer(self, method: str) -> None:
         status: int = HTTPStatus.OK
         try:
+            self._check_host()
             body = self._body() if method != "GET" else {}
             answer = self._routed(method, body)
         except RefusedRequest as error:
@@ -548,6 +553,18 @@ class _RegistryHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def _check_host(self) -> None:
+        """Refuse other names than this machine's: a page's own name may lead here (DNS rebinding).
+
+        Raises:
+            RefusedRequest: the request names another host, or none.
+        """
+        if not _is_loopback_name(self.headers.get("Host", "")):
+            self.close_connection = True  # the body is not read
+            raise RefusedRequest(
+                HTTPStatus.MISDIRECTED_REQUEST, 421, "the host in the address must be localhost or a loopback address"
+            )
+
     def _body(self) -> dict[str, Any]:
         """Return the request's JSON. Its type must be JSON, which a page in a browser can't send without being asked.
 
@@ -559,7 +576,7 @@ class _RegistryHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise RefusedRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 413, f"a request has 0 to {BODY_BYTES_MAX} bytes")
         data = self.rfile.read(int(length))
-        if "json" not in self.headers.get("Content-Type", ""):
+        if not _JSON_TYPE.fullmatch(self.headers.get("Content-Type", "").partition(";")[0].strip()):
             raise RefusedRequest(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, 415, f"the content's type must be {_MEDIA_TYPE}")
         try:
             found = json.loads(data)
@@ -576,6 +593,15 @@ class _RegistryHandler(BaseHTTPRequestHandler):
             if verb == method and found is not None:
                 return respond(self.subjects, [urllib.parse.unquote(part) for part in found.groups() if part], body)
         raise RefusedRequest(HTTPStatus.NOT_FOUND, 404, "HTTP 404 Not Found")
+
+
+def _is_loopback_name(host: str) -> bool:
+    """Return whether a Host header names this machine, as the dashboard asks."""
+    try:
+        name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _shown(schema: RegisteredSchema) -> dict[str, Any]:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from kohort.errors import CorruptDataError
 
 PREFIX_BYTES = 5
-VALUE_BYTES = 32 * 1024 * 1024
-"""Size of the largest value that is read: as Python objects a value may take about two hundred times its size."""
+VALUE_BYTES = 4 * 1024 * 1024
+"""Size of the largest value that is read, if the application does not say otherwise.
+
+As Python objects a value may take about two hundred times its size: an array of records of one boolean makes a dict of
+each byte. So this is 0.8 GB at most, and four times the largest record that a broker takes by default. Compressed, such
+a value has a few kB, and that limit does not hold it back.
+"""
+ID_MAX = 2**31 - 1
+"""Highest id of a schema: Confluent's registry numbers them by Java's int."""
 NO_PREFIX = "no schema's id before the value: a zero byte and four of the id"
 
 
@@ -19,8 +26,23 @@ def schema_id(data: bytes) -> int:
     """Return the schema's id before a value.
 
     Raises:
-        CorruptDataError: there is none.
+        CorruptDataError: there is none, or none that a registry gives.
     """
     if len(data) < PREFIX_BYTES or data[0] != 0:
         raise CorruptDataError(NO_PREFIX)
-    return int.from_bytes(data[1:PREFIX_BYTES], "big")
+    number = int.from_bytes(data[1:PREFIX_BYTES], "big")
+    if number > ID_MAX:
+        raise CorruptDataError(f"the schema's id {number} is above {ID_MAX}")
+    return number
+
+
+def check_size(data: bytes, most: int) -> None:
+    """Check the size of a value before it is read.
+
+    Raises:
+        CorruptDataError: it is too large.
+    """
+    if len(data) > most:
+        raise CorruptDataError(
+            f"{len(data)} bytes are more than the {most} that are read; max_value_bytes of SchemaRegistry allows more"
+        )

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import http.client
 import json  # not msgspec, without which clients start
+import re
 import socket
 import ssl
 import threading
@@ -22,6 +23,7 @@ from typing import Any
 
 from kohort.errors import (
     CorruptDataError,
+    ErrorCode,
     InvalidInputError,
     KafkaError,
     NotAuthorizedError,
@@ -29,9 +31,8 @@ from kohort.errors import (
     RetriableError,
     TimedOutError,
 )
-from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, schema_id
+from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, check_size, schema_id
 from kohort.settings.arguments import checked, checked_call
-from kohort.settings.validation import shown_url
 
 SCHEMA_BYTES_MAX = 1024 * 1024
 """Size of the largest schema: Confluent's registry keeps it in one record, for which Kafka's limit is 1 MiB."""
@@ -45,9 +46,17 @@ UNKNOWN_KEPT_S = 10.0
 """How long an id without a schema is not asked for again: values of one topic mostly repeat it."""
 FAILURE_KEPT_S = 1.0
 """How long the failure of a look-up stands, so that not every record of a batch waits for a registry that is away."""
-UNKNOWN_MAX = 10_000
-"""Most ids without a schema, or whose look-up failed, that are remembered."""
+FAILURES_BYTES_MAX = 1024 * 1024
+"""Bytes of failed look-ups that a client keeps, by id: about 3,000. The oldest go first."""
+_FAILURE_TEXT_MAX = 600
+UNKNOWN_PER_S = 100
+"""Most ids without a schema that are asked for in a second: each is a connection of its own.
+
+Damaged or hostile records can name any id, each another. A look-up takes about a millisecond of CPU here and there, so
+100 are a tenth of a core. A topic has a few schemas, and ids that the registry knows do not count.
+"""
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+_BETWEEN_URLS = re.compile(r",(?=\s*https?:)", re.IGNORECASE)  # a password may have commas
 _KINDS = ("AVRO", "JSON", "PROTOBUF")
 
 
@@ -86,6 +95,35 @@ class _KnownSchema:
 
 
 @dataclass(frozen=True, slots=True)
+class _FailedLookup:
+    """The failure of a look-up, without its traceback, which would hold the answer's bytes.
+
+    Attributes:
+        until_s: until when it stands, on the monotonic clock.
+        kind: the class of the error.
+        text: the message.
+        code: the error's code.
+    """
+
+    until_s: float
+    kind: type[KafkaError]
+    text: str
+    code: ErrorCode
+
+    @classmethod
+    def of(cls, error: KafkaError, kept_s: float) -> _FailedLookup:
+        return cls(time.monotonic() + kept_s, type(error), error.message[:_FAILURE_TEXT_MAX], error.code)
+
+    @property
+    def size(self) -> int:
+        """The bytes that count towards `FAILURES_BYTES_MAX`; 300 are those of an entry without its text."""
+        return 300 + len(self.text)
+
+    def error(self) -> KafkaError:
+        return self.kind(self.text, self.code)
+
+
+@dataclass(frozen=True, slots=True)
 class _Address:
     """One address of a registry."""
 
@@ -105,21 +143,28 @@ def _address_of(url: str) -> _Address:
     """
     try:
         parts = urllib.parse.urlsplit(url.strip())
-        port = parts.port
-    except ValueError as error:
-        raise InvalidInputError(f"the schema registry's URL {shown_url(url)}: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise InvalidInputError(
-            f"a schema registry's URL is like http://registry:8081 or https://user:password@registry:8081, not "
-            f"{shown_url(url)}"
-        )
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise _url_refused() from None
+    rest = parts.path + parts.query + parts.fragment
+    if parts.scheme not in ("http", "https") or not host or "," in host or "@" in rest or parts.query or parts.fragment:
+        raise _url_refused()
     login = None
     if parts.username is not None:
         user, password = (urllib.parse.unquote(part or "") for part in (parts.username, parts.password))
         login = base64.b64encode(f"{user}:{password}".encode()).decode()
-    secure = parts.scheme == "https"
-    return _Address(
-        shown_url(url.strip()), secure, parts.hostname, port or (443 if secure else 80), parts.path.rstrip("/"), login
+    secure, path = parts.scheme == "https", parts.path.rstrip("/")
+    place = f"[{host}]" if ":" in host else host
+    shown = f"{parts.scheme}://{place}{f':{port}' if port else ''}{path}"
+    return _Address(shown, secure, host, port or (443 if secure else 80), path, login)
+
+
+def _url_refused() -> InvalidInputError:
+    """Return the error for a URL that can't be split, which is not shown: any part of it may be a password."""
+    return InvalidInputError(
+        "a schema registry's URL is like http://registry:8081 or https://user:password@registry:8081; the given one "
+        "has another form, and is not shown because it may hold a password. In a password write %2F, %3F, %23, %40 for "
+        "/ ? # @"
     )
 
 
@@ -138,7 +183,14 @@ class SchemaRegistry:
     """
 
     @checked_call
-    def __init__(self, url: str, *, timeout_ms: float = 10_000, ssl_ca_location: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_ms: float = 10_000,
+        ssl_ca_location: str | None = None,
+        max_value_bytes: int = VALUE_BYTES,
+    ) -> None:
         """Keep the addresses; nothing is asked yet.
 
         Args:
@@ -146,27 +198,34 @@ class SchemaRegistry:
                 before the host.
             timeout_ms: Limit for one answer of one address.
             ssl_ca_location: a PEM file of certificate authorities for https:; None: those of the system.
+            max_value_bytes: size of the largest value that is read, 4 MiB by default; as Python objects a value may
+                take two hundred times its size. For consumers give `value_deserializer=SchemaRegistry(…).deserialize`.
 
         Raises:
             InvalidInputError: a URL has another form.
         """
-        self._addresses = [_address_of(part) for part in url.split(",")]
+        self._addresses = [_address_of(part) for part in _BETWEEN_URLS.split(url)]
         self._timeout_s = max(0.001, timeout_ms / 1000)
+        self._max_value_bytes = max_value_bytes
         self._authorities = ssl_ca_location
         self._lock = threading.Lock()
         self._schemas: OrderedDict[int, _KnownSchema] = OrderedDict()
         self._bytes = 0
-        self._failures: OrderedDict[int, tuple[float, KafkaError]] = OrderedDict()
+        self._failures: OrderedDict[int, _FailedLookup] = OrderedDict()
+        self._failures_bytes = 0
+        self._away: _FailedLookup | None = None  # the registry can't be reached, or has a fault
+        self._budget = float(UNKNOWN_PER_S)
+        self._budget_at_s = time.monotonic()
 
     def schema(self, number: int) -> RegisteredSchema:
-        """Return the schema with an id, from memory if it is known.
+        """Return the schema with an id, from memory if it is known. Unknown ids beyond 100 a second wait their turn.
 
         Raises:
             NotFoundError: there is no schema of this id.
             CorruptDataError: the schema is too large, or has references.
             RetriableError: the registry can't be reached, or has a fault; TimedOutError: it is too slow.
         """
-        known = self._look_up(number)
+        known = self._look_up(number, waits=True)
         if known.schema is None:
             raise CorruptDataError(known.refused)
         return known.schema
@@ -208,20 +267,16 @@ class SchemaRegistry:
             CorruptDataError: the id is missing or unknown, the schema can't be used, or the bytes are not of it.
             RetriableError: the registry can't be reached, or has a fault.
         """
-        number = schema_id(data)
-        try:
-            known = self._look_up(number)
-        except NotFoundError as error:
-            raise CorruptDataError(error.message) from None
-        if known.read is None and not known.refused:
-            assert known.schema is not None
-            try:
-                known.read = _reader_of(known.schema)
-            except InvalidInputError as error:
-                known.refused = error.message
-        if known.read is None:
-            raise CorruptDataError(known.refused)
-        return known.read(data)
+        return self._deserialized(data, self._look_up)
+
+    def deserialize_prepared(self, data: bytes) -> Any:
+        """Return the value behind a schema's id that `prepare` has looked up. The registry is not asked.
+
+        Raises:
+            CorruptDataError: as in `deserialize`.
+            RetriableError: the look-up failed, or the schema is not in memory any more.
+        """
+        return self._deserialized(data, self._prepared)
 
     def prepare(self, values: Iterable[bytes]) -> None:
         """Look the schemas of values up, so that `deserialize` need not wait; failures stand for a second.
@@ -229,10 +284,34 @@ class SchemaRegistry:
         Args:
             values: values, or their first five bytes.
         """
-        numbers = {int.from_bytes(value[1:PREFIX_BYTES], "big") for value in values if value[:1] == b"\0"}
-        for number in numbers:
+        for prefix in {value[:PREFIX_BYTES] for value in values}:
             with contextlib.suppress(KafkaError):  # `deserialize` raises it for the record
-                self._look_up(number)
+                known = self._look_up(schema_id(prefix))
+                self._read_function(known)
+
+    def _deserialized(self, data: bytes, look_up: Callable[[int], _KnownSchema]) -> Any:
+        number = schema_id(data)
+        try:
+            known = look_up(number)
+        except NotFoundError as error:
+            raise CorruptDataError(error.message) from None
+        return self._read_function(known)(data)
+
+    def _read_function(self, known: _KnownSchema) -> Callable[[bytes], Any]:
+        """Return the function that reads values of a schema, which is made at the first time.
+
+        Raises:
+            CorruptDataError: the schema can't be used.
+        """
+        if known.read is None and not known.refused:
+            assert known.schema is not None
+            try:
+                known.read = _reader_of(known.schema, self._max_value_bytes)
+            except InvalidInputError as error:
+                known.refused = error.message
+        if known.read is None:
+            raise CorruptDataError(known.refused)
+        return known.read
 
     def serializer(self, subject: str, schema: str | None = None) -> Callable[[Any], bytes]:
         """Return a function that makes bytes of values, as `value_serializer` of a producer.
@@ -258,40 +337,109 @@ class SchemaRegistry:
 
     # Schemas by id.
 
-    def _look_up(self, number: int) -> _KnownSchema:
+    def _look_up(self, number: int, *, waits: bool = False) -> _KnownSchema:
+        """Return the schema of an id.
+
+        Args:
+            number: the id.
+            waits: whether to wait when the budget of unknown ids is spent.
+
+        Raises:
+            KafkaError: there is none, the registry fails, or the budget is spent.
+        """
         with self._lock:
-            found = self._schemas.get(number)
-            if found is not None:
-                self._schemas.move_to_end(number)
-                return found
-            until_s, failure = self._failures.get(number, (0.0, None))
-            if failure is not None and time.monotonic() < until_s:
-                raise type(failure)(failure.message, failure.code)
+            if (known := self._remembered(number, time.monotonic())) is not None:
+                return known
+        while (wait_s := self._until_budget()) > 0:
+            if not waits:
+                raise RetriableError(
+                    f"more than {UNKNOWN_PER_S} unknown ids of schemas in a second, so the schema {number} is not "
+                    "asked for: read the record again later"
+                )
+            time.sleep(wait_s)
         try:
             answer = self._ask("GET", f"/schemas/ids/{number}")
-        except NotFoundError:
-            raise self._failed(number, NotFoundError(self._no_schema(number)), UNKNOWN_KEPT_S) from None
         except KafkaError as error:
-            raise self._failed(number, error, FAILURE_KEPT_S) from None
+            failure = self._failed(number, error)
+        else:
+            return self._keep(number, answer)
+        raise failure.error()
+
+    def _prepared(self, number: int) -> _KnownSchema:
+        """Return the schema of an id from memory, where a failure stands until it is replaced.
+
+        Raises:
+            KafkaError: the look-up failed, or there was none.
+        """
+        with self._lock:
+            known = self._remembered(number, 0.0)
+        if known is None:
+            raise RetriableError(f"the schema {number} was not looked up, or is not in memory any more: read again")
+        return known
+
+    def _remembered(self, number: int, now_s: float) -> _KnownSchema | None:
+        """Return the schema of an id from memory; None: the registry has to be asked. The caller holds the lock.
+
+        Raises:
+            KafkaError: the look-up failed, and that stands until after `now_s`.
+        """
+        found = self._schemas.get(number)
+        if found is not None:
+            self._schemas.move_to_end(number)
+            return found
+        for failure in (self._failures.get(number), self._away):
+            if failure is not None and now_s < failure.until_s:
+                raise failure.error()
+        return None
+
+    def _keep(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
         try:
             made = _KnownSchema(_schema_of(answer, "", number))
         except InvalidInputError as error:
             made = _KnownSchema(None, error.message)
         with self._lock:
+            self._away = None
             if number not in self._schemas:
                 self._schemas[number] = made
                 self._bytes += _bytes_of(made)
                 while self._bytes > CACHE_BYTES_MAX:
                     self._bytes -= _bytes_of(self._schemas.popitem(last=False)[1])
-            return self._schemas[number]
+            return made
 
-    def _failed(self, number: int, error: KafkaError, kept_s: float) -> KafkaError:
-        """Remember the failure of a look-up, and return it."""
+    def _failed(self, number: int, error: KafkaError) -> _FailedLookup:
+        """Remember the failure of a look-up, and return it. A registry that is away is so for every id."""
+        unknown = isinstance(error, NotFoundError)
+        if unknown:
+            error = NotFoundError(self._no_schema(number))
+        made = _FailedLookup.of(error, UNKNOWN_KEPT_S if unknown else FAILURE_KEPT_S)
         with self._lock:
-            self._failures[number] = (time.monotonic() + kept_s, error)
-            while len(self._failures) > UNKNOWN_MAX:
-                self._failures.popitem(last=False)
-        return error
+            if isinstance(error, RetriableError):
+                self._away = made
+                return made
+            self._budget -= 1
+            self._forget_failure(number)
+            now_s = time.monotonic()
+            while self._failures:
+                oldest, failure = next(iter(self._failures.items()))
+                if now_s < failure.until_s and self._failures_bytes + made.size <= FAILURES_BYTES_MAX:
+                    break
+                self._forget_failure(oldest)
+            self._failures[number] = made
+            self._failures_bytes += made.size
+        return made
+
+    def _forget_failure(self, number: int) -> None:
+        failure = self._failures.pop(number, None)
+        if failure is not None:
+            self._failures_bytes -= failure.size
+
+    def _until_budget(self) -> float:
+        """Return the seconds until an id may be asked for; 0: now."""
+        with self._lock:
+            now_s = time.monotonic()
+            self._budget = min(UNKNOWN_PER_S, self._budget + (now_s - self._budget_at_s) * UNKNOWN_PER_S)
+            self._budget_at_s = now_s
+            return 0.0 if self._budget >= 1 else max(0.001, (1 - self._budget) / UNKNOWN_PER_S)
 
     def _no_schema(self, number: int) -> str:
         return f"the registry {self._addresses[0].url} has no schema {number}"
@@ -318,7 +466,7 @@ class SchemaRegistry:
             raise TimedOutError(
                 f"the schema registry {address.url} did not answer within {self._timeout_s:g} s"
             ) from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: a host of no valid form
             reason = str(error) or type(error).__name__
             raise RetriableError(f"the schema registry {address.url} can't be reached: {reason}") from None
         if len(data) > ANSWER_BYTES_MAX:
@@ -441,7 +589,7 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     return RegisteredSchema(_id_of(answer) if number is None else number, kind, text, subject, version)
 
 
-def _reader_of(schema: RegisteredSchema) -> Callable[[bytes], Any]:
+def _reader_of(schema: RegisteredSchema, max_bytes: int) -> Callable[[bytes], Any]:
     """Return a function that reads values with their prefix.
 
     Raises:
@@ -450,16 +598,15 @@ def _reader_of(schema: RegisteredSchema) -> Callable[[bytes], Any]:
     if schema.kind == "AVRO":
         from kohort.schema_registry.avro_values import avro_reader
 
-        return avro_reader(schema.text, f"the schema {schema.id}")
+        return avro_reader(schema.text, f"the schema {schema.id}", max_bytes)
     if schema.kind == "JSON":
-        return _json_value
+        return lambda data: _json_value(data, max_bytes)
     raise InvalidInputError(f"the schema {schema.id} is of the kind {schema.kind}, which can't be read")
 
 
-def _json_value(data: bytes) -> Any:
+def _json_value(data: bytes, max_bytes: int) -> Any:
     """Return the JSON behind a prefix, which is not compared with its schema."""
-    if len(data) > VALUE_BYTES:
-        raise CorruptDataError(f"{len(data)} bytes are more than the {VALUE_BYTES} that are read")
+    check_size(data, max_bytes)
     try:
         return json.loads(data[PREFIX_BYTES:])
     except (ValueError, RecursionError) as error:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from kohort.errors import InvalidInputError
-from kohort.settings.validation import is_secret
+from kohort.settings.validation import hides_value
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
     try:
         value = _convert(setting.type, raw)
     except (TypeError, ValueError):
-        given = type(raw).__name__ if is_secret(fact.name) else repr(raw)
+        given = type(raw).__name__ if hides_value(fact.name) else repr(raw)
         kind = f"one of {', '.join(fact.choices)}" if fact.choices else _kind(setting.type)
         raise InvalidInputError(f"{name} must be {kind}, not {given}{_as_text(setting, raw, name)}") from None
     if value is None:
@@ -316,7 +316,7 @@ def _convert(kind: Any, raw: Any) -> Any:
 
 def _as_text(setting: Setting, raw: Any, name: str) -> str:
     """Return the text form of a value that should have been a string."""
-    if _kind(setting.type) != _kind(str) or setting.declaration.choices or isinstance(raw, bool) or is_secret(name):
+    if _kind(setting.type) != _kind(str) or setting.declaration.choices or isinstance(raw, bool) or hides_value(name):
         return ""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw) if isinstance(raw, int) else ""
     return f"; write {name}={text!r}" if text else ""

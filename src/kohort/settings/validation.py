@@ -63,6 +63,7 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "leader_epoch": (-1, INT32_MAX),
     "levels": (0, 2**15 - 1),
     "max_records": (1, INT64_MAX),
+    "max_value_bytes": (1, INT64_MAX),
     "num_partitions": (-1, INT32_MAX),
     "offset": (0, INT64_MAX),
     "offsets": (0, INT64_MAX),
@@ -113,7 +114,7 @@ class ValidationError(Exception):
     def text(self, name: str) -> str:
         """Return the error message for the parameter `name`."""
         location = f"{'a key of ' if self.key else ''}{name}{self.path}"
-        if is_secret(location):
+        if hides_value(location):
             return f"{location} must be {self.expected}, not {type(self.value).__name__}"
         given = _full(self.value) if "kohort." in self.expected else shown(self.value)
         write = self.write
@@ -154,6 +155,12 @@ def is_secret(name: str) -> bool:
     return any(word in name.lower() for word in SECRET)
 
 
+def hides_value(name: str) -> bool:
+    """Return whether messages must not show the value of a parameter of this name: a secret, or a URL with a login."""
+    return is_secret(name) or re.sub("[^a-z]", "", name.lower()) in _URLS
+
+
+_URLS = ("url", "registryurl", "schemaregistryurl")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)+(?://)?")
 
 
@@ -162,6 +169,8 @@ def shown_url(url: str) -> str:
     found = _SCHEME.match(url)
     scheme, rest = (found[0], url[found.end() :]) if found and ("//" in found[0] or "@" not in url) else ("", url)
     address, more = re.match(r"([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    if "@" in more:  # a password with ? or # in it
+        return f"{scheme}…"
     if "@" in address:
         address = f"…@{address.rpartition('@')[2]}"
     return f"{scheme}{address}{'…' if more else ''}"

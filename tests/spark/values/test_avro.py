@@ -240,9 +240,22 @@ def test_a_damaged_value_says_why_and_leaves_its_neighbours(
     assert parts.joined().to_pylist() == [None, None, None]
 
 
+def record(name: str, *fields: Any, **more: Any) -> dict[str, Any]:
+    parts = [{"name": f"f{at}", "type": field} for at, field in enumerate(fields)]
+    return {"type": "record", "name": name, "fields": parts, **more}
+
+
+LETTER = {"type": "enum", "name": "Node", "symbols": ["A"]}
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
+        (
+            record("Node", record("shop.Top", LETTER, record("Inner", ["null", "Node"], namespace=""))),
+            "without a namespace",
+        ),
+        (record("Top", LETTER, record("shop.Inner", "Node")), "not defined"),
         ("nothing", "has a type that is not defined"),
         ("null", "is only ever null"),
         ({"type": "record", "name": "R", "fields": []}, "without fields"),
@@ -261,6 +274,11 @@ def test_a_damaged_value_says_why_and_leaves_its_neighbours(
 def test_a_schema_that_can_not_be_is_refused(schema: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         node_of(schema)
+
+
+def test_schema_with_keys_of_fastavros_own_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="fastavro's own"):
+        schema_of(json.dumps(record("Top", "int", __fastavro_parsed=True, __named_schemas={})))
 
 
 OLD = {

@@ -79,6 +79,28 @@ def test_registry_that_fails_makes_no_record_bad(answer: bytes) -> None:
             decoder.decode(pa.array([b"\0\0\0\0\1\2"], pa.binary()))
 
 
+def test_id_above_the_highest_is_bad_without_a_request() -> None:
+    with raw_registry(http_answer({"error_code": 40403}, "404 Not Found")) as server:
+        decoder = AvroDecoder(TYPE, SECOND, None, server.url)
+        parts = decoder.decode(pa.array([b"\0\x80\0\0\0\2", b"\0\xff\xff\xff\xff\2"], pa.binary()))
+        assert "2147483648 is above" in parts.reasons[0] and "4294967295 is above" in parts.reasons[1]
+        assert server.requests == []
+
+
+def test_items_of_many_objects_and_few_bytes_have_a_lower_bound() -> None:
+    item: Any = "boolean"
+    for level in range(40):
+        item = {"type": "record", "name": f"R{level}", "fields": [{"name": "in", "type": item}]}
+    fields = [{"name": "id", "type": "long"}, {"name": "many", "type": {"type": "array", "items": item}}]
+    schema = json.dumps({"type": "record", "name": "P", "fields": fields})
+    with raw_registry(http_answer({"schema": schema})) as server:
+        decoder = AvroDecoder(TYPE, SECOND, None, server.url)
+        good = b"\0\0\0\0\1\2\4\1\0\0"
+        parts = decoder.decode(pa.array([good, good + bytes(1 << 20)], pa.binary()))
+        assert parts.joined().to_pylist() == [{"id": 1, "note": "-"}, None]
+        assert "are more than the 838860 that are read" in parts.reasons[1]
+
+
 def test_json_is_read_after_its_prefix() -> None:
     kind = pa.struct([("id", pa.int64())])
     values = [b'\0\0\0\0\1{"id": 1}', None, b'{"id": 2}', b"\0\0", b"", b"\0\0\0\0\1x", b'\0\0\0\0\1{"id": 3}']

@@ -52,7 +52,9 @@ class AsyncConsumer(SyncMethods):
     @checked_call
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
         """Make a consumer on the running loop; it connects with the first call. Settings are `Consumer`'s."""
-        self.config, self._registry = with_schema_registry(client_config(ConsumerConfig, bootstrap_servers, settings))
+        self.config, self._registry = with_schema_registry(
+            client_config(ConsumerConfig, bootstrap_servers, settings), prepared=True
+        )
         self._client = AsyncClient(self.config)
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records

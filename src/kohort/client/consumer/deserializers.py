@@ -61,8 +61,14 @@ def arrow_rows(data: bytes) -> list[dict[str, Any]]:
     return rows
 
 
-def with_schema_registry(config: ConsumerConfig) -> tuple[ConsumerConfig, SchemaRegistry | None]:
+def with_schema_registry(
+    config: ConsumerConfig, *, prepared: bool = False
+) -> tuple[ConsumerConfig, SchemaRegistry | None]:
     """Return a configuration whose values are deserialized by the registry that it names, and that registry's client.
+
+    Args:
+        config: the configuration.
+        prepared: whether the values' schemas are looked up by `decode_and_prepare` before, and not by deserializing.
 
     Raises:
         InvalidInputError: the URL is invalid, or there is another deserializer of values.
@@ -74,7 +80,8 @@ def with_schema_registry(config: ConsumerConfig) -> tuple[ConsumerConfig, Schema
     from kohort.schema_registry.registry import SchemaRegistry
 
     registry = SchemaRegistry(config.schema_registry_url)
-    return dataclasses.replace(config, value_deserializer=registry.deserialize), registry
+    deserialize = registry.deserialize_prepared if prepared else registry.deserialize
+    return dataclasses.replace(config, value_deserializer=deserialize), registry
 
 
 def decode_and_prepare(effect: Decode, registry: SchemaRegistry) -> Decoded:

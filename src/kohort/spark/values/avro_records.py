@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
-from kohort.schema_registry.avro_limits import avro_schema
-from kohort.schema_registry.prefix import NO_PREFIX
+from kohort.schema_registry.avro_limits import measured_schema
+from kohort.schema_registry.prefix import NO_PREFIX, PREFIX_BYTES, schema_id
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.avro_schema import (
     Entries,
@@ -34,10 +34,9 @@ from kohort.spark.values.avro_schema import (
     schema_of,
     without_logical,
 )
-from kohort.spark.values.isolate import REFUSALS, Parts, check_size
+from kohort.spark.values.isolate import REFUSALS, VALUE_BYTES, Parts, check_size
 from kohort.spark.values.types import Column, Kind
 
-_PREFIX = 5
 _SCHEMAS = 1_000
 """Most schema ids remembered: damaged values can name any."""
 _EXACT = Context(prec=100)
@@ -63,10 +62,11 @@ _NUMBERED = {
 
 @dataclass(frozen=True, slots=True)
 class _WriterSchema:
-    """A writer's schema, parsed; or the reason why it can't be used."""
+    """A writer's schema, parsed; or the reason why it can't be used; and the size of its largest value that is read."""
 
     schema: Any = None
     refused: str = ""
+    most: int = 0
 
 
 class AvroDecoder:
@@ -126,7 +126,7 @@ class AvroDecoder:
         schema, reader = self._schema, None
         if self._schema_of is not None:
             schema, reader = self._writer(value), self._schema
-            stream.seek(_PREFIX)
+            stream.seek(PREFIX_BYTES)
         try:
             found = self._read(stream, schema, reader)
         except MemoryError:
@@ -143,9 +143,11 @@ class AvroDecoder:
             raise _BadValue(str(error)) from None
 
     def _writer(self, value: bytes) -> Any:
-        if len(value) < _PREFIX or value[0] != 0:
-            raise _BadValue(f"the prefix is missing: {NO_PREFIX}")
-        number = int.from_bytes(value[1:_PREFIX], "big")
+        try:
+            number = schema_id(value)
+        except CorruptDataError as error:
+            missing = "the prefix is missing: " if error.message == NO_PREFIX else ""
+            raise _BadValue(missing + error.message) from None
         found = self._written.get(number)
         if found is None:
             if len(self._written) >= _SCHEMAS:
@@ -153,6 +155,8 @@ class AvroDecoder:
             found = self._written[number] = self._look_up(number)
         if found.refused:
             raise _BadValue(found.refused)
+        if len(value) > found.most:
+            raise _BadValue(f"{len(value)} bytes are more than the {found.most} that are read of such a schema")
         return found.schema
 
     def _look_up(self, number: int) -> _WriterSchema:
@@ -180,11 +184,12 @@ class AvroDecoder:
                 f"valueWriterSchemas: {self._name} gave a {type(text).__name__} for the schema {number}, not its text"
             )
         try:
-            avro_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
+            _, density = measured_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
             schema = schema_of(text, f"the schema {number}")
             written = node_of(schema, f"the schema {number}", written=True)
             wrong = next(differences(written, self._node), "")
-            return _WriterSchema(parsed(schema), f"the schema {number}: {wrong}" if wrong else "")
+            reason = f"the schema {number}: {wrong}" if wrong else ""
+            return _WriterSchema(parsed(schema), reason, VALUE_BYTES // density)
         except InvalidInputError as error:
             return _WriterSchema(refused=error.message)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kohort.errors import InvalidInputError
+from kohort.schema_registry.avro_limits import is_marked
 from kohort.spark.values.types import quoted
 
 Schema: TypeAlias = "str | list[Any] | dict[str, Any]"
@@ -116,7 +117,8 @@ def schema_of(text: str, name: str = "valueSchema") -> Schema:
     """Parse a schema from its JSON.
 
     Raises:
-        InvalidInputError: the text is not JSON, or nested too deep; `name` identifies it in the error.
+        InvalidInputError: the text is not JSON, nested too deep, or has keys by which fastavro would take it for one
+            that it has parsed; `name` identifies it in the error.
     """
     try:
         found: Schema = json.loads(text)
@@ -126,6 +128,8 @@ def schema_of(text: str, name: str = "valueSchema") -> Schema:
         raise InvalidInputError(f"{name} {_TOO_DEEP}") from None
     level: list[Any] = [found]
     for _ in range(NESTING_MAX):
+        if any(is_marked(value) for value in level):
+            raise InvalidInputError(f"{name} is no Avro schema: it has keys that are fastavro's own")
         level = [part for value in level for part in _parts(value)]
         if not level:
             return found
@@ -233,12 +237,12 @@ class _SchemaWalk:
             if self._written:
                 return Skipped(empty=True)
             raise self._wrong(path, "is only ever null")
-        for full in (f"{space}.{name}", str(name)):
-            if full in self._named:
-                found = self._named[full]
-                if found is None:
-                    raise self._wrong(path, f"is {name} within {name}: a recursive schema has no Spark type")
-                return found
+        full = str(name) if "." in str(name) or not space else f"{space}.{name}"
+        if full in self._named:
+            found = self._named[full]
+            if found is None:
+                raise self._wrong(path, f"is {name} within {name}: a recursive schema has no Spark type")
+            return found
         raise self._wrong(path, f"has a type that is not defined: {json.dumps(name)[:80]}")
 
     def _union(self, branches: list[Any], path: str, space: str) -> Node:
@@ -266,15 +270,14 @@ class _SchemaWalk:
         name = schema.get("name")
         if not isinstance(name, str) or not all(_NAME.fullmatch(part) for part in name.split(".")):
             raise self._wrong(path, f"needs a name: {json.dumps(name)[:80]}")
-        if "." in name:
-            space, _, name = name.rpartition(".")
-        else:
-            space = schema.get("namespace") or space
-        full = f"{space}.{name}"
+        own = name.rpartition(".")[0] if "." in name else schema.get("namespace", space) or ""
+        if not isinstance(own, str) or (space and not own):  # fastavro may take such a name for another
+            raise self._wrong(path, f"has the type {name} without a namespace within another")
+        full = name if "." in name or not own else f"{own}.{name}"
         if full in self._named:
-            raise self._wrong(path, f"defines {full.strip('.')} a second time")
+            raise self._wrong(path, f"defines {full} a second time")
         self._named[full] = None
-        self._named[full] = made = self._defined(schema, kind, path, space)
+        self._named[full] = made = self._defined(schema, kind, path, own)
         return made
 
     def _defined(self, schema: Mapping[str, Any], kind: str, path: str, space: str) -> Node:
