@@ -22,13 +22,18 @@ def schema_prefix(number: int) -> bytes:
     return b"\0" + number.to_bytes(4, "big")
 
 
+def has_prefix(data: bytes) -> bool:
+    """Return whether a value has a prefix."""
+    return len(data) >= PREFIX_BYTES and data[0] == 0
+
+
 def schema_id(data: bytes) -> int:
     """Return the schema's id before a value.
 
     Raises:
         CorruptDataError: there is none, or none that a registry gives.
     """
-    if len(data) < PREFIX_BYTES or data[0] != 0:
+    if not has_prefix(data):
         raise CorruptDataError(NO_PREFIX)
     number = int.from_bytes(data[1:PREFIX_BYTES], "big")
     if number > ID_MAX:

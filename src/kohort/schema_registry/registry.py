@@ -115,7 +115,7 @@ class _FailedLookup:
         return cls(time.monotonic() + kept_s, type(error), error.message[:_FAILURE_TEXT_MAX], error.code)
 
     @property
-    def size(self) -> int:
+    def held_bytes(self) -> int:
         """The bytes that count towards `FAILURES_BYTES_MAX`; 300 are those of an entry without its text."""
         return 300 + len(self.text)
 
@@ -362,7 +362,7 @@ class SchemaRegistry:
         except KafkaError as error:
             failure = self._failed(number, error)
         else:
-            return self._keep(number, answer)
+            return self._known_schema(number, answer)
         raise failure.error()
 
     def _prepared(self, number: int) -> _KnownSchema:
@@ -392,7 +392,7 @@ class SchemaRegistry:
                 raise failure.error()
         return None
 
-    def _keep(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
+    def _known_schema(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
         try:
             made = _KnownSchema(_schema_of(answer, "", number))
         except InvalidInputError as error:
@@ -421,17 +421,17 @@ class SchemaRegistry:
             now_s = time.monotonic()
             while self._failures:
                 oldest, failure = next(iter(self._failures.items()))
-                if now_s < failure.until_s and self._failures_bytes + made.size <= FAILURES_BYTES_MAX:
+                if now_s < failure.until_s and self._failures_bytes + made.held_bytes <= FAILURES_BYTES_MAX:
                     break
                 self._forget_failure(oldest)
             self._failures[number] = made
-            self._failures_bytes += made.size
+            self._failures_bytes += made.held_bytes
         return made
 
     def _forget_failure(self, number: int) -> None:
         failure = self._failures.pop(number, None)
         if failure is not None:
-            self._failures_bytes -= failure.size
+            self._failures_bytes -= failure.held_bytes
 
     def _until_budget(self) -> float:
         """Return the seconds until an id may be asked for; 0: now."""

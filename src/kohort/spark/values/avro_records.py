@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
 from kohort.schema_registry.avro_limits import measured_schema
-from kohort.schema_registry.prefix import NO_PREFIX, PREFIX_BYTES, schema_id
+from kohort.schema_registry.prefix import PREFIX_BYTES, has_prefix, schema_id
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.avro_schema import (
     Entries,
@@ -146,7 +146,7 @@ class AvroDecoder:
         try:
             number = schema_id(value)
         except CorruptDataError as error:
-            missing = "the prefix is missing: " if error.message == NO_PREFIX else ""
+            missing = "" if has_prefix(value) else "the prefix is missing: "
             raise _BadValue(missing + error.message) from None
         found = self._written.get(number)
         if found is None:
