@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
@@ -15,6 +16,7 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.output import print_note
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.io.platforms import SIGNAL_CHECK_S
 from kohort.settings.config import did_you_mean, parse_assignments, parse_listen, read_properties
 
 if TYPE_CHECKING:
@@ -162,16 +164,23 @@ def make_client(make: Callable[..., Client], servers: str, given: Mapping[str, A
         raise UsageError(error.message) from error
 
 
-def ending_signals() -> SimpleQueue[int]:
-    """Return a queue that gets each SIGTERM and SIGINT from now on; its `get` waits for one.
+class EndingSignals:
+    """SIGTERM and SIGINT, from its creation on.
 
-    A signal's handler may call its `put`, and not the `set` of a `threading.Event`. The handler runs on the thread that
+    A handler may call `put` of a queue, and not `set` of a `threading.Event`. The handler runs on the thread that
     waits, and would wait for ever for a lock that this thread holds for a moment.
     """
-    arrived: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda found, _: arrived.put(found))
-    return arrived
+
+    def __init__(self) -> None:
+        self._arrived: SimpleQueue[int] = SimpleQueue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda found, _: self._arrived.put(found))
+
+    def wait(self) -> int:
+        """Wait for a signal, and return its number."""
+        while True:
+            with suppress(Empty):
+                return self._arrived.get(timeout=SIGNAL_CHECK_S)
 
 
 def listen_address(listen: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, ending_signals, listen_address, make_client
+from kohort.cli.common import Common, EndingSignals, listen_address, make_client
 from kohort.cli.output import show_json_line
 from kohort.errors import InvalidInputError
 
@@ -77,11 +77,11 @@ def dashboard(
 
 
 def _serve_until_signal(server: DashboardServer, as_json: bool) -> int:
-    ended = ending_signals()
+    ended = EndingSignals()
     url = f"http://{server.address}/"
     if as_json:
         show_json_line({"ready": url})
     else:
         print(f"ready {url}", flush=True)
-    ended.get()
+    ended.wait()
     return DONE

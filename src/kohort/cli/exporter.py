@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, ending_signals, listen_address, make_client
+from kohort.cli.common import Common, EndingSignals, listen_address, make_client
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.lag import LagReader
@@ -58,11 +58,11 @@ def exporter(
             watch = ClusterWatch(name, reader, interval / 1000)
             stack.callback(watch.close)
             watches.append(watch)
-        ended = ending_signals()
+        ended = EndingSignals()
         server = MetricsServer(host, port, LagExporter(watches))
         stack.callback(server.close)
         print(f"ready {server.address}", flush=True)
-        ended.get()
+        ended.wait()
     return DONE
 
 

@@ -13,8 +13,8 @@ from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import (
     DEFAULT_CALL_MS,
     Common,
+    EndingSignals,
     check_names,
-    ending_signals,
     groups_with_nearest_of,
     listen_address,
     make_client,
@@ -183,11 +183,11 @@ def scaler(
     reader = make_client(LagReader, servers, connection)
     reader.rebalances = REBALANCES_ASKED
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    ended = ending_signals()
+    ended = EndingSignals()
     with GroupScaling(reader, interval / 1000) as scaling, ScalerServer(host, port, scaling) as server:
         if common.json:
             show_json_line({"ready": server.address})
         else:
             print(f"ready {server.address}", flush=True)
-        ended.get()
+        ended.wait()
     return DONE

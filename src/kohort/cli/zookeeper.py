@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kohort.cli.app import DONE
-from kohort.cli.common import ending_signals, listen_address
+from kohort.cli.common import EndingSignals, listen_address
 from kohort.io.platforms import require_posix
 
 
@@ -22,8 +22,8 @@ def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None) -> in
     from kohort.zookeeper import ZooKeeper
 
     host, port = listen_address(listen)
-    ended = ending_signals()
+    ended = EndingSignals()
     with ZooKeeper(host, port, data) as server:
         print(f"ready {server.address}", flush=True)
-        ended.get()
+        ended.wait()
     return DONE

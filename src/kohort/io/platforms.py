@@ -11,6 +11,10 @@ from collections.abc import Callable
 
 from kohort.errors import InvalidInputError
 
+SIGNAL_CHECK_S = 0.5
+"""The longest wait of a thread that handles signals. A signal that comes just before the wait, or on another thread,
+does not interrupt it. Python runs the handler when the wait is over."""
+
 
 def require_posix(what: str) -> None:
     """Refuse what needs the file locks, permissions and signals of Linux or macOS.

@@ -32,7 +32,7 @@ from kohort.client.net.runtime import Promise, Steppable, TaskCancelled, Work
 from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.io.platforms import after_fork_in_child
+from kohort.io.platforms import SIGNAL_CHECK_S, after_fork_in_child
 from kohort.io.processes import name_for_peer
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ThreadClient:
             raise InvalidInputError("a callback on the client's thread can't wait for the client: hand over to another")
         future = self.submit(coro)
         try:
-            return future.result(timeout_s)
+            return _result_of(future, timeout_s)
         except KafkaError as error:
             raise for_application(error)  # noqa: B904 - a copy of the error
         except BaseException:
@@ -276,6 +276,20 @@ def transfer_outcome(promise: Promise[T], future: Future[T] | asyncio.Future[T])
         future.set_exception(ClientClosed("the call was cancelled"))
     else:
         future.set_exception(promise.error)
+
+
+def _result_of(future: Future[T], timeout_s: float | None) -> T:
+    """Wait for a future, at most `SIGNAL_CHECK_S` at a time, so that a signal's handler runs meanwhile."""
+    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left_s = SIGNAL_CHECK_S if until_s is None else min(SIGNAL_CHECK_S, until_s - time.monotonic())
+        try:
+            return future.result(max(0.0, left_s))
+        except TimeoutError:
+            if future.done():
+                return future.result()
+            if left_s <= 0:
+                raise
 
 
 def for_application(error: KafkaError) -> KafkaError:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from kohort.io.platforms import SIGNAL_CHECK_S
 from kohort.region.parts import Part
 from kohort.region.records import Position
 
@@ -83,7 +84,7 @@ class RecordQueue:
         self.finish()
         with self._lock:
             while self.would_wait():
-                self._lock.wait()
+                self._lock.wait(SIGNAL_CHECK_S)
             if self._ended:
                 if self._error is not None:
                     raise self._error

@@ -87,10 +87,10 @@ def refuse_values(table: pa.Table, partition_by: Sequence[str], kept: pa.Schema)
             in a column that is never null.
     """
     if table.num_rows > PARTITIONS_MAX:
-        folders = list(_rows_of(table, partition_by).values())
-        if bad := sorted(row for rows in folders[PARTITIONS_MAX:] for row in rows):
+        partitions = list(_rows_of(table, partition_by).values())
+        if beyond := sorted(row for rows in partitions[PARTITIONS_MAX:] for row in rows):
             why = f"A table has more than {PARTITIONS_MAX} partitions by {', '.join(partition_by)}"
-            raise refusal_of(dict.fromkeys(bad, why), table, partition_by[0])
+            raise refusal_of(dict.fromkeys(beyond, why), table, partition_by[0])
     for name in partition_by:
         if _is_text(kept.field(name).type):
             _refuse_texts(table, name, nullable=kept.field(name).nullable)

@@ -159,7 +159,7 @@ class KafkaTopic(Bound):
         with self._admin() as admin:
             try:
                 topic_id = created(admin, NewTopic(self.topic)).topic_id
-                self._beside.create(admin)
+                self._beside.create_if_missing(admin)
             except NotFoundError as error:  # a broker that has not heard of a new topic
                 raise RetriableError(f"topic {self.topic}: {error.message}") from error
         marker = self._beside.marker()
@@ -260,7 +260,7 @@ class KafkaTopic(Bound):
         refuse_nulls(table, never_null)
         rows = shaped(table, rules.schema, never_null)
         refuse_nulls(rows, never_null)  # a dictionary may hold a null
-        for reason, column, mask in _refused(rows, rules):
+        for reason, column, mask in _refused_rows(rows, rules):
             if found := rows_where(mask):
                 raise refusal_of(dict.fromkeys(found, reason), table, column)
         return rows
@@ -477,7 +477,7 @@ def _record_type(field: Any) -> Any:
     )
 
 
-def _refused(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
+def _refused_rows(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
     """Yield a reason, a column, and the mask of the rows that the brokers would refuse for it."""
     if "partition" in rows.column_names:
         partition: Any = rows.column("partition")

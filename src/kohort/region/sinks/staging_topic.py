@@ -93,7 +93,7 @@ class StagingTopic:
         """Return the name of the topic beside."""
         return f"{topic}.kohort-sink"
 
-    def create(self, admin: Admin) -> None:
+    def create_if_missing(self, admin: Admin) -> None:
         """Create the topic if it is missing.
 
         Raises:
@@ -123,7 +123,7 @@ class StagingTopic:
         with self._reader() as reader:
             found, start = self._last_value(reader, to_the_end)
             for _ in range(_READ_ATTEMPTS):  # a publication and a sweep may have come between the end and the read
-                if found is not None or start == (start := self._start(reader, MARKER)):
+                if found is not None or start == (start := self._first_offset(reader, MARKER)):
                     break
                 found, start = self._last_value(reader, to_the_end)
         if found is None:
@@ -140,7 +140,7 @@ class StagingTopic:
 
     def _last_value(self, reader: RangeReader, to_the_end: bool) -> tuple[bytes | None, int]:
         """Return the last record of the markers, and where they began."""
-        start, found = self._start(reader, MARKER), None
+        start, found = self._first_offset(reader, MARKER), None
         for record in self._records(reader, MARKER, to_the_end=to_the_end):
             found = None if record.value is None else bytes(record.value)
         return found, start
@@ -221,7 +221,7 @@ class StagingTopic:
         settings = {**self._settings, "isolation_level": "read_committed"}
         return RangeReader(self._servers, fetch_bytes=2 * PIECE_BYTES, **settings)
 
-    def _start(self, reader: RangeReader, number: int) -> int:
+    def _first_offset(self, reader: RangeReader, number: int) -> int:
         partition = TopicPartition(self.topic, number)
         found = reader.present_offsets({partition: "earliest"})
         return found[partition].offset if partition in found else 0
