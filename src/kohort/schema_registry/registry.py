@@ -362,7 +362,7 @@ class SchemaRegistry:
         except KafkaError as error:
             failure = self._failed(number, error)
         else:
-            return self._keep(number, answer)
+            return self._keep_answer(number, answer)
         raise failure.to_error()
 
     def _prepared(self, number: int) -> _KnownSchema:
@@ -392,7 +392,7 @@ class SchemaRegistry:
                 raise failure.to_error()
         return None
 
-    def _keep(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
+    def _keep_answer(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
         try:
             made = _KnownSchema(_schema_of(answer, "", number))
         except InvalidInputError as error:
