@@ -13,6 +13,12 @@ import pytest
 from tests.support.long_runs import LIST, patterns
 
 ROOT = LIST.parents[1]
+SHORT_FORM_ELSEWHERE = [
+    "tests/client/test_three_brokers.py",  # cluster/test_topics_of_three.py has three brokers, too
+    "tests/peers/test_tools_alike.py",  # peers/test_apache_kafka_tools.py runs the tools at our broker
+    "tests/spark/region/test_slow_start.py",
+]
+"""Files of which `make test` runs nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -49,4 +55,4 @@ def test_files_keep_a_short_form(collected: dict[str, list[str]]) -> None:
         for file, tests in collected.items()
         if all(any(fnmatchcase(test, pattern) for pattern in patterns()) for test in tests)
     ]
-    assert whole == ["tests/spark/region/test_slow_start.py"]
+    assert whole == SHORT_FORM_ELSEWHERE

@@ -111,15 +111,15 @@ class _FailedLookup:
     code: ErrorCode
 
     @classmethod
-    def of(cls, error: KafkaError, kept_s: float) -> _FailedLookup:
+    def from_error(cls, error: KafkaError, kept_s: float) -> _FailedLookup:
         return cls(time.monotonic() + kept_s, type(error), error.message[:_FAILURE_TEXT_MAX], error.code)
 
     @property
-    def held_bytes(self) -> int:
+    def counted_bytes(self) -> int:
         """The bytes that count towards `FAILURES_BYTES_MAX`; 300 are those of an entry without its text."""
         return 300 + len(self.text)
 
-    def error(self) -> KafkaError:
+    def to_error(self) -> KafkaError:
         return self.kind(self.text, self.code)
 
 
@@ -362,8 +362,8 @@ class SchemaRegistry:
         except KafkaError as error:
             failure = self._failed(number, error)
         else:
-            return self._known_schema(number, answer)
-        raise failure.error()
+            return self._keep_answer(number, answer)
+        raise failure.to_error()
 
     def _prepared(self, number: int) -> _KnownSchema:
         """Return the schema of an id from memory, where a failure stands until it is replaced.
@@ -389,10 +389,10 @@ class SchemaRegistry:
             return found
         for failure in (self._failures.get(number), self._away):
             if failure is not None and now_s < failure.until_s:
-                raise failure.error()
+                raise failure.to_error()
         return None
 
-    def _known_schema(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
+    def _keep_answer(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
         try:
             made = _KnownSchema(_schema_of(answer, "", number))
         except InvalidInputError as error:
@@ -411,7 +411,7 @@ class SchemaRegistry:
         unknown = isinstance(error, NotFoundError)
         if unknown:
             error = NotFoundError(self._no_schema(number))
-        made = _FailedLookup.of(error, UNKNOWN_KEPT_S if unknown else FAILURE_KEPT_S)
+        made = _FailedLookup.from_error(error, UNKNOWN_KEPT_S if unknown else FAILURE_KEPT_S)
         with self._lock:
             if isinstance(error, RetriableError):
                 self._away = made
@@ -421,17 +421,17 @@ class SchemaRegistry:
             now_s = time.monotonic()
             while self._failures:
                 oldest, failure = next(iter(self._failures.items()))
-                if now_s < failure.until_s and self._failures_bytes + made.held_bytes <= FAILURES_BYTES_MAX:
+                if now_s < failure.until_s and self._failures_bytes + made.counted_bytes <= FAILURES_BYTES_MAX:
                     break
                 self._forget_failure(oldest)
             self._failures[number] = made
-            self._failures_bytes += made.held_bytes
+            self._failures_bytes += made.counted_bytes
         return made
 
     def _forget_failure(self, number: int) -> None:
         failure = self._failures.pop(number, None)
         if failure is not None:
-            self._failures_bytes -= failure.held_bytes
+            self._failures_bytes -= failure.counted_bytes
 
     def _until_budget(self) -> float:
         """Return the seconds until an id may be asked for; 0: now."""
