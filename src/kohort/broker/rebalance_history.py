@@ -22,7 +22,7 @@ TEXT_MAX: Final = 300
 HISTORY_CHARS_MAX: Final = 4_000_000
 """The size of all histories in characters. Beyond it, groups that have not rebalanced for the longest time go first."""
 REBALANCE_CHARS: Final = 300
-"""What a rebalance without its texts counts for."""
+"""The characters for which a rebalance without its texts counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -593,7 +593,7 @@ class LogLine(NamedTuple):
 
 
 MetricNote: TypeAlias = Counted | Rebalanced | RebalanceCaused | GroupEmptied
-"""What is measured and recorded of groups."""
+"""Measurements and records of groups."""
 Note: TypeAlias = MetricNote | LogLine
 
 

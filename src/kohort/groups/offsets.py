@@ -42,7 +42,7 @@ from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__new__, OffsetCommitted)
 """A faster `OffsetCommitted._make`, without its Python frame."""
 NEW_FETCHED: Final[Callable[[Iterable[Any]], FetchedOffset]] = partial(tuple.__new__, FetchedOffset)
-"""The same of `FetchedOffset`."""
+"""A faster `FetchedOffset._make`, likewise."""
 _SHOWN: Final = itemgetter(1, 2, 3, 4, 5)
 """The fields of an `OffsetCommitted` from its topic to its metadata, with which a `FetchedOffset` begins."""
 
