@@ -133,7 +133,7 @@ def test_an_older_instance_is_fenced(servers: str, version: int, topic: str, beg
     with pytest.raises(FencedError):
         older.send(topic, b"late")
     younger.commit_transaction()
-    assert committed_values(servers, topic) == [b"younger"]
+    until(lambda: committed_values(servers, topic) == [b"younger"], "Kafka has written the marker of the commit")
 
 
 def test_a_fenced_instance_can_write_nothing(servers: str, version: int, topic: str, begun: Started) -> None:

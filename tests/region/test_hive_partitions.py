@@ -202,3 +202,11 @@ def test_partitions_of_a_folder_are_fixed(sink: ParquetFolder, tmp_path: Path) -
     taken.stage(key(1), table("a"))
     taken.publish(1, [key(1)])
     assert [os.path.basename(os.path.dirname(file.path)) for file in other.published_files()] == ["name=a"]
+
+
+def test_folder_without_partitions_takes_a_large_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hive_partitions, "PARTITIONS_MAX", 3)
+    bound = ParquetFolder(tmp_path / "out").bind("r", REGION)
+    rows = pa.table({"id": range(8)})
+    bound.check(rows.schema)
+    assert bound.check_rows(rows).num_rows == 8

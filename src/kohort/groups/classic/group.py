@@ -159,7 +159,7 @@ class ClassicRequests(ClassicRebalance):
     def add_new_member(self, step: Step, event: JoinGroup, member_id: str, *, notified: bool) -> None:
         """Add a new member to the group."""
         member = ClassicMember(self.group_id, member_id, event.instance_id, event.client)
-        member.protocols = event.protocols
+        member.protocols, member.is_loaded = event.protocols, False
         member.session_timeout_ms = event.session_timeout_ms
         member.rebalance_timeout_ms = event.rebalance_timeout_ms
         member.is_new = True
@@ -203,8 +203,8 @@ class ClassicRequests(ClassicRebalance):
         names = [protocol.name for protocol in event.protocols]
         topics = read_topics(event.protocols[0].metadata) if event.protocols else None
         reason, text = RebalanceReason.REJOINED, "joined again"
-        known = [protocol.name for protocol in member.protocols]  # only the chosen one, after a load
-        if names != known and not (len(known) == 1 and known[0] in names):
+        known = [protocol.name for protocol in member.protocols]
+        if names != known and not (member.is_loaded and set(known) <= set(names)):
             reason, text = RebalanceReason.ASSIGNOR_CHANGED, f"joined again with the assignors {', '.join(names)}"
         elif topics != read_topics(member.protocols[0].metadata):
             reason, text = RebalanceReason.SUBSCRIPTION_CHANGED, "joined again with another subscription"

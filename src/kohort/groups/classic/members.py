@@ -30,6 +30,7 @@ class ClassicMember(MonitoredMember):
     Attributes:
         join_request: the unanswered JoinGroup, None if there is none.
         sync_request: the unanswered SyncGroup, None if there is none.
+        is_loaded: the member comes from the group's record, which has only the chosen one of its protocols.
         is_new: the member has not completed a join phase yet.
         notified: a reply has named the member's id, so that its client can rejoin with it.
         size: its share of the group's record in bytes, as last counted.
@@ -41,6 +42,7 @@ class ClassicMember(MonitoredMember):
         "assignment",
         "client",
         "instance_id",
+        "is_loaded",
         "is_new",
         "join_request",
         "member_id",
@@ -65,6 +67,7 @@ class ClassicMember(MonitoredMember):
         self.assignment = b""
         self.join_request: int | None = None
         self.sync_request: int | None = None
+        self.is_loaded = False
         self.is_new = False
         self.notified = True
         self.size = 0
@@ -84,7 +87,7 @@ class ClassicMember(MonitoredMember):
         timeout = saved.rebalance_timeout_ms
         member.rebalance_timeout_ms = saved.session_timeout_ms if timeout < 0 else timeout
         member.session_timeout_ms = saved.session_timeout_ms
-        member.protocols = (OfferedProtocol(protocol, saved.subscription),)
+        member.protocols, member.is_loaded = (OfferedProtocol(protocol, saved.subscription),), True
         member.assignment = saved.assignment
         return member
 

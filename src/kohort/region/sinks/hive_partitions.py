@@ -86,7 +86,7 @@ def refuse_values(table: pa.Table, partition_by: Sequence[str], kept: pa.Schema)
         RowRefusedError: the table has too many partitions; a value is too long; or a text without a name of its own is
             in a column that is never null.
     """
-    if table.num_rows > PARTITIONS_MAX:
+    if partition_by and table.num_rows > PARTITIONS_MAX:
         partitions = list(_rows_of(table, partition_by).values())
         if beyond := sorted(row for rows in partitions[PARTITIONS_MAX:] for row in rows):
             why = f"A table has more than {PARTITIONS_MAX} partitions by {', '.join(partition_by)}"
