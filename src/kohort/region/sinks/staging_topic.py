@@ -108,9 +108,8 @@ class StagingTopic:
                 f"Topic {self.topic} keeps staged rows, and has {len(found.partitions)} partitions: it needs 2, and "
                 f"{', '.join(f'{name}={value}' for name, value in _PROPERTIES.items())}"
             )
-        admin.delete_records(
-            {TopicPartition(self.topic, STAGED): 0}
-        ).all()  # deletes nothing: the right is needed later
+        # This deletes nothing, and needs the right that `trim` needs later.
+        admin.delete_records({TopicPartition(self.topic, STAGED): 0}).all()
 
     # The marker.
 
