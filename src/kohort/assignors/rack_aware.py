@@ -43,7 +43,7 @@ class RackAware(Stateless):
     def assign(
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
-        """Divide the partitions, and keep the members' user data for `assignment_user_data`."""
+        """Assign the partitions to the members, and keep the members' user data for `assignment_user_data`."""
         placed = {
             member: replace(subscription, rack=_rack(subscription), owned=())
             for member, subscription in members.items()

@@ -32,7 +32,7 @@ class Range(Stateless):
     def assign(
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
-        """Divide the partitions."""
+        """Assign the partitions to the members."""
         result: Assignment = {member: [] for member in member_order(members)}
         member_racks = {member: subscription.rack for member, subscription in members.items()}
         shares = [

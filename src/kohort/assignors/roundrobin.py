@@ -28,7 +28,7 @@ class RoundRobin(Stateless):
     def assign(
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
-        """Divide the partitions."""
+        """Assign the partitions to the members."""
         order = member_order(members)
         position = {member: number for number, member in enumerate(order)}
         result: Assignment = {member: [] for member in order}

@@ -68,7 +68,7 @@ class Assignor(Protocol):
     def assign(
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
-        """Divide the partitions. The order of the mappings must not matter.
+        """Assign the partitions to the members. The order of the mappings must not matter.
 
         Args:
             members: all members of the group.

@@ -344,7 +344,7 @@ def numbers(names: Mapping[str, object]) -> dict[str, int]:
 def divide_evenly(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic], ownership: PartitionOwners
 ) -> Assignment:
-    """Divide all partitions.
+    """Assign all partitions to the members.
 
     Args:
         members: all subscribed to all of `topics`.
@@ -416,7 +416,7 @@ def _deal_by_rack(
 
 
 def divide(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]) -> Assignment:
-    """Divide the partitions as all three assignors do."""
+    """Assign the partitions to the members as all three assignors do."""
     sets: dict[tuple[str, ...], frozenset[str]] = {}
     for subscription in members.values():
         if subscription.topics not in sets:
@@ -515,7 +515,7 @@ class Uniform(Stateless):
     def assign(
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
-        """Divide the partitions."""
+        """Assign the partitions to the members."""
         return divide(members, topics)
 
 
@@ -535,7 +535,7 @@ class Sticky(Stateless):
     def assign(
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
-        """Divide the partitions; `owned` of a member counts only if its user data says nothing."""
+        """Assign the partitions to the members; `owned` of a member counts only if its user data says nothing."""
         names: dict[bytes, str] = {}
         return divide(
             {member: _with_user_data(subscription, names) for member, subscription in members.items()}, topics
@@ -567,7 +567,7 @@ class CooperativeSticky(Stateless):
     def assign(
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
-        """Divide the partitions, without those that another member has to revoke first."""
+        """Assign the partitions to the members, without those that another member has to revoke first."""
         members = {member: _with_generation(subscription) for member, subscription in members.items()}
         result = divide(members, topics)
         gained = {member: set(partitions).difference(members[member].owned) for member, partitions in result.items()}

@@ -113,7 +113,7 @@ class ClassicRequests(ClassicRebalance):
         return ErrorCode.GROUP_MAX_SIZE_REACHED if self.outgrows_record(step, event) else ErrorCode.NONE
 
     def place_error(self, step: Step, event: JoinGroup) -> ErrorCode:
-        """Return whether there is a place for this member; during a join phase the first to join have the places."""
+        """Return the error if the group is full for this member; in a join phase, the first to join have the places."""
         member = self.members.get(event.member_id or self.static_ids.get(event.instance_id, ""))
         taken, has_place = len(self.members), member is not None
         if self.state is GroupState.EMPTY:

@@ -7,7 +7,6 @@ afterwards. Source: spec 5.2, 5.9.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -248,11 +247,6 @@ class RecordQueue:
             if not self._ended:
                 self._ended, self._error, self._open = True, error, False
                 self._lock.notify_all()
-
-    def wait_idle(self, until_s: float) -> bool:
-        """Wait until no table is in progress."""
-        with self._lock:
-            return self._lock.wait_for(self.is_idle, max(0.0, until_s - time.monotonic()))
 
 
 def _without(piece: Piece, gone: set[Part]) -> Piece | None:
