@@ -20,6 +20,7 @@ comma := ,
 CHURN_ARGS ?=
 BENCH_ARGS ?=
 BENCH_MINUTES ?= 300
+SOAK_ARGS ?=
 FRAMEWORKS ?=
 BROKER ?= both
 FRAMEWORKS_ARGS ?= --page
@@ -34,7 +35,7 @@ QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/la
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs site picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites frameworks lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs site picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites soak frameworks lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -179,6 +180,10 @@ spark-taken-back: setup ## stateful queries go back to an earlier batch: every o
 
 suites: setup ## tests that other projects wrote for their clients, against our broker: make suites SUITES=franz-go
 	@$(BIN)/python -m tests.peers.suites $(SUITES)
+
+soak: setup ## the whole system at once, a fault each minute: make soak MINUTES=120 (SOAK_ARGS="--fault-s 10 --without-spark")
+	@sh tools/preflight.sh java
+	@$(SUPERVISED) $(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK_ARGS)
 
 frameworks: setup ## Kafka Streams, FastStream … with members and brokers killed: make frameworks FRAMEWORKS=streams,quix BROKER=kohort
 	@sh tools/preflight.sh java

@@ -1,0 +1,172 @@
+"""The processes of a soak: each is started, killed, paused, started again, and its memory is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kohort.errors import KafkaError
+from kohort.io.java import start_tied
+from kohort.zookeeper import free_ports
+from tests.support.supervise import descendants
+
+READY_S = 90
+STOP_S = 120
+TAIL = 400
+
+
+@dataclass(slots=True)
+class Sample:
+    """The resident memory of a part's processes.
+
+    Attributes:
+        second: of the soak.
+        life: how often the part had been started.
+        mib: of the process and all below it.
+    """
+
+    second: float
+    life: int
+    mib: float
+
+
+@dataclass(slots=True)
+class Part:
+    """A process of the system.
+
+    Attributes:
+        name: unique; its log has this name.
+        command: what starts it, each time.
+        kinds: the faults that befall it.
+        prints_ready: whether its first line of output says that it is ready.
+        started: how often it was started.
+        ended: the last line of its log each time it ended by itself.
+    """
+
+    name: str
+    command: Sequence[str]
+    folder: Path
+    kinds: tuple[str, ...]
+    prints_ready: bool = False
+    started: int = 0
+    ended: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / f"{self.name}.out"
+
+    def start(self) -> None:
+        """Start it; return when it is ready, if it says so.
+
+        Raises:
+            KafkaError: it ended, or was not ready in time.
+        """
+        with self.output.open("wb") as output, self.log.open("ab") as log:
+            self.process = start_tied(self.command, stdout=output, stderr=log)
+        self.started += 1
+        deadline = time.monotonic() + READY_S
+        while self.prints_ready and not self.output.read_bytes().startswith(b"ready "):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise KafkaError(f"{self.name} did not start: {self.last_line()}")
+            time.sleep(0.05)
+
+    def last_line(self) -> str:
+        """The last line of its log."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1][-TAIL:] if lines else ""
+
+    def has_ended(self) -> bool:
+        """Whether it ended by itself since its start; the reason is kept."""
+        if self.process is None or self.process.poll() is None:
+            return False
+        self.ended.append(f"exit {self.process.returncode}: {self.last_line()}")
+        return True
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all below it."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """End it by SIGKILL, with all below it."""
+        self.send(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+        self.process = None
+
+    def stop(self) -> int:
+        """End it by SIGTERM, as an operator would; its exit code."""
+        if self.process is None:
+            return 0
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL
+        finally:
+            self.process = None
+
+    def sample(self, second: float) -> None:
+        """Read its memory."""
+        if self.process is not None and self.process.poll() is None:
+            pids = [self.process.pid, *descendants(self.process.pid)]
+            self.samples.append(Sample(second, self.started, sum(map(_resident_mib, pids))))
+
+
+def _resident_mib(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    except (OSError, IndexError):
+        return 0.0
+
+
+def build_system(folder: Path, *, spark: bool) -> tuple[list[Part], Path]:
+    """The parts, the broker first, and the clients' properties, which the broker makes at its first start."""
+    (port, metrics, lag, page) = free_ports(4)
+    secure = folder / "secure"
+    properties = secure / "client-kohort.properties"
+    kohort = [sys.executable, "-m", "kohort"]
+    broker = [*kohort, "broker", "--listen", f"127.0.0.1:{port}", "--data", str(folder / "data")]
+    broker += ["--secure", str(secure), "--metrics-listen", f"127.0.0.1:{metrics}"]
+    every = ("SIGKILL", "SIGTERM", "SIGSTOP")
+    parts = [Part("broker", broker, folder, ("SIGKILL", "SIGTERM"), prints_ready=True)]
+    programs = ["transactions", "consumer", "region"]
+    for program in programs:
+        for number in (1, 2):
+            name = f"{program}-{number}"
+            command = [sys.executable, "-m", "tests.soak.programs", program, str(properties), str(folder / name)]
+            parts.append(Part(name, command, folder, every))
+    if spark:
+        command = [sys.executable, "-m", "tests.soak.programs", "query", str(properties), str(folder / "query-1")]
+        parts.append(Part("query-1", command, folder, ("SIGKILL", "SIGTERM")))
+    settings = ["--command-config", str(properties), "--interval", "2000"]
+    exporter = [*kohort, "exporter", "--listen", f"127.0.0.1:{lag}", "--config", str(properties), "--interval", "2000"]
+    exporter += ["--servers", f"127.0.0.1:{port}"]
+    dashboard = [*kohort, "dashboard", "--listen", f"127.0.0.1:{page}", *settings]
+    parts.append(Part("exporter", exporter, folder, (), prints_ready=True))
+    parts.append(Part("dashboard", dashboard, folder, (), prints_ready=True))
+    return parts, properties
+
+
+def pages(parts: Sequence[Part]) -> dict[str, str]:
+    """The addresses that are read while the soak goes on, by part."""
+    found = {}
+    for part in parts:
+        words = part.output.read_text().split() if part.prints_ready and part.name != "broker" else []
+        if len(words) > 1:
+            address = words[1].removeprefix("http://").rstrip("/")
+            found[part.name] = f"http://{address}/" + ("metrics" if part.name == "exporter" else "")
+    return found

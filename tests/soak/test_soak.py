@@ -1,0 +1,20 @@
+"""A soak of seconds: every part starts, is killed or ended, and every record is accounted for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.soak.run import Soak
+
+
+@pytest.mark.timeout(600)
+def test_half_a_minute(tmp_path: Path) -> None:
+    told: list[str] = []
+    report = Soak(tmp_path, seed=5, rate=100, spark=False, say=told.append).run(minutes=0.5, fault_s=6)
+    assert report.violations == [], told
+    assert set(report.accounts) == {"transactions", "consumer", "region"}
+    assert {account.produced for account in report.accounts.values()} == {sum(report.produced.values())} != {0}
+    assert sum(report.faults.values()) >= 3
+    assert report.answered["exporter"] and report.answered["dashboard"]
