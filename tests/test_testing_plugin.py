@@ -40,6 +40,36 @@ def test_each_test_has_its_own_broker(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=4)
 
 
+def test_groups_of_a_fixtures_broker_begin_with_their_first_member(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from kohort import Admin
+        from kohort.client.admin.values import ConfigResource, ResourceType
+
+        def delay(broker):
+            with Admin(broker.bootstrap_servers) as admin:
+                here = ConfigResource(ResourceType.BROKER, str(admin.describe_cluster().controller_id))
+                return admin.describe_configs([here]).result(here)["group.initial.rebalance.delay.ms"].value
+
+        def test_of_its_own(kohort_broker):
+            assert delay(kohort_broker) == "0"
+
+        def test_shared(kohort_shared_broker):
+            assert delay(kohort_shared_broker) == "0"
+
+        def test_several(kohort_broker_factory):
+            assert delay(kohort_broker_factory(config={"num.partitions": 2})) == "0"
+
+        @pytest.mark.kohort_broker({"group.initial.rebalance.delay.ms": 100})
+        def test_a_marker_wins(kohort_broker):
+            assert delay(kohort_broker) == "100"
+        """
+    )
+    result = pytester.runpytest_subprocess("-W", "error", "--strict-markers", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=4)
+
+
 def test_markers_of_test_class_and_module_configure_the_broker(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

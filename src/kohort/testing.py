@@ -17,6 +17,10 @@ The plugin is installed with the package, so a test only names the fixture:
 The marker sets properties of that broker, under Kafka's names. It may also mark a class or, as `pytestmark`, a module.
 Nearer markers add to farther ones, and win where both name a property.
 
+Groups of these brokers begin with their first member: `group.initial.rebalance.delay.ms` is 0, as in the configuration
+that Kafka ships for development. Kafka's default makes each new group wait 3 s for more members. That spares a
+deployment some rebalances, and a test would only wait.
+
 A broker can be made to fail on purpose. `kohort_broker.faults.add(Fault(...))` fails, delays, drops or holds requests
 chosen by api, group, client and occurrence. `kohort_broker.kill()` and `.restart()` simulate a crash and a restart.
 
@@ -29,7 +33,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -47,6 +52,8 @@ __all__ = [
     "kohort_shared_broker",
 ]
 
+FIXTURE_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({"group.initial.rebalance.delay.ms": 0})
+"""Broker properties of all fixtures, below those of markers and arguments. Source: Kafka's config/server.properties."""
 MARKER = (
     "kohort_broker(config, secure=False): a mapping of broker properties, under Kafka's names, for the fixture "
     "kohort_broker; secure=True: with TLS and a user"
@@ -130,7 +137,7 @@ def kohort_broker_factory(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
             started += 1
             folder = data_dir or tmp_path / f"kohort-broker-{started}"
             files = tmp_path / "kohort-security" if secure else None
-            return running.enter_context(Broker(folder, config or {}, secure=files))
+            return running.enter_context(Broker(folder, {**FIXTURE_DEFAULTS, **(config or {})}, secure=files))
 
         yield start
 
@@ -153,7 +160,7 @@ def kohort_shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
     """Start one broker for the whole run, for tests with their own topic and group names."""
     from kohort.broker import Broker
 
-    with Broker(tmp_path_factory.mktemp("kohort-shared-broker")) as broker:
+    with Broker(tmp_path_factory.mktemp("kohort-shared-broker"), FIXTURE_DEFAULTS) as broker:
         yield broker
 
 
