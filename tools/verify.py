@@ -38,7 +38,7 @@ WORDS = {"kept", "partly", "**broken**"}
 NOT_RUN = "not run"
 HEAD = """<!-- Written by tools/verify.py: run `make verify`. -->
 
-# What was verified
+# Verified promises
 
 `make verify` runs the tests behind each promise of these pages, and writes the result here. It ends after `MINUTES=10`,
 and begins with the promises that have no result. Run it again to continue. `make verify ONLY=1.2` runs the promise of
