@@ -15,6 +15,8 @@ WORKERS ?= 3
 PLAN ?= classic-range
 MINUTES ?= 10
 RUNS ?= 200
+ONLY ?=
+LONG ?=
 SUITES ?=
 comma := ,
 CHURN_ARGS ?=
@@ -35,7 +37,7 @@ QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/la
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check check-deps dist lint types layers sizes docs site picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites soak frameworks lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check verify check-deps dist lint types layers sizes docs site picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites soak frameworks lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -99,13 +101,16 @@ sizes: setup
 	@$(BIN)/python tools/hygiene.py
 	@$(BIN)/python -m tools.prose
 
+verify: setup ## run the tests behind each promise for MINUTES=10, and write docs/verified.md; ONLY=1.2: one promise, LONG=1: long tests too
+	@KOHORT_LONG=$(LONG) $(SUPERVISED) $(BIN)/python -m tools.verify --minutes $(MINUTES) --only "$(ONLY)"
+
 check-deps: setup ## licences of the pinned packages, and their known vulnerabilities by pip-audit (asks the package index)
 	@$(BIN)/python -m tools.dependencies
 
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
 
-docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, errors.md, the table of protocol-coverage.md, frameworks.md, the settings' types
+docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, errors.md, the table of protocol-coverage.md, frameworks.md, the names in verified.md, the settings' types
 	@$(BIN)/python tools/command_docs.py
 	@$(BIN)/python tools/state_tables.py
 	@$(BIN)/python -m tools.layout_page
@@ -114,6 +119,7 @@ docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, 
 	@$(BIN)/python -m tools.setting_docs
 	@$(BIN)/python -m tools.setting_types
 	@$(BIN)/python -m frameworks.page
+	@$(BIN)/python -m tools.verify --minutes 0
 	@$(BIN)/ruff format --quiet src/kohort/client/setting_types.py
 
 site: setup ## build the documentation's site into build/site, and check its links; the first run fetches MkDocs
