@@ -260,6 +260,20 @@ def test_decoder_reads_what_protobuf_writes(name: str, metadata: dict[str, str])
     assert (found.name, found.namespace, dict(found.metadata)) == (name, "n", metadata)
 
 
+def test_command_serves_only_the_groups_that_it_names(our_broker: Broker, start: Start) -> None:
+    group, _ = committed_group(our_broker, 5)
+    servers = ("--bootstrap-server", our_broker.bootstrap_servers)
+    process = start("scaler", "--listen", "127.0.0.1:0", *servers, "--group", "other", "--group", group)
+    assert process.stdout is not None
+    keda = Keda(process.stdout.readline().split()[1])
+    assert keda.wanted(group=group, maxLag="30s") == 1
+    for call in (keda.wanted, keda.is_active, keda.metric_spec, lambda **named: next(keda.stream(**named))):
+        with pytest.raises(grpc.RpcError) as refused:
+            call(group=f"{group}-not", maxLag="30s")
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    keda.channel.close()
+
+
 def test_command_serves_keda_until_it_is_ended(our_broker: Broker, start: Start) -> None:
     group, _ = committed_group(our_broker, 5)
     process = start("scaler", "--listen", "127.0.0.1:0", "--bootstrap-server", our_broker.bootstrap_servers)

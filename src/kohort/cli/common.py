@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
     from kohort.cluster.zookeeper.security import ZooKeeperAddress
     from kohort.lag import LagReader
+    from kohort.lag.reading import ReadOthers
 
 Client = TypeVar("Client")
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
@@ -135,6 +136,22 @@ class Common:
         given.setdefault("default.api.timeout.ms", self.call_ms if call_ms is None else call_ms)
         self.reach(None if call_ms is None else min(REACH_MS, self.timeout or REACH_MS))
         return servers, given
+
+
+def spark_checkpoints(given: tuple[str, ...]) -> ReadOthers:
+    """Return the checkpoints of --spark-checkpoint, for `LagReader.read_others`.
+
+    Raises:
+        UsageError: a path is none of a folder or a store, two have one name, or a package is missing.
+    """
+    if not given:
+        return dict
+    from kohort.spark.checkpoint_lag import SparkCheckpoints
+
+    try:
+        return SparkCheckpoints(given)
+    except InvalidInputError as error:
+        raise UsageError(f"--spark-checkpoint: {error.message}") from error
 
 
 def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:

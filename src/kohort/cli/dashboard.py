@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, EndingSignals, listen_address, make_client
+from kohort.cli.common import Common, EndingSignals, listen_address, make_client, spark_checkpoints
 from kohort.cli.output import show_json_line
 from kohort.errors import InvalidInputError
 
@@ -28,6 +28,7 @@ def dashboard(
     listen: str = LISTEN_DEFAULT,
     interval: int = 10_000,
     window: int = 60_000,
+    spark_checkpoint: tuple[str, ...] = (),
     common: Common = _COMMON,
 ) -> int:
     """Web page of a cluster's groups: lag, members, changes, topics, records, regions. Ends with SIGTERM or Ctrl-C.
@@ -43,6 +44,7 @@ def dashboard(
         listen: HOST:PORT of this machine's loopback; port 0 picks a free one.
         interval: milliseconds between two reads of the cluster.
         window: milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
+        spark_checkpoint: as for `kohort groups lag`.
     """
     host, port = listen_address(listen)
     for option, value in (("--interval", interval), ("--window", window)):
@@ -60,9 +62,10 @@ def dashboard(
     from kohort.lag import LagReader
     from kohort.lag.reading import REBALANCES_ASKED
 
+    checkpoints = spark_checkpoints(spark_checkpoint)
     servers, connection = common.client_settings(ConnectionConfig)
     reader = make_client(LagReader, servers, connection)
-    reader.window_ms, reader.rebalances = window, REBALANCES_ASKED
+    reader.window_ms, reader.rebalances, reader.read_others = window, REBALANCES_ASKED, checkpoints
     consumer = common.client_settings(ConsumerConfig)[1]
     lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS)
     gc.set_threshold(*COLLECT_AFTER)

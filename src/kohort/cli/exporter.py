@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, EndingSignals, listen_address, make_client
+from kohort.cli.common import Common, EndingSignals, listen_address, make_client, spark_checkpoints
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.lag import LagReader
+    from kohort.lag.reading import ReadOthers
 
 LISTEN_DEFAULT = "127.0.0.1:9308"
 """The port that Prometheus' list of ports gives to Kafka exporters."""
@@ -25,6 +26,7 @@ def exporter(
     listen: str = LISTEN_DEFAULT,
     interval: int = 10_000,
     window: int = 60_000,
+    spark_checkpoint: tuple[str, ...] = (),
 ) -> int:
     """Lag of all groups of one or several clusters, for Prometheus. Ends with SIGTERM or Ctrl-C.
 
@@ -39,6 +41,7 @@ def exporter(
         listen: HOST:PORT; port 0 picks a free one.
         interval: milliseconds between two reads of a cluster.
         window: milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
+        spark_checkpoint: as for `kohort groups lag`; with several clusters CLUSTER/NAME=PATH.
     """
     host, port = listen_address(listen)
     for option, value in (("--interval", interval), ("--window", window)):
@@ -49,11 +52,12 @@ def exporter(
     from kohort.lag.exporter import LagExporter
 
     readers = _readers(servers, config)
+    checkpoints = _checkpoints_of_clusters(spark_checkpoint, [name for name, _ in readers])
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:
         watches = []
         for name, reader in readers:
-            reader.window_ms = window
+            reader.window_ms, reader.read_others = window, checkpoints[name]
             reader.rebalances = 1  # with it come the numbers of causes
             watch = ClusterWatch(name, reader, interval / 1000)
             stack.callback(watch.close)
@@ -64,6 +68,23 @@ def exporter(
         print(f"ready {server.address}", flush=True)
         ended.wait()
     return DONE
+
+
+def _checkpoints_of_clusters(given: tuple[str, ...], clusters: list[str]) -> dict[str, ReadOthers]:
+    """Return the checkpoints of each cluster.
+
+    Raises:
+        UsageError: one of several clusters is not named, or a checkpoint is invalid.
+    """
+    named: dict[str, list[str]] = {name: [] for name in clusters}
+    for text in given:
+        cluster, slash, rest = text.partition("/")
+        if len(clusters) == 1:
+            cluster, rest = clusters[0], text
+        elif not slash or cluster not in named or "=" not in rest:
+            raise UsageError(f"--spark-checkpoint {text}: with several clusters give CLUSTER/NAME=PATH")
+        named[cluster].append(rest)
+    return {name: spark_checkpoints(tuple(paths)) for name, paths in named.items()}
 
 
 def _readers(servers: tuple[str, ...], config: tuple[Path, ...]) -> list[tuple[str, LagReader]]:

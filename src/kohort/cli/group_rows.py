@@ -146,6 +146,7 @@ def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
     return [
         {
             "group": group.description.group_id,
+            "batch": group.batch,
             "topic": lag.partition.topic,
             "partition": lag.partition.partition,
             "committed": lag.committed,
@@ -168,6 +169,12 @@ def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
         }
         for lag in group.partitions
     ]
+
+
+def with_batch(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Sequence[str]:
+    """Return the columns, with the batch behind the group if a row is of a Spark query's checkpoint."""
+    is_shown = any(row["batch"] is not None for row in rows)
+    return (columns[0], "batch", *columns[1:]) if is_shown else columns
 
 
 def _rounded(number: float | None) -> float | None:

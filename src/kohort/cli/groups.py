@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from kohort.cli import group_changes
 from kohort.cli.app import DONE, FAILED, UsageError, family
-from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest, print_errors
+from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest, print_errors, spark_checkpoints
 from kohort.cli.group_rows import (
     OF_LAG,
     OF_PARTITION,
@@ -26,6 +26,7 @@ from kohort.cli.group_rows import (
     member_row,
     rebalance_rows,
     type_name,
+    with_batch,
 )
 from kohort.cli.output import print_note, printable, show, show_json, show_json_line, table_of
 from kohort.errors import KafkaError
@@ -46,6 +47,7 @@ def watch(
     *groups: str,
     all_groups: bool = False,
     interval: int = 2_000,
+    spark_checkpoint: tuple[str, ...] = (),
     common: Common = _COMMON,
 ) -> int:
     """Lag, members and rebalances of groups as they change, until Ctrl-C or for as long as --timeout says.
@@ -57,14 +59,17 @@ def watch(
         groups: their names; they need not be there yet.
         all_groups: every group of the cluster.
         interval: milliseconds between two looks.
+        spark_checkpoint: as for `groups lag`.
     """
-    check_chosen(groups, all_groups)
+    checkpoints = spark_checkpoints(spark_checkpoint)
+    if groups or not spark_checkpoint:
+        check_chosen(groups, all_groups)
     if interval < 1:
         raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
     with common.lag_reader(DEFAULT_CALL_MS) as reader:
         from kohort.lag.reading import REBALANCES_ASKED
 
-        reader.rebalances = REBALANCES_ASKED
+        reader.rebalances, reader.read_others = REBALANCES_ASKED, checkpoints
         samples = _samples(reader, None if all_groups else groups, interval / 1000, common.timeout)
         try:
             if common.json:
@@ -124,7 +129,8 @@ def _one_after_the_other(samples: Iterator[dict[str, Any]]) -> int:
         print_note(sample["time"])
         for change in sample["changes"]:
             print_note(_change_line(change))
-        show(_rows(sample), OF_WATCHED, as_json=False, empty="no offsets")
+        rows = _rows(sample)
+        show(rows, with_batch(OF_WATCHED, rows), as_json=False, empty="no offsets")
         sys.stdout.flush()
         code = print_errors(sample["errors"])
     return code
@@ -151,8 +157,9 @@ def _show_live(samples: Iterator[dict[str, Any]]) -> int:
                 for row in sample["groups"]
             ]
             lines += [Text(printable(str(error)), style="red") for error in sample["errors"].values()]
+            rows = _rows(sample)
             below = [Text(printable(_change_line(change)), style="dim") for change in last]
-            live.update(Group(*lines, table_of(_rows(sample), OF_WATCHED), *below), refresh=True)
+            live.update(Group(*lines, table_of(rows, with_batch(OF_WATCHED, rows)), *below), refresh=True)
             code = FAILED if sample["errors"] else DONE
     return code
 
@@ -298,6 +305,7 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
 def lag(
     *groups: str,
     all_groups: Annotated[bool, Parameter(name=("--all-groups", "--all"))] = False,
+    spark_checkpoint: tuple[str, ...] = (),
     common: Common = _COMMON,
 ) -> int:
     """Lag of groups by partition: in records, in time, and why.
@@ -305,11 +313,15 @@ def lag(
     Args:
         groups: their names; none: every group of the cluster.
         all_groups: every group of the cluster.
+        spark_checkpoint: also the query of this checkpoint, which is a member of no group: PATH or NAME=PATH of a
+            folder, or of an object store (s3://, gs://, az://); may be given again. It is only read.
     """
+    checkpoints = spark_checkpoints(spark_checkpoint)
     if groups:
         check_chosen(groups, all_groups)
     with common.lag_reader() as reader:
+        reader.read_others = checkpoints
         described, errors = described_groups(reader, groups or None)
     rows = [row for group in described for row in group["partitions"]]
-    show(rows, OF_LAG, as_json=common.json, empty="no offsets")
+    show(rows, with_batch(OF_LAG, rows), as_json=common.json, empty="no offsets")
     return print_errors(errors)

@@ -154,6 +154,7 @@ def scaler(
     *,
     listen: str = LISTEN_DEFAULT,
     interval: int = 10_000,
+    group: tuple[str, ...] = (),
     common: Common = _COMMON,
 ) -> int:
     """How many members groups need, for KEDA's external scaler over gRPC. Ends with SIGTERM or Ctrl-C.
@@ -165,7 +166,9 @@ def scaler(
     Args:
         listen: HOST:PORT; port 0 picks a free one.
         interval: milliseconds between two reads of the cluster.
+        group: serve only this group; may be given again. Calls for others end with PERMISSION_DENIED.
     """
+    check_names("group", *group)
     host, port = listen_address(listen)
     if interval < 1:
         raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
@@ -184,7 +187,7 @@ def scaler(
     reader.rebalances = REBALANCES_ASKED
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     ended = EndingSignals()
-    with GroupScaling(reader, interval / 1000) as scaling, ScalerServer(host, port, scaling) as server:
+    with GroupScaling(reader, interval / 1000, group) as scaling, ScalerServer(host, port, scaling) as server:
         if common.json:
             show_json_line({"ready": server.address})
         else:

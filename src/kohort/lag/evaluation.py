@@ -253,12 +253,14 @@ def _rate(trend: Trend, of: Callable[[Anchor], int]) -> float | None:
 class GroupLag:
     """A group with the lag of its partitions.
 
-    Sums and maxima leave abandoned topics out: no member can reduce their lag, and nobody wants it reduced.
+    Sums and maxima leave abandoned topics out: no member can reduce their lag, and nobody wants it reduced. `batch` is
+    the last batch that a Spark query finished, where its checkpoint was read; None for groups.
     """
 
     description: GroupDescription
     members_known: bool = True
     partitions: tuple[PartitionLag, ...] = ()
+    batch: int | None = None
 
     @property
     def read(self) -> list[PartitionLag]:
@@ -360,7 +362,7 @@ class _Context:
             self._partition(_Place(reading, tp, owners.get(tp), tp.topic in left), known.get(tp))
             for tp in sorted({*reading.committed, *reading.errors, *owners})
         )
-        return GroupLag(group, reading.members_known, partitions)
+        return GroupLag(group, reading.members_known, partitions, reading.batch)
 
     def _partition(self, place: _Place, earlier: PartitionLag | None) -> PartitionLag:
         tp, offset = place.partition, place.reading.committed.get(place.partition)

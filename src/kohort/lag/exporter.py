@@ -43,6 +43,10 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         (*_OF_GROUP, "type", "protocol", "state", "activity"),
     ),
     "kohort_consumergroup_status": ("0 OK, 1 WARN, 2 STALL, 3 STOP, 4 ERR: the worst of the group", _OF_GROUP),
+    "kohort_consumergroup_spark_batch": (
+        "Last finished batch of a Spark query whose checkpoint is read; -1 before the first",
+        _OF_GROUP,
+    ),
     "kohort_consumergroup_members": ("Members", _OF_GROUP),
     "kohort_consumergroup_consumed_per_second": ("Offsets committed per second", _OF_GROUP),
     "kohort_consumergroup_written_per_second": ("Offsets written per second to what the group reads", _OF_GROUP),
@@ -145,6 +149,7 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
     of, place = group.description, (cluster, group.description.group_id)
     families.add_sample("kohort_consumergroup_info", (*place, of.type, of.protocol_type, of.state, group.activity), 1)
     families.add_sample("kohort_consumergroup_status", place, group.status)
+    families.add_sample("kohort_consumergroup_spark_batch", place, group.batch)
     if group.members_known:
         families.add_sample("kohort_consumergroup_members", place, len(of.members))
     for reason, count in of.causes.items():

@@ -68,6 +68,8 @@ _FetchedTopic: TypeAlias = (
 )
 
 
+ReadOthers: TypeAlias = Callable[[], Mapping[str, GroupReading | KafkaError]]
+"""Returns positions that no coordinator has, by name, or why one could not be read."""
 Offsets: TypeAlias = tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, KafkaError]]
 """The committed offsets of a group, and why some are unavailable."""
 
@@ -99,6 +101,7 @@ class LagReading:
         record_times: The timestamps that earlier reads found.
         offsets_max: The most unread offsets whose timestamps are fetched.
         rebalances: How many of the last rebalances kohort's coordinators are to describe for each group.
+        others: Positions that no coordinator has, by name. They were read before this read of the log ends.
     """
 
     cluster: Cluster
@@ -106,6 +109,7 @@ class LagReading:
     record_times: RecordTimes
     offsets_max: int = OFFSETS_MAX
     rebalances: int = 0
+    others: Mapping[str, GroupReading | KafkaError] = field(default_factory=dict)
     _deadline_ms: float = 0.0
     _listing: dict[str, GroupListing] = field(default_factory=dict)
     _failures: list[ReadFailure] = field(default_factory=list)
@@ -139,6 +143,7 @@ class LagReading:
                 errors[name] = committed
             else:
                 groups[name] = GroupReading(found, self._has_members(found), *committed)
+        self._add_others(groups, errors)
         bounds, taken_ms = await self._bounds(groups.values(), also)
         times = await self._times(groups.values(), bounds)
         self._failures += [ReadFailure.of(f"broker {node}", error) for node, error in sorted(self._silent.items())]
@@ -151,6 +156,17 @@ class LagReading:
             self._listing if names is None or self._listing else None,
             tuple(self._failures),
         )
+
+    def _add_others(self, groups: dict[str, GroupReading], errors: dict[str, KafkaError]) -> None:
+        """Add the positions that no coordinator has; a group keeps its name."""
+        for name, found in self.others.items():
+            if name in groups or name in errors or name in self._listing:
+                text = "a group of the cluster has this name: give another one"
+                self._failures.append(ReadFailure(name, "refused", text))
+            elif isinstance(found, KafkaError):
+                errors[name] = found
+            else:
+                groups[name] = found
 
     def _left_ms(self) -> float:
         """Return the limit of a request: a part of the read's time, so that a silent broker leaves others theirs."""
@@ -490,6 +506,8 @@ class LagReader(ClosedOnExit):
         offsets_max: The most unread offsets whose timestamps a read fetches.
         rebalances: How many of the last rebalances of each group a read asks kohort's coordinators for; 0: none. Other
             coordinators record none.
+        read_others: Called at the beginning of each read, for positions that no coordinator has, such as those in
+            checkpoints of Spark (`kohort.spark.checkpoint_lag`). They are in the report beside the groups.
 
     Raises:
         InvalidInputError: An unknown setting, or an invalid value.
@@ -500,6 +518,7 @@ class LagReader(ClosedOnExit):
         self.window_ms = WINDOW_MS
         self.offsets_max = OFFSETS_MAX
         self.rebalances = 0
+        self.read_others: ReadOthers = dict
         self._client = ThreadClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._times = RecordTimes()
         self._asked_again_ms = 0.0
@@ -528,7 +547,7 @@ class LagReader(ClosedOnExit):
         if time.monotonic() * 1000 - self._asked_again_ms > REFUSALS_KEPT_MS:
             self._asked_again_ms = time.monotonic() * 1000
             self._times.forget_refusals()
-        reading = LagReading(cluster, limit, self._times, self.offsets_max, self.rebalances)
+        reading = LagReading(cluster, limit, self._times, self.offsets_max, self.rebalances, self.read_others())
         snapshot = self._client.call(reading.read_groups(None if groups is None else list(groups), also))
         self.listing = snapshot.listing
         self.report = evaluate(snapshot, self.report, self.window_ms)

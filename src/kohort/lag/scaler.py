@@ -14,7 +14,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import grpc
@@ -118,10 +118,11 @@ class GroupScaling(ClosedOnExit):
     Args:
         reader: Reads the cluster; closed with this.
         interval_s: The time between two reads.
+        allowed: The groups that may be asked for; empty: all.
     """
 
-    def __init__(self, reader: LagReader, interval_s: float) -> None:
-        self._reader, self._interval_s = reader, interval_s
+    def __init__(self, reader: LagReader, interval_s: float, allowed: Collection[str] = ()) -> None:
+        self._reader, self._interval_s, self._allowed = reader, interval_s, frozenset(allowed)
         self._lock = threading.Lock()
         self._watched: dict[ScaledGroup, _Watched] = {}
         self._listeners: set[Callable[[], None]] = set()
@@ -136,6 +137,10 @@ class GroupScaling(ClosedOnExit):
         self._news.set()
         self._reader.close()
         self._thread.join()
+
+    def allows(self, group: str) -> bool:
+        """Return whether the group may be asked for."""
+        return not self._allowed or group in self._allowed
 
     def decision(self, wanted: ScaledGroup) -> ScalingDecision | None:
         """Return the last decision about a group, and watch it from now on; None before its first read.
@@ -291,15 +296,28 @@ class ScalerServer(ClosedOnExit):
         handlers["StreamIsActive"] = grpc.unary_stream_rpc_method_handler(self._stream_is_active)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
+    async def _scaled(
+        self,
+        request: bytes,
+        context: aio.ServicerContext[bytes, bytes],
+        decode: Callable[[bytes], ScaledObject] | None = None,
+    ) -> ScaledGroup:
+        """Return the group that a request names. Ends the call if it may not be asked for."""
+        wanted = await _scaled_group(request, context, decode)
+        if not self._scaling.allows(wanted.group):
+            text = f"the scaler serves other groups than {wanted.group}: start it with --group {wanted.group}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+        return wanted
+
     async def _is_active(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
-        decision = await self._decided(await _scaled_group(request, context), context)
+        decision = await self._decided(await self._scaled(request, context), context)
         return encode_active(decision.wanted > 0)
 
     async def _metric_spec(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
-        return encode_metric_spec((await _scaled_group(request, context)).metric, 1)
+        return encode_metric_spec((await self._scaled(request, context)).metric, 1)
 
     async def _metrics(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
-        wanted = await _scaled_group(request, context, lambda data: decode_metrics_request(data)[0])
+        wanted = await self._scaled(request, context, lambda data: decode_metrics_request(data)[0])
         del request  # a call that waits for its first decision keeps the group alone
         decision = await self._decided(wanted, context)
         return encode_metrics(wanted.metric, decision.wanted)
@@ -308,7 +326,7 @@ class ScalerServer(ClosedOnExit):
         self, request: bytes, context: aio.ServicerContext[bytes, bytes]
     ) -> AsyncIterator[bytes]:
         """Yield whether members are wanted, at once and after each change."""
-        wanted = await _scaled_group(request, context)
+        wanted = await self._scaled(request, context)
         news, told = asyncio.Event(), None
         listener = self._waker(news)
         self._scaling.add_listener(listener)

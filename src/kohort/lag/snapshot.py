@@ -76,12 +76,14 @@ class GroupReading:
         members_known: Whether the description has the members: not for share and streams groups.
         committed: The committed offsets.
         errors: Why a partition's offset is unavailable.
+        batch: The last batch that a Spark query finished, of its checkpoint; -1 before the first, None for groups.
     """
 
     description: GroupDescription
     members_known: bool = True
     committed: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     errors: Mapping[TopicPartition, KafkaError] = field(default_factory=dict)
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,324 @@
+"""The positions of Spark queries that are members of no group, from their checkpoints, for the reader of lag.
+
+A checkpoint is only read. It lies in a folder, or in an object store.
+
+| file | what it says |
+|---|---|
+| `commits/N` | batch N is done |
+| `offsets/N`, a line for each source | where batch N ends; kohort's source also says where it starts |
+| `sources/I/0` | where batch 0 of Spark's own Kafka source starts |
+
+A query's position is the end of its last finished batch. What a query reads again after a crash counts as unread.
+"""
+
+from __future__ import annotations
+
+import errno
+import json  # not msgspec: text of other programs
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Protocol
+
+from kohort.client.admin.values import GroupDescription
+from kohort.client.offsets import OffsetAndMetadata
+from kohort.errors import (
+    CorruptDataError,
+    InvalidInputError,
+    KafkaError,
+    NotAuthorizedError,
+    NotFoundError,
+    RetriableError,
+)
+from kohort.ids import TopicPartition
+from kohort.lag.snapshot import GroupReading
+from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.checkpoint_lines import LogFile, SourceLine
+from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, read_initial
+
+GROUP_TYPE: Final = "Spark"
+"""The type of a query beside those of groups."""
+CHECKPOINTS_AT_ONCE: Final = 8
+STORE_TIMEOUT: Final = "5s"
+"""The limit of a request to an object store; a read has a few for each checkpoint."""
+FILE_BYTES_MAX: Final = 64 << 20
+"""The most bytes of a file that are read. An offset log of 100,000 partitions has 3 MB."""
+_LOCAL: Final = re.compile(r"file:(?://)?(?=/)", re.IGNORECASE)
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_STORES: Final = ("s3://", "s3a://", "gs://", "az://")
+
+Positions = dict[TopicPartition, int]
+
+
+class CheckpointFiles(Protocol):
+    """Read access to the files of one checkpoint."""
+
+    place: str
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder. Raises NotFoundError if a folder that Spark always makes is missing."""
+
+    def read_file(self, path: str) -> bytes | None:
+        """Return a file's content; None if there is none."""
+
+
+class FolderFiles:
+    """A checkpoint in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.place = folder.rstrip("/") or folder
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            NotAuthorizedError: It may not be read.
+        """
+        try:
+            return [path.name for path in (Path(self.place) / folder).iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFoundError(
+                f"{self.place} has no folder {folder}: it is no checkpointLocation of a query, or not all of one"
+            ) from None
+        except OSError as error:
+            raise _unreadable(f"{self.place}/{folder}", error) from error
+
+    def read_file(self, path: str) -> bytes | None:
+        """Return a file's content; None if there is none.
+
+        Raises:
+            NotAuthorizedError: It may not be read.
+            CorruptDataError: It is larger than `FILE_BYTES_MAX`.
+        """
+        found = Path(self.place) / path
+        try:
+            if not found.is_file():
+                return None
+            with found.open("rb") as file:
+                content = file.read(FILE_BYTES_MAX + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreadable(str(found), error) from error
+        if len(content) > FILE_BYTES_MAX:
+            raise CorruptDataError(f"{found} has more than {FILE_BYTES_MAX} bytes")
+        return content
+
+
+def _unreadable(path: str, error: OSError) -> KafkaError:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return NotAuthorizedError(f"{path} may not be read")
+    return RetriableError(f"{path} can't be read: {error.strerror}")
+
+
+class StoreFiles:
+    """A checkpoint in an object store, which has no empty folders. Credentials come from the environment."""
+
+    def __init__(self, url: str) -> None:
+        from kohort.region.sinks.object_store import ObjectStore
+
+        self._store = ObjectStore(url, {"timeout": STORE_TIMEOUT})
+        self.place = self._store.url
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder.
+
+        Raises:
+            NotFoundError: There is no such bucket.
+            NotAuthorizedError: It may not be read.
+            RetriableError: The store does not answer.
+        """
+        try:
+            return self._store.list_names(folder)
+        except FileNotFoundError:
+            raise NotFoundError(f"{self.place}: there is no such bucket") from None
+
+    def read_file(self, path: str) -> bytes | None:
+        """Return an object's content; None if there is none.
+
+        Raises:
+            NotAuthorizedError: It may not be read.
+            RetriableError: The store does not answer.
+        """
+        try:
+            return self._store.read_object(path)
+        except FileNotFoundError:
+            return None
+
+
+def checkpoint_files(path: str) -> CheckpointFiles:
+    """Return the files of a checkpoint, by a folder's path or an object store's URL.
+
+    Raises:
+        InvalidInputError: The URL is none that can be read.
+    """
+    if path.lower().startswith(_STORES):
+        return StoreFiles(path)
+    local = _LOCAL.sub("", path, count=1)
+    if _SCHEME.match(local):
+        raise InvalidInputError(f"{path}: give a folder, or a URL that begins with {', '.join(_STORES)}")
+    return FolderFiles(local)
+
+
+class SparkCheckpoints:
+    """Checkpoints by name, as `LagReader.read_others` takes them.
+
+    Args:
+        given: For each a path or a URL, with `NAME=` before it or without. A name has no slash. Without one, the last
+            part of the path is the name.
+
+    Raises:
+        InvalidInputError: A path is empty or has an unknown scheme, or two have one name.
+    """
+
+    def __init__(self, given: Sequence[str]) -> None:
+        self._files: dict[str, CheckpointFiles] = {}
+        for text in given:
+            name, equals, path = text.partition("=")
+            if not equals or "/" in name or "\\" in name:
+                name, path = "", text
+            if not path:
+                raise InvalidInputError(f"{text}: name the checkpointLocation of a query")
+            files = checkpoint_files(path)
+            name = name or files.place.rsplit("/", 1)[-1]
+            if name in ("", ".", ".."):
+                name = Path(files.place).resolve().name
+            if name in self._files:
+                raise InvalidInputError(f"two checkpoints have the name {name}: give NAME=PATH")
+            self._files[name] = files
+
+    def __call__(self) -> dict[str, GroupReading | KafkaError]:
+        """Read all checkpoints; return the position of each query, or why it could not be read."""
+        if not self._files:
+            return {}
+        with ThreadPoolExecutor(min(CHECKPOINTS_AT_ONCE, len(self._files))) as pool:
+            read = pool.map(_read_or_error, self._files, self._files.values())
+            return {name: reading for found in read for name, reading in found.items()}
+
+
+def _read_or_error(name: str, files: CheckpointFiles) -> Mapping[str, GroupReading | KafkaError]:
+    try:
+        return read_checkpoint(name, files)
+    except KafkaError as error:
+        return {name: error}
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:  # text of any form
+        return {name: CorruptDataError(f"{files.place} has a file in no form that Spark writes: {error!r}")}
+
+
+def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading]:
+    """Return a query's position. A query with several sources that read Kafka has one for each: NAME/SOURCE.
+
+    Raises:
+        NotFoundError: A folder is missing, or no source of the query reads Kafka.
+        CorruptDataError: A file that is needed is missing, or not written to its end.
+        InvalidInputError: A later Spark or kohort wrote the checkpoint.
+        KafkaError: The files can't be read.
+    """
+    done = _numbers(files.list_names("commits"))  # first: Spark writes offsets/N before commits/N
+    planned = _numbers(files.list_names("offsets"))
+    if not planned:
+        raise NotFoundError(f"{files.place} has no batches: name the checkpointLocation of a query that has run")
+    batch = done[-1] if done else -1
+    if batch < 0 and planned[0] > 0:
+        raise CorruptDataError(
+            f"{files.place}/commits is empty, and the first batch of offsets is {planned[0]}: which batches are done "
+            "is not known"
+        )
+    if batch < 0 and planned[-1] > 0:
+        raise CorruptDataError(f"{files.place}/commits is empty, but batch {planned[-1]} was begun after others")
+    if batch >= 0:
+        _check_commit(files, batch)
+    log = _read_log(files, max(batch, 0))
+    following = _read_following(files, batch + 1) if batch + 1 in planned else {}
+    found = {
+        line.name: reading
+        for line in log.sources
+        if (reading := _read_source(files, batch, line, following.get(line.name))) is not None
+    }
+    if not found:
+        raise NotFoundError(f"{files.place}: no source of the query reads Kafka, or none has offsets yet")
+    names = {source: name if len(found) == 1 else f"{name}/{source}" for source in found}
+    return {
+        names[source]: GroupReading(
+            GroupDescription(names[source], GROUP_TYPE, "Unknown", "spark", "", ()),
+            members_known=False,
+            committed={tp: OffsetAndMetadata(offset, metadata) for tp, offset in positions.items()},
+            batch=batch,
+        )
+        for source, (positions, metadata) in found.items()
+    }
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    """Return the batches; temporary files and checksums begin with a dot."""
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _check_commit(files: CheckpointFiles, batch: int) -> None:
+    path = f"commits/{batch}"
+    raw = _needed(files, path)
+    version, _, body = raw.partition(b"\n")
+    try:
+        json.loads(body or b"{}")
+    except ValueError:
+        version = b""
+    if not version.startswith(b"v"):
+        raise _half_written(files, path)
+
+
+def _read_log(files: CheckpointFiles, batch: int) -> LogFile:
+    """Read a file of the offset log, and check that it is complete."""
+    path = f"offsets/{batch}"
+    raw = _needed(files, path)
+    if raw.count(b"\n") < 2:
+        raise _half_written(files, path)
+    log = LogFile.parse(f"{files.place}/{path}", raw)
+    before = files.read_file(f"offsets/{batch - 1}") if batch else None
+    names = set() if before is None else {line.name for line in LogFile.parse(f"offsets/{batch - 1}", before).sources}
+    is_cut = any(line.text.startswith("{") and line.offset is None for line in log.sources)
+    if is_cut or not log.sources or names - {line.name for line in log.sources}:
+        raise _half_written(files, path)
+    return log
+
+
+def _read_following(files: CheckpointFiles, batch: int) -> dict[str, SourceLine]:
+    """Return the lines of the batch that is under way; none while Spark writes them."""
+    try:
+        return {line.name: line for line in _read_log(files, batch).sources}
+    except CorruptDataError:
+        return {}
+
+
+def _read_source(
+    files: CheckpointFiles, batch: int, line: SourceLine, following: SourceLine | None
+) -> tuple[Positions, str] | None:
+    """Return a source's position, and the batch in words; None if it does not read Kafka, or has no offsets yet."""
+    offset, said = line.offset, f"batch {batch}" if batch >= 0 else "no batch is done"
+    if is_kafka_offset(offset):
+        return (positions_of(offset) if batch >= 0 else _initial(files, line.name)), said
+    if not isinstance(offset, dict) or "kohort" not in offset:
+        return None
+    found = BatchOffset.from_json(offset)
+    said += f" of a member of {found.group}" if found.group else ""
+    if following is not None and isinstance(following.offset, dict) and "kohort" in following.offset:
+        found, batch = BatchOffset.from_json(following.offset), -1
+    if batch >= 0:
+        return found.ends(), said
+    return {tp: span.start for tp, span in found.spans.items()}, said
+
+
+def _initial(files: CheckpointFiles, source: str) -> Positions:
+    return read_initial(_needed(files, f"sources/{source}/0"))
+
+
+def _needed(files: CheckpointFiles, path: str) -> bytes:
+    content = files.read_file(path)
+    if content is None:
+        raise CorruptDataError(f"{files.place}/{path} is missing")
+    return content
+
+
+def _half_written(files: CheckpointFiles, path: str) -> CorruptDataError:
+    return CorruptDataError(f"{files.place}/{path} is not written to its end; the last finished batch is not known")

@@ -1,0 +1,264 @@
+"""Lag of Spark queries that are members of no group, from their checkpoints: files of every kind, and of a Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from obstore.store import LocalStore
+from tests.spark.test_checkpoint_move import T0, T1, ours, write
+from tests.support import maven
+from tests.support.waiting import LAST_RESORT, until
+
+from kohort import Admin, Broker, Producer
+from kohort.cli.app import run
+from kohort.client.admin.values import NewTopic
+from kohort.errors import InvalidInputError, KafkaError, NotFoundError
+from kohort.ids import TopicPartition
+from kohort.lag import LagReader
+from kohort.lag.cluster_watch import ClusterWatch
+from kohort.lag.exporter import LagExporter
+from kohort.lag.snapshot import GroupReading
+from kohort.region.sinks.object_store import ObjectStore
+from kohort.spark.checkpoint_lag import SparkCheckpoints, StoreFiles
+
+pytestmark = LAST_RESORT
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+from kohort.spark import register
+servers, folder, jars, kind = sys.argv[1:]
+spark = (
+    SparkSession.builder.master("local[2]").config("spark.jars", jars).config("spark.ui.enabled", "false")
+    .config("spark.driver.memory", "768m").config("spark.log.level", "ERROR").getOrCreate()
+)
+register(spark)
+for _ in range(2):
+    stream = spark.readStream.format(kind).option("kafka.bootstrap.servers", servers).option("subscribe", "t")
+    stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "6")
+    for attempt in range(15):
+        query = (
+            stream.load().writeStream.format("noop").option("checkpointLocation", folder)
+            .trigger(availableNow=True).start()
+        )
+        try:
+            query.awaitTermination()
+            break
+        except Exception as error:
+            if "failed to connect back" not in str(error) or attempt == 14:
+                raise
+spark.stop()
+"""
+
+
+def read(given: str | Path) -> dict[str, GroupReading | KafkaError]:
+    return SparkCheckpoints([str(given)])()
+
+
+def positions(found: GroupReading | KafkaError) -> tuple[int | None, dict[TopicPartition, int]]:
+    assert isinstance(found, GroupReading), found
+    return found.batch, {tp: committed.offset for tp, committed in found.committed.items()}
+
+
+def only(given: str | Path) -> GroupReading | KafkaError:
+    (found,) = read(given).values()
+    return found
+
+
+def refusal(folder: Path) -> str:
+    found = only(folder)
+    assert isinstance(found, KafkaError)
+    return str(found)
+
+
+KAFKA: Mapping[int, Any] = {3: {"t": {"0": 3}}, 4: {"t": {"0": 5, "1": 2}}, 5: {"t": {"0": 9, "1": 2}}}
+
+
+def test_position_of_sparks_source_is_the_end_of_the_last_finished_batch(tmp_path: Path) -> None:
+    assert positions(only(write(tmp_path, KAFKA, 4))) == (4, {T0: 5, T1: 2})
+
+
+def test_position_before_the_first_finished_batch_is_its_start(tmp_path: Path) -> None:
+    assert positions(only(write(tmp_path / "a", {0: {"t": {"0": 3}}}, -1, {T0: 1}))) == (-1, {T0: 1})
+    assert positions(only(write(tmp_path / "b", {0: ours(1, {T0: (2, 7)})}, -1))) == (-1, {T0: 2})
+    assert "sources/1/0 is missing" in refusal(write(tmp_path / "c", {0: {"t": {"0": 3}}}, -1))
+
+
+def test_position_of_kohorts_source_follows_the_batch_that_is_under_way(tmp_path: Path) -> None:
+    batches = {0: ours(1, {T0: (0, 2)}), 1: ours(2, {T0: (2, 7), T1: (4, 6)}, group="etl")}
+    assert positions(only(write(tmp_path / "a", batches, 0))) == (0, {T0: 2, T1: 4})
+    finished = only(write(tmp_path / "b", batches, 1))
+    assert positions(finished) == (1, {T0: 7, T1: 6})
+    assert isinstance(finished, GroupReading)
+    assert finished.committed[T0].metadata == "batch 1 of a member of etl"
+
+
+def test_each_source_of_a_query_has_its_own_name(tmp_path: Path) -> None:
+    folder = write(tmp_path / "ck", {0: '{"t":{"0":5}}\n{"u":{"0":7}}\n-'}, 0)
+    found = {name: positions(reading)[1] for name, reading in read(f"pay={folder}").items()}
+    assert found == {"pay/1": {T0: 5}, "pay/2": {TopicPartition("u", 0): 7}}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "words"),
+    [
+        ("offsets/4", b"", "offsets/4 is not written to its end"),
+        ("offsets/4", b'v1\n{"conf":{}}', "offsets/4 is not written to its end"),
+        ("offsets/4", b'v1\n{"conf":{}}\n{"logOffset":4}', "offsets/4 is not written to its end"),
+        ("offsets/4", b'v1\n{"conf":{}}\n{"logOffset":4}\n{"t":{"0":', "offsets/4 is not written to its end"),
+        ("offsets/4", b'v1\n{"conf":{}}\n{"kohort":2}\n{"kohort":2}', "no form that Spark writes"),
+        ("offsets/4", b"v9\n{}\n-\n-", "a later Spark"),
+        ("offsets/4", b"v1\n{}\n-\n" + b"[" * 100_000, "no form that Spark writes"),
+        ("offsets/4", None, "offsets/4 is missing"),
+        ("commits/4", b"", "commits/4 is not written to its end"),
+        ("commits/4", b'v1\n{"nextBatch', "commits/4 is not written to its end"),
+    ],
+)
+def test_file_that_is_not_whole_is_said(tmp_path: Path, path: str, content: bytes | None, words: str) -> None:
+    folder = write(tmp_path, KAFKA, 4)
+    if content is None:
+        (folder / path).unlink()
+    else:
+        (folder / path).write_bytes(content)
+    assert words in refusal(folder)
+
+
+def test_batch_that_spark_writes_now_does_not_hide_the_last_one(tmp_path: Path) -> None:
+    folder = write(tmp_path, KAFKA, 4)
+    (folder / "offsets" / "5").write_bytes(b"v1\n{")
+    (folder / "commits" / ".5.1234.tmp").write_bytes(b"v")
+    assert positions(only(folder)) == (4, {T0: 5, T1: 2})
+
+
+def test_checkpoint_that_is_not_whole_is_said(tmp_path: Path) -> None:
+    assert "no folder commits" in refusal(tmp_path / "nothing")
+    folder = write(tmp_path / "a", KAFKA, -1)
+    assert "commits is empty" in refusal(folder)
+    (folder / "commits").rmdir()
+    assert "has no folder commits" in refusal(folder)
+    assert "has no batches" in refusal(write(tmp_path / "b", {}, -1))
+    none = write(tmp_path / "c", {0: '{"sourceVersion":1}'}, 0)
+    assert "no source of the query reads Kafka" in refusal(none)
+    assert isinstance(only(none), NotFoundError)
+
+
+def test_names_are_checked(tmp_path: Path) -> None:
+    for given, words in (
+        (["hdfs://host/x"], "give a folder"),
+        (["a="], "checkpointLocation"),
+        (["/x/ck", "/y/ck"], "the name ck"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            SparkCheckpoints(given)
+    assert list(read(f"file://{tmp_path}/day=1/ck/")) == ["ck"]
+
+
+def test_object_store_is_read_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(self: ObjectStore) -> LocalStore:
+        return LocalStore(tmp_path / self.prefix, mkdir=True)
+
+    write(tmp_path / "jobs" / "pay", KAFKA, 4)
+    monkeypatch.setattr(ObjectStore, "_open_store", opened)
+    assert positions(read("s3://bucket/jobs/pay")["pay"]) == (4, {T0: 5, T1: 2})
+    assert "has no batches" in str(read("s3://bucket/jobs/none")["none"])
+
+
+def test_store_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert StoreFiles("s3://bucket/ck").place == "s3://bucket/ck"
+    assert "does not answer" in str(read("s3://bucket/ck")["ck"])
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        with Admin(broker.bootstrap_servers) as admin, Producer(broker.bootstrap_servers) as producer:
+            admin.create_topics([NewTopic("t", 2, 1)]).all()
+            for number in range(20):
+                producer.send("t", b"%d" % number, partition=number % 2)
+            producer.flush()
+        yield broker
+
+
+def lag_rows(capsys: pytest.CaptureFixture[str], broker: Broker, *args: str) -> tuple[int, list[dict[str, Any]], str]:
+    capsys.readouterr()
+    code = run(["groups", "lag", "--bootstrap-server", broker.bootstrap_servers, "--json", *args])
+    said = capsys.readouterr()
+    return code, json.loads(said.out), said.err
+
+
+def test_command_shows_queries_beside_groups(
+    tmp_path: Path, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Admin(broker.bootstrap_servers) as admin:
+        admin.alter_consumer_group_offsets("g", {T0: 10}).all()
+    folder = write(tmp_path / "ck", KAFKA, 4)
+    code, rows, _ = lag_rows(capsys, broker, "--spark-checkpoint", f"pay={folder}")
+    seen = [(row["group"], row["batch"], row["partition"], row["committed"], row["lag"]) for row in rows]
+    assert (code, seen) == (0, [("g", None, 0, 10, 0), ("pay", 4, 0, 5, 5), ("pay", 4, 1, 2, 8)])
+    assert all(row["time_lag"] > 0 for row in rows if row["group"] == "pay")
+    code, rows, said = lag_rows(capsys, broker, "--spark-checkpoint", str(tmp_path / "none"))
+    assert (code, [row["group"] for row in rows]) == (1, ["g"])
+    assert "has no folder commits" in said
+    code, rows, said = lag_rows(capsys, broker, "--spark-checkpoint", f"g={folder}")
+    assert (code, [row["committed"] for row in rows]) == (1, [10])
+    assert "a group of the cluster has this name" in said
+    assert (
+        run(["groups", "lag", "--bootstrap-server", broker.bootstrap_servers, "--spark-checkpoint", str(folder)]) == 0
+    )
+    assert capsys.readouterr().out.split()[:3] == ["GROUP", "BATCH", "TOPIC"]
+
+
+def test_metrics_have_queries_and_their_batches(tmp_path: Path, broker: Broker) -> None:
+
+    reader = LagReader(broker.bootstrap_servers)
+    reader.read_others = SparkCheckpoints([f"pay={write(tmp_path, KAFKA, 4)}"])
+    watch = ClusterWatch("c", reader, 0.2)
+    try:
+        until(lambda: watch.state.is_up, "the cluster is read", 60)
+        found = {
+            (sample.name, sample.labels["group"]): sample.value
+            for family in LagExporter([watch]).collect()
+            for sample in family.samples
+            if "group" in sample.labels
+        }
+    finally:
+        watch.close()
+    assert found["kohort_consumergroup_spark_batch", "pay"] == 4
+    assert found["kafka_consumergroup_group_sum_lag", "pay"] == 13
+    assert ("kohort_consumergroup_members", "pay") not in found
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["kafka", "kohort"])
+def test_checkpoint_of_a_real_spark_has_the_lag_that_is_left(kind: str, tmp_path: Path, broker: Broker) -> None:
+    """A query reads 20 records in several batches, in two runs; 7 more are written afterwards."""
+    try:
+        jars = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False)
+    except maven.MavenUnavailable as error:
+        pytest.skip(f"Spark's own Kafka source can't be had: {error}")
+    named = ",".join(map(str, sorted(jars.glob("*.jar"))))
+    program = [sys.executable, "-c", PROGRAM, broker.bootstrap_servers, str(tmp_path / "ck"), named, kind]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    with Producer(broker.bootstrap_servers) as producer:
+        for _ in range(7):
+            producer.send("t", b"late", partition=1)
+        producer.flush()
+    with LagReader(broker.bootstrap_servers) as reader:
+        reader.read_others = SparkCheckpoints([str(tmp_path / "ck")])
+        report = reader.read([])
+    assert not report.errors
+    query = report.groups["ck"]
+    assert [(part.committed, part.lag) for part in query.partitions] == [(10, 0), (10, 7)]
+    assert [part.time_lag_ms == 0 for part in query.partitions] == [True, False]
+    assert query.batch is not None
+    assert query.batch >= 3
