@@ -105,7 +105,7 @@ def test_commit_of_a_listener_counts_when_an_asyncio_consumer_closes(settings: d
 
 
 def test_next_owner_begins_where_the_listener_of_the_former_committed(settings: dict[str, Any], topic: str) -> None:
-    fast = {} if settings["group_protocol"] == "consumer" else {"heartbeat_interval_ms": 200}
+    fast: dict[str, Any] = {} if settings["group_protocol"] == "consumer" else {"heartbeat_interval_ms": 200}
     with Consumer(**settings, **fast) as first, Consumer(**settings, **fast) as second:
         listener = Committing(first)
         first.subscribe([topic], listener=listener)
