@@ -537,6 +537,7 @@ class ConsumerCore:
                 yield Await(self.commits.drain(self._close_deadline.at_most(LAST_COMMIT_MS)))
             yield Await(self.fetcher.end_sessions(self._close_deadline.at_most(GOODBYE_MS)))
         finally:
+            self.record_iterator.take_back()
             self.buffer.clear()
             self.positions.close()
 
