@@ -267,6 +267,8 @@ SETTINGS = [
     (lambda: Consumer("flights", bootstrap_servers="h:9092"),
      r"Consumer: bootstrap_servers is given twice, by position and by name"),
     (lambda: Consumer("flights", group_id="g"), r"bootstrap\.servers: 'flights' is no HOST:PORT"),
+    (lambda: Consumer("", group_id="g"), r"bootstrap\.servers names no broker; write HOST:PORT"),
+    (lambda: Admin([]), r"bootstrap\.servers names no broker; write HOST:PORT"),
     (lambda: Consumer("h:1", "h:2"), r"Consumer takes 1 argument by position \(bootstrap_servers\), not 2"),
     (lambda: Consumer(5), r"bootstrap_servers must be str or a list of str, or None, not 5"),
     (lambda: Consumer(["h:1", 5]), r"bootstrap_servers\[1\] must be str, not 5"),

@@ -117,6 +117,12 @@ def test_close_in_the_middle_of_a_loop_does_not_commit_the_record_in_hand(server
     assert committed(servers, topic) == HANDED_OUT - 1
 
 
+def test_loop_over_partitions_assigned_by_hand_ends_when_the_consumer_closes(servers: str, topic: str) -> None:
+    with Consumer(servers, **SETTINGS) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        assert loop(consumer, consumer.close) == HANDED_OUT, "the records of the poll that follow are not handed out"
+
+
 def test_loop_that_is_left_by_break_has_finished_its_record(servers: str, topic: str) -> None:
     with Consumer(servers, group_id=topic, **SETTINGS) as consumer:
         consumer.subscribe([topic])

@@ -481,6 +481,12 @@ class ConsumerCore:
             self._close_deadline.leave_out(began_ms)
             self.partitions.remove(gone)
             self._moved()
+        if not lost:
+            yield from self._await_commits()
+
+    def _await_commits(self) -> Script[None]:
+        """Wait for the commits in flight, because the coordinator refuses them once the partitions are given up."""
+        yield Await(self.commits.drain(self._close_deadline.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
         """Commit before partitions are given up; return False when other members own them already."""
@@ -504,6 +510,8 @@ class ConsumerCore:
         try:
             if held:
                 yield from self._revoke_partitions(held, lost)
+            else:
+                yield from self._await_commits()
         finally:
             self._rebalances_before += member.rebalances
             self._lapses_before += member.lapses
@@ -523,11 +531,13 @@ class ConsumerCore:
         try:
             if self.membership is not None:
                 yield from self._leave("the consumer is closed")
-            elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
-                yield from self._last_commit(self.partitions.positions())
-            yield Await(self.commits.drain(self._close_deadline.at_most(LAST_COMMIT_MS)))
+            else:
+                if self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
+                    yield from self._last_commit(self.partitions.positions())
+                yield Await(self.commits.drain(self._close_deadline.at_most(LAST_COMMIT_MS)))
             yield Await(self.fetcher.end_sessions(self._close_deadline.at_most(GOODBYE_MS)))
         finally:
+            self.record_iterator.take_back()
             self.buffer.clear()
             self.positions.close()
 

@@ -93,6 +93,8 @@ class SyncMethods(OneProcess):
     ) -> None:
         """Commit in the background, in order with the other commits.
 
+        A rebalance, `unsubscribe` and `close` wait up to 5 s for it before they give the partitions up.
+
         `callback(offsets, error or None)` runs on the client's thread; with asyncio, on the loop.
         """
         self._run_action(lambda core: core.commit_async(offsets, callback))

@@ -358,6 +358,8 @@ class Cluster:
         self.closed = False
         self.auto_create_topics = False
         self.bootstrap = [parse_address(text) for text in config.bootstrap_servers]
+        if not self.bootstrap:
+            raise InvalidInputError("bootstrap.servers names no broker; write HOST:PORT")
         if config.coordinators_security_protocol:
             self.connections.plain.update(self.bootstrap)
         self.connections.negotiator.watch_identities(self.metadata.identity_of, self._rebootstrap)
