@@ -21,7 +21,11 @@ from frameworks.brokers import start_broker
 from frameworks.builds import FrameworkUnavailable
 from frameworks.connect import ConnectSink, ConnectSource
 from frameworks.framework import Framework
+from frameworks.go_frameworks import GO_FRAMEWORKS
+from frameworks.group_programs import GROUP_PROGRAMS
 from frameworks.java_frameworks import KafkaStreams, SpringKafka, SpringKafkaNextProtocol
+from frameworks.javascript_frameworks import JAVASCRIPT_FRAMEWORKS
+from frameworks.kafka_tools import KAFKA_TOOLS
 from frameworks.mirror import MirrorMaker
 from frameworks.page import main as write_page
 from frameworks.page import record_outcomes
@@ -43,6 +47,10 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
     MirrorMaker,
     SpringKafka,
     SpringKafkaNextProtocol,
+    *KAFKA_TOOLS,
+    *GO_FRAMEWORKS,
+    *JAVASCRIPT_FRAMEWORKS,
+    *GROUP_PROGRAMS,
     FastStreamAiokafka,
     FastStreamConfluent,
     QuixStreams,

@@ -39,7 +39,7 @@ def java_command(main: str, coordinates: Sequence[str], options: Sequence[str] =
     """
     jars = java_libraries(main.lower(), coordinates)
     source = PROGRAMS / f"{main}.java"
-    classes = CACHE / f"{main.lower()}-{_digest(source.read_bytes(), jars.name.encode())}"
+    classes = CACHE / f"{main.lower()}-{digest(source.read_bytes(), jars.name.encode())}"
     if not classes.is_dir():
         compiler = java_path().with_name("javac") if os.environ.get("JAVA_HOME") else shutil.which("javac")
         if compiler is None:
@@ -49,7 +49,7 @@ def java_command(main: str, coordinates: Sequence[str], options: Sequence[str] =
             made = Path(temporary, "classes")
             run_build([str(compiler), "-d", str(made), "-cp", f"{jars}/*", str(source)])
             (made / "log4j2.properties").write_text(log_settings())
-            _keep_build(made, classes)
+            keep_build(made, classes)
     return [str(java_path()), *options, "-cp", f"{classes}:{jars}/*", main]
 
 
@@ -73,7 +73,7 @@ def python_environment(name: str) -> Path:
         FrameworkUnavailable: uv is missing, or the packages can't be installed.
     """
     pins = HERE / "pins" / f"{name}.txt"
-    folder = CACHE / f"{name}-{_digest(pins.read_bytes(), sys.version.encode())}"
+    folder = CACHE / f"{name}-{digest(pins.read_bytes(), sys.version.encode())}"
     if not folder.is_dir():
         uv = Path(sys.executable).with_name("uv")
         if not uv.exists():
@@ -84,7 +84,7 @@ def python_environment(name: str) -> Path:
             run_build([sys.executable, "-m", "venv", "--without-pip", str(made)])
             interpreter = str(made / "bin" / "python")
             run_build([str(uv), "pip", "install", "-q", "--require-hashes", "--python", interpreter, "-r", str(pins)])
-            _keep_build(made, folder)
+            keep_build(made, folder)
     return folder / "bin" / "python"
 
 
@@ -116,7 +116,8 @@ def run_build(command: Sequence[str]) -> None:
         raise FrameworkUnavailable(f"{tool} failed: {' '.join((done.stderr or done.stdout).split())[-400:]}")
 
 
-def _keep_build(made: Path, folder: Path) -> None:
+def keep_build(made: Path, folder: Path) -> None:
+    """Give a finished build its name; another process may have been faster."""
     try:
         made.rename(folder)
     except OSError:
@@ -124,5 +125,6 @@ def _keep_build(made: Path, folder: Path) -> None:
             raise
 
 
-def _digest(*parts: bytes) -> str:
+def digest(*parts: bytes) -> str:
+    """Return a name for a build, made from what it is built from."""
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
