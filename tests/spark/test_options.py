@@ -23,6 +23,14 @@ from kohort.spark.schema import arrow_schema, columns_of, spark_schema
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
 
 
+def test_words_are_taken_in_the_case_that_spark_and_javas_client_take_them_in() -> None:
+    """Spark writes its strategy in capitals itself; Java's client compares protocols without case."""
+    given = {"startingOffsetsByTimestampStrategy": "LATEST", "kafka.group.protocol": "CONSUMER"}
+    options = parse_options(LEAST | given | {"kafka.security.protocol": "ssl"}, streaming=True)
+    assert (options.starting_strategy, options.group_protocol) == ("latest", "consumer")
+    assert options.kafka["security.protocol"] == "SSL"
+
+
 def test_names_are_matched_without_case_and_kafka_settings_are_kept() -> None:
     options = parse_options(
         {

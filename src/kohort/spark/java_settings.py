@@ -178,12 +178,23 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
             continue
         reason = WITHOUT_EFFECT.get(name)
         if reason is None and name in known:
-            found.taken[name] = _assignors(value) if name == "partition.assignment.strategy" else value
+            found.taken[name] = _as_named_here(name, value)
             continue
         by_reason.setdefault(reason or _why_ignored(name, config, known), []).append(KAFKA_PREFIX + name)
     found.ignored += [f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()]
     _check_login(found.taken)
     return found
+
+
+def _as_named_here(name: str, value: str) -> str:
+    """Return a value of Java's clients as the client here names it.
+
+    Raises:
+        InvalidInputError: a Java class has no equivalent here.
+    """
+    if name == "partition.assignment.strategy":
+        return _assignors(value)
+    return value.upper() if name == "security.protocol" else value
 
 
 def _assignors(classes: str) -> str:

@@ -23,6 +23,8 @@ SPARKS_SOURCE = "Spark's Kafka source"
 STREAM_ONLY = ("maxBytesPerTrigger", "regionSeat")
 IGNORED_BY_A_BATCH = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 """Streaming options that Spark's own source ignores in a batch read, with a warning."""
+WORDS_IN_ANY_CASE = ("startingOffsetsByTimestampStrategy", "group.protocol", "kafka.group.protocol")
+"""Options whose words Spark's source or Java's client takes in any case."""
 NOT_IN_REGION = {
     "assign": "the region's groups share partitions out: subscribe instead",
     "plannedRanges": "a region takes its queries back to finished batches, so that none is read again",
@@ -256,6 +258,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         )
     given = sort_options(raw, SourceOptions, OF_SPARKS_OWN)
     own = given.own
+    own.update({name: own[name].strip().lower() for name in WORDS_IN_ANY_CASE if name in own})
     options = from_properties(SourceOptions, own)
     _check_reset(options, given.kafka)
     client = client_settings_of(given.kafka, ConsumerConfig, "source")
