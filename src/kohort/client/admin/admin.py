@@ -86,6 +86,7 @@ class Admin(ClosedOnExit):
     describe_producers = blocking(transactions.describe_producers)
     fence_producers = blocking(transactions.fence_producers)
     abort_transaction = blocking(transactions.abort_transaction)
+    _check_rights = blocking(transactions.check_rights)
 
     # Access rules, credentials and quotas.
 

@@ -13,10 +13,11 @@ from kohort.client.admin.values import (
     TransactionDescription,
     TransactionListing,
 )
-from kohort.client.net.cluster import TRANSACTION, BrokerById, Cluster
-from kohort.errors import ErrorCode, KafkaError, error_for
+from kohort.client.net.cluster import TRANSACTION, Between, BrokerById, Cluster, Coordinator
+from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
+    AddPartitionsToTxnRequest,
     DescribeProducersRequest,
     DescribeProducersResponse,
     DescribeTransactionsRequest,
@@ -26,8 +27,44 @@ from kohort.wire.transactions import (
     WriteTxnMarkersRequest,
 )
 
+_HIGHEST_ADD_BY_CLIENTS = 3
+"""Later versions of AddPartitionsToTxn are for brokers only."""
+_MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 _FENCE_TIMEOUT_MS = 1
 """Transaction timeout of a producer whose only purpose is to fence another one: it begins no transaction."""
+
+
+async def check_rights(cluster: Cluster, transactional_id: str, topics: Iterable[str]) -> None:
+    """Check that transactions of this id may write to these topics. Nothing changes, and nobody is fenced.
+
+    The request adds partitions to the transaction of a producer that does not exist. Brokers check the rights first.
+
+    Raises:
+        NotAuthorizedError: A right is missing; names the topic or the transactional id.
+    """
+    topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+    request = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=transactional_id,
+        v3_and_below_producer_id=-1,
+        v3_and_below_producer_epoch=-1,
+        v3_and_below_topics=[topic(name=name, partitions=[0]) for name in topics],
+    )
+
+    async def attempt() -> None:
+        to = Coordinator(transactional_id, TRANSACTION)
+        answer = await cluster.send(Between(request, highest=_HIGHEST_ADD_BY_CLIENTS), to)
+        for entry in answer.results_by_topic_v3_and_below:
+            for part in entry.results_by_partition:
+                code = ErrorCode.of(part.partition_error_code)
+                if code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                    raise NotAuthorizedError(f"No right to WRITE with the transactional id {transactional_id}", code)
+                if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                    raise NotAuthorizedError(f"No right to WRITE to topic {entry.name}", code)
+                if code in _MOVED:
+                    cluster.forget_coordinator(to)
+                    raise error_for(code, f"rights of transactional id {transactional_id}: {code.text}")
+
+    await cluster.retrying(attempt, "check of rights", None)
 
 
 async def list_transactions(

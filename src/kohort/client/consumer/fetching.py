@@ -456,7 +456,7 @@ class Fetcher:
                 by_node[node][partition] = position, state.position_version
         for node, asked in by_node.items():
             self._busy.add(node)
-            self.cluster.runtime.spawn(self._fetch(node, asked), f"fetch from {node}")
+            self.cluster.keep_running(self._fetch(node, asked), f"fetch from {node}")
 
     def _is_full(self) -> bool:
         """Return whether enough bytes wait. Bytes of paused partitions alone do not block the others."""

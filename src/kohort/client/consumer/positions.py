@@ -74,7 +74,7 @@ class PositionFinder:
     def request_lookup(self) -> None:
         """Report that positions may be unknown now."""
         if self._task is None:
-            self._task = self._cluster.runtime.spawn(self._run(), "positions")
+            self._task = self._cluster.keep_running(self._run(), "positions")
         looked, self._looked = self._looked, Promise()
         looked.resolve(None)
 

@@ -502,7 +502,7 @@ class ClassicMembership(Membership):
 
     def _start_beating(self) -> None:
         if self.joined and (self._beating is None or self._beating.done):  # done: fenced during a JoinGroup
-            self._beating = self.cluster.runtime.spawn(self._beat(), f"heartbeats of {self.group}")
+            self._beating = self.cluster.keep_running(self._beat(), f"heartbeats of {self.group}")
 
     def _stop_beating(self) -> None:
         if self._beating is not None:

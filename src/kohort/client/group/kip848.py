@@ -171,7 +171,7 @@ class ConsumerMembership(Membership):
             self._urgent = self._hurried = False
             self._pause_ms = self._lease.beat_ms(self._interval_ms)
             self._due_ms = self.cluster.runtime.now_ms + self._pause_ms
-            self._beating = self.cluster.runtime.spawn(self._beat(), f"heartbeat of {self.group}")
+            self._beating = self.cluster.keep_running(self._beat(), f"heartbeat of {self.group}")
         elif self._urgent and not self._hurried:
             self._hurried = True
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
@@ -338,7 +338,7 @@ class ConsumerMembership(Membership):
 
     def _revoke_and_keep_beating(self, revoked: Iterable[TopicPartition], *, ask_for_all: bool = False) -> None:
         if self.revocation is None:
-            waiting = self.cluster.runtime.spawn(self._revoke(revoked), f"revocation of {self.group}")
+            waiting = self.cluster.keep_running(self._revoke(revoked), f"revocation of {self.group}")
             waiting.on_done(lambda _: self._released(ask_for_all))
 
     def _released(self, ask_for_all: bool) -> None:
@@ -356,7 +356,7 @@ class ConsumerMembership(Membership):
         unknown = [topic for topic in target if topic not in names]
         if unknown:
             if self._naming is None or self._naming.done:
-                self._naming = self.cluster.runtime.spawn(self._learn_names(unknown), f"topics of {self.group}")
+                self._naming = self.cluster.keep_running(self._learn_names(unknown), f"topics of {self.group}")
             return None
         return tuple(
             sorted(TopicPartition(names[topic], number) for topic, parts in target.items() for number in parts)

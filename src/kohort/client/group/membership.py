@@ -183,7 +183,7 @@ class Membership(ABC):
         if before is not None and before != subscription:
             self._subscription_changed()
         if self._main is None:
-            self._main = self.cluster.runtime.spawn(self._run_member(), f"member of {self.group}")
+            self._main = self.cluster.keep_running(self._run_member(), f"member of {self.group}")
         self._move()
 
     def release(self) -> None:
@@ -387,7 +387,7 @@ class Membership(ABC):
             log.info("[group %s] the coordinator answers again: polls return records again", self.group)
             self._announce()
         if self._lease_watch is None and self._lease.length_ms is not None:
-            self._lease_watch = self.cluster.runtime.spawn(self._watch_lease(), f"lease of {self.group}")
+            self._lease_watch = self.cluster.keep_running(self._watch_lease(), f"lease of {self.group}")
 
     async def _watch_lease(self) -> None:
         """Report the end of the lease."""

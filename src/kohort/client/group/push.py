@@ -279,7 +279,8 @@ class PushMembership(Membership):
             elif await self._answer_next(self._link):
                 continue
             elif runtime.now_ms >= self._unanswered_ms() and self._probing is None and not self._stopping:
-                self._probing = runtime.spawn(self._probe(self._link), f"silence of {self.group}'s coordinator")
+                probe = self._probe(self._link)
+                self._probing = self.cluster.keep_running(probe, f"silence of {self.group}'s coordinator")
             await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
     def _quiet_ms(self) -> float | None:
@@ -336,7 +337,7 @@ class PushMembership(Membership):
     def _reach(self) -> None:
         """Find the coordinator and register there, in the background."""
         if self._registering is None or self._registering.done:
-            self._registering = self.cluster.runtime.spawn(self._register(), f"registration in {self.group}")
+            self._registering = self.cluster.keep_running(self._register(), f"registration in {self.group}")
 
     async def _register(self) -> None:
         failures = 0
@@ -467,7 +468,7 @@ class PushMembership(Membership):
     def _revoke_held(self) -> None:
         held = self.assignment.partitions
         if held and self.revocation is None:
-            self._revoking = self.cluster.runtime.spawn(self._revoke(held), f"revocation of {self.group}")
+            self._revoking = self.cluster.keep_running(self._revoke(held), f"revocation of {self.group}")
             self._revoking.on_done(lambda _: self._move())
 
     def _stop_if_released(self, link: RawConnection) -> bool:

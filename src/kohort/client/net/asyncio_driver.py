@@ -79,6 +79,8 @@ class AsyncClient:
             await asyncio.wait([waiter], timeout=left)
             if not waiter.done():
                 self._waiters.remove(waiter)
+        if self._failure is not None:
+            self.check()
         return True
 
     def check(self) -> None:
@@ -137,21 +139,29 @@ class AsyncClient:
         try:
             self.cluster.runtime.advance(self.now_ms())
             self._carry_out()
-        except Exception as error:
-            log.exception("the client ended by a fault")
-            self._failure, self.closed = error, True
-            self.cluster.close()
-            for channel in self._channels.values():
-                channel.close()
-            for task in self._connecting.values():
-                task.cancel()
-            self._fail_calls()
+        except Exception as error:  # noqa: BLE001 - every call raises it
+            self.end_by_fault(error)
             return
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.cluster.runtime.next_deadline_ms()
         self._timer = None if deadline is None else self._loop.call_at(deadline / 1000, self._step)
         self.notify()
+
+    def end_by_fault(self, error: Exception) -> None:
+        """End the client by an unexpected error, which every call under way and every later one raises."""
+        if self.closed:
+            return
+        log.error("the client ended by a fault", exc_info=error)
+        self._failure, self.closed = error, True
+        self.cluster.close_after_fault(error)
+        for channel in list(self._channels.values()):
+            channel.close()
+        for task in self._connecting.values():
+            if task is not asyncio.current_task(self._loop):
+                task.cancel()
+        self._fail_calls()
+        self.cluster.runtime.cancel_unstarted()
 
     def _carry_out(self) -> None:
         while commands := self.cluster.connections.take_commands():
@@ -161,7 +171,7 @@ class AsyncClient:
 
     def _run_command(self, command: Command) -> None:
         if isinstance(command, OpenConnection):
-            self._connecting[command.link] = self._loop.create_task(self._open_connection(command))
+            self._connecting[command.link] = self._loop.create_task(self._connect(command))
         elif isinstance(command, SendFrame):
             channel = self._channels.get(command.link)
             if channel is not None:
@@ -173,6 +183,12 @@ class AsyncClient:
             channel = self._channels.pop(command.link, None)
             if channel is not None:
                 channel.close()
+
+    async def _connect(self, command: OpenConnection) -> None:
+        try:
+            await self._open_connection(command)
+        except Exception as error:  # noqa: BLE001 - every call raises it
+            self.end_by_fault(error)
 
     async def _open_connection(self, command: OpenConnection) -> None:
         host, port = command.address.host, command.address.port
@@ -235,13 +251,18 @@ class _Channel(asyncio.BufferedProtocol):
         except KafkaError as error:
             self._client.lost(self._link, error if isinstance(error, TlsError) else str(error))
             self.close()
+        except Exception as error:  # noqa: BLE001 - every call raises it
+            self._client.end_by_fault(error)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         reason = "the broker closed the connection" if error is None else alert(error) or describe(error)
-        self._client.lost(self._link, reason)
+        try:
+            self._client.lost(self._link, reason)
+        except Exception as fault:  # noqa: BLE001 - every call raises it
+            self._client.end_by_fault(fault)
 
     def send(self, parts: Sequence[Buffer]) -> None:
         if self._transport is not None:

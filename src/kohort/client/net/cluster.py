@@ -38,7 +38,7 @@ from kohort.client.net.bootstrap_check import unreachable
 from kohort.client.net.connection import Address, BrokerConnection, BrokerConnections, ConnectionFailed
 from kohort.client.net.failure_log import FailureLog
 from kohort.client.net.metadata import BrokerInfo, Metadata, TopicInfo
-from kohort.client.net.runtime import Promise, Runtime, Task
+from kohort.client.net.runtime import Promise, Runtime, Task, Work
 from kohort.client.net.security import TlsError, sasl_mechanism
 from kohort.client.net.targets import (
     ANY,
@@ -293,7 +293,7 @@ class Coordinators:
         if node.id in self.own:  # it may have moved since they were listed
             self.own = {**self.own, node.id: node}
         if links.apart and self._cluster.runtime.now_ms - self._listed_ms > COORDINATOR_LIST_MAX_AGE_MS:
-            self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").mark_handled()
+            self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators")
         return coordinator.node_id
 
     def _reach_plainly(self, nodes: Iterable[BrokerInfo]) -> None:
@@ -370,6 +370,28 @@ class Cluster:
         self._listeners: list[Callable[[Metadata], None]] = []
         self._upkeep: Task[None] | None = None
         self._next_any = 0
+        self._on_fault: list[Callable[[Exception], None]] = []
+
+    # The client's own tasks.
+
+    def keep_running(self, coro: Work[T], name: str) -> Task[T]:
+        """Start a task that the client can't do without: an error that it does not handle ends the client.
+
+        Every later call then raises ClientClosed with that error as its cause.
+        """
+        task = self.runtime.spawn(coro, name)
+        task.on_done(_raise_fault)
+        return task
+
+    def on_fault(self, listener: Callable[[Exception], None]) -> None:
+        """Call `listener` with the error that ends the client."""
+        self._on_fault.append(listener)
+
+    def close_after_fault(self, error: Exception) -> None:
+        """Close, because an unexpected error ended the client."""
+        self.close()
+        for listener in self._on_fault:
+            listener(error)
 
     # Requests.
 
@@ -745,7 +767,7 @@ class Cluster:
 
     def _start_upkeep(self) -> None:
         if self._upkeep is None:
-            self._upkeep = self.runtime.spawn(self._keep_up(), "cluster upkeep")
+            self._upkeep = self.keep_running(self._keep_up(), "cluster upkeep")
 
     async def _keep_up(self) -> None:
         while not self.closed:
@@ -754,6 +776,11 @@ class Cluster:
             self.connections.close_idle()
             if self.runtime.now_ms - self.metadata.updated_ms >= age:
                 self.request_metadata()
+
+
+def _raise_fault(task: Promise[T]) -> None:
+    if isinstance(task.error, Exception):
+        raise task.error
 
 
 async def _awaited(attempt: Callable[[], Awaitable[T]]) -> T:

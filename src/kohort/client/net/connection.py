@@ -318,8 +318,8 @@ class BrokerConnections:
             throttle_ms = flight.take(frame)
             if throttle_ms > 0:
                 link.throttled_until_ms = self.runtime.now_ms + throttle_ms
-        except KafkaError as error:
-            reason = f"unreadable answer to {flight.name}: {error.message}"
+        except Exception as error:  # noqa: BLE001 - the caller that waits for the answer gets any error
+            reason = f"unreadable answer to {flight.name}: {fault('decode', error).message}"
             flight.promise.fail(CorruptDataError(f"{link.address}: {reason}"))
             self.fail(link, reason)
 

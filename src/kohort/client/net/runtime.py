@@ -149,6 +149,11 @@ class Task(Promise[T]):
         self._waiting: Awaited | None = None
         self.name = name
 
+    @property
+    def is_unstarted(self) -> bool:
+        """Return whether the coroutine has not run yet."""
+        return inspect.getcoroutinestate(self._coro) == inspect.CORO_CREATED
+
     def cancel(self) -> None:
         """End the coroutine at its await; it may clean up but not await again."""
         if self.done:
@@ -265,6 +270,12 @@ class Runtime:
             return task.result()
         finally:
             task.cancel()
+
+    def cancel_unstarted(self) -> None:
+        """Cancel the tasks that have not run yet and, after a fault, never will."""
+        for task in list(self._ready):
+            if isinstance(task, Task) and task.is_unstarted:
+                task.cancel()
 
     @property
     def busy(self) -> bool:

@@ -28,6 +28,7 @@ from kohort.client.net.connection import (
     describe,
     tls_error,
 )
+from kohort.client.net.failure_log import fault
 from kohort.client.net.runtime import Promise, Steppable, TaskCancelled, Work
 from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
 from kohort.client.settings import ConnectionConfig
@@ -127,7 +128,10 @@ class ThreadClient:
         """Wait until `ready()` is true, checked under the lock after every step of the core; False on timeout."""
         with self._changed:
             self.check()
-            return self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
+            in_time = self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
+            if self._failure is not None:
+                self.check()
+            return in_time
 
     def wake(self) -> None:
         """Make the thread step the core now."""
@@ -150,8 +154,18 @@ class ThreadClient:
         long as the interpreter's switch interval; the response can be on its way meanwhile.
         """
         with self.lock:
-            if self.cluster.runtime.busy and (self._io is None or not self._io.send_now()):
-                self.wake()
+            if not self.cluster.runtime.busy:
+                return
+            try:
+                sent = self._io is not None and self._io.send_now()
+            except Exception as failure:  # noqa: BLE001 - every call raises it, as after one on the client's thread
+                self._fail_calls(failure)
+                if self._io is not None:
+                    self._io.wake()
+                self.check()
+            else:
+                if not sent:
+                    self.wake()
 
     def notify(self) -> None:
         """Wake the callers of `wait_until`, for state that changed without a step of the core."""
@@ -230,7 +244,7 @@ class ThreadClient:
             log.error("the client ended by a fault", exc_info=failure)
             self._failure, self._closed = failure, True
             self._unguard()
-            self.cluster.close()
+            self.cluster.close_after_fault(failure)
         for future, task in list(self._calls.items()):
             try:
                 self.check()
@@ -238,6 +252,7 @@ class ThreadClient:
                 with contextlib.suppress(InvalidStateError):  # the future is done, or was cancelled just now
                     future.set_exception(error)
             task.cancel()
+        self.cluster.runtime.cancel_unstarted()
         self._changed.notify_all()
 
     def _unguard(self) -> None:
@@ -453,7 +468,11 @@ class _IoThread:
             tls = None if command.plain or not config.uses_tls else tls_error(error, command.address, config)
             arrived = (link, None, tls or describe(error))
         else:
-            arrived = (link, sock, fetched_mechanism(config))
+            try:
+                arrived = (link, sock, fetched_mechanism(config))
+            except Exception as error:  # noqa: BLE001 - callers that wait for the connection get any error
+                sock.close()
+                arrived = (link, None, str(fault(f"login at {command.address}", error)))
         with self._lock:
             if self._ended:
                 _close_arrived(arrived)

@@ -91,6 +91,7 @@ class ProducerCore:
         self._largest = config.max_request_size
         self._serialize = config.key_serializer is not None or config.value_serializer is not None
         cluster.on_metadata(self._take_metadata)
+        cluster.on_fault(lambda error: self.sender.end(error, at_once=True))
 
     # Records.
 
@@ -207,11 +208,13 @@ class ProducerCore:
 
         Raises:
             TimedOutError: The time is over.
+            KafkaError: The producer ended by an unexpected error: make a new one.
         """
         self.start()
         if not await self.accumulator.flush(timeout_ms):
             why = self.cluster.unreachable() or "brokers have not taken them all"
             raise TimedOutError(f"records are still not delivered after {timeout_ms} ms: {why}")
+        self.sender.check()
 
     async def init_transactions(self) -> None:
         """Register this as the only producer of its `transactional_id`, once, before the first transaction."""
@@ -221,7 +224,9 @@ class ProducerCore:
 
     async def begin_transaction(self) -> None:
         """Open a transaction: everything sent until commit or abort belongs to it."""
-        self._need_transactions().begin()
+        transactions = self._need_transactions()
+        self.sender.check()
+        transactions.begin()
 
     async def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata
@@ -325,7 +330,7 @@ class ProducerCore:
         """Start the sender, once. On the client's thread or loop, or under its lock."""
         if not self.started:
             self.started = True
-            self.cluster.runtime.spawn(self.sender.run(), "producer")
+            self.cluster.keep_running(self.sender.run(), "producer")
 
     def _kicked(self) -> None:
         self.start()

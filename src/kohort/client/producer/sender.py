@@ -148,6 +148,7 @@ class Sender:
         implicit: Set by transactions: a Produce adds its partitions to the transaction by itself (KIP-890).
         aborting: Set by transactions: why nothing is sent again; batches in flight get no further attempt.
         on_lost: Set by transactions: called for every batch that failed for good.
+        failure: The unexpected error that ended the sender, which every later call raises; None: it runs.
         explained: Set by transactions: adds to an error what they know of its cause.
     """
 
@@ -163,11 +164,13 @@ class Sender:
         self.implicit = False
         self.aborting: KafkaError | None = None
         self.on_lost: Callable[[KafkaError], None] | None = None
+        self.failure: KafkaError | None = None
         self.explained: Callable[[KafkaError], KafkaError] = lambda error: error
         self._codec = CODECS[config.compression_type]
         self._work: Promise[None] = Promise()
         self._used_up = False
         self._answer: list[Batch] = []
+        self._delivering: set[Batch] = set()
 
     def kick(self) -> None:
         """Wake the sender. Under the client's lock."""
@@ -183,11 +186,41 @@ class Sender:
                     await self._ensure_identity()
                 wait = self._step(runtime.now_ms)
             except Exception as error:  # noqa: BLE001 - callers that send or wait get any error
-                self._run_callbacks(self.accumulator.fail(fault("producer", error)))
+                self.end(error)
                 return
             with self.accumulator.lock:
                 self.accumulator.wake_ms = self.accumulator.clock_ms() + wait
             await runtime.first(self._work, timeout_ms=wait)
+
+    def end(self, error: Exception, *, at_once: bool = False) -> None:
+        """End the sender: fail all records, those sent from now on too, and the open transaction.
+
+        Args:
+            error: The reason. Unless the broker has refused a producer id, `flush` and commits raise it too.
+            at_once: Do not wait for the answers to requests in flight: the client has ended.
+        """
+        failure = fault("producer", error)
+        if self.failure is None and not isinstance(error, KafkaError):
+            self.failure = failure
+        self.closed, self.aborting = True, failure
+        failed = self.accumulator.fail(failure)
+        with self.accumulator.lock:
+            for queue in self.accumulator.queues.values():
+                for batch in list(queue.in_flight):
+                    if at_once or batch not in self._delivering:
+                        batch.unsure = batch.unsure or batch.left
+                        queue.in_flight.remove(batch)
+                        failed += self.accumulator.finish(batch, failure)
+        if self.on_lost is not None:
+            self.on_lost(failure)
+        self.accumulator.notify()
+        self._run_callbacks(failed)
+        self.kick()
+
+    def check(self) -> None:
+        """Raise the unexpected error that ended the sender."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
 
     # Identity.
 
@@ -311,7 +344,8 @@ class Sender:
             batch.attempts += 1
         self.in_flight[parcel.way] = self.in_flight.get(parcel.way, 0) + 1
         self.metrics.requests += 1
-        self.cluster.runtime.spawn(self._deliver(parcel), f"produce to {parcel.way[0]}")
+        self._delivering.update(parcel.batches)
+        self.cluster.keep_running(self._deliver(parcel), f"produce to {parcel.way[0]}")
 
     def _seal(self, batch: Batch) -> None:
         if batch.sealed is not None:
@@ -334,6 +368,13 @@ class Sender:
         self.metrics.bytes_sent += len(batch.sealed)
 
     async def _deliver(self, parcel: Parcel) -> None:
+        try:
+            await self._deliver_batches(parcel)
+        except Exception as error:  # noqa: BLE001 - callers that send or wait get any error
+            self._delivering.difference_update(parcel.batches)
+            self.end(error)
+
+    async def _deliver_batches(self, parcel: Parcel) -> None:
         def leaving() -> None:
             for batch in parcel.batches:
                 batch.left = True
@@ -356,6 +397,7 @@ class Sender:
                     self._batch_failed(batch, failure)
         finally:
             self.in_flight[parcel.way] -= 1
+            self._delivering.difference_update(parcel.batches)
         done, self._answer = self._answer, []
         self.accumulator.notify()
         self._run_callbacks(done)

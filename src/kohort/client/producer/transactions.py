@@ -275,7 +275,7 @@ class TransactionManager:
         if partition not in self._adding:
             self._adding.add(partition)
             if self._adder is None or self._adder.done:
-                self._adder = self._cluster.runtime.spawn(self._add_partitions(), "add partitions to transaction")
+                self._adder = self._cluster.keep_running(self._add_partitions(), "add partitions to transaction")
         return False
 
     def _batch_lost(self, error: KafkaError) -> None:

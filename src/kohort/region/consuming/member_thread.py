@@ -255,7 +255,7 @@ class MemberThread(ABC):
             config.topics, pattern=config.pattern, listener=GroupListener(self._hear_group, self._consumer, self.wake)
         )
         for place, publisher in self._publishers.items():
-            publisher.start(partial(self._published, place))
+            publisher.start(partial(self._published, place), self._end_with_error)
         self._link = PlaneLink(
             reach,
             self._connected,

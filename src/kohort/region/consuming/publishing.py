@@ -22,14 +22,19 @@ class Publisher:
         """Initialise the publisher; nothing runs before `start`."""
         self._sink, self._name, self.place = sink, name, sink.place
         self._ended: Callable[[int, str], None] = lambda sequence, cause: None
+        self._failed: Callable[[BaseException], None] = lambda error: None
         self._lock = threading.Condition()
         self._wanted: PublishKeys | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"kohort-publish-{name}", daemon=True)
 
-    def start(self, ended: Callable[[int, str], None]) -> None:
-        """Start the thread. After each attempt it calls `ended(sequence, cause)`; an empty cause means success."""
-        self._ended = ended
+    def start(self, ended: Callable[[int, str], None], failed: Callable[[BaseException], None]) -> None:
+        """Start the thread.
+
+        After each attempt it calls `ended(sequence, cause)`; an empty cause means success. `failed` gets the error that
+        ends the thread.
+        """
+        self._ended, self._failed = ended, failed
         self._thread.start()
 
     def order_publication(self, wanted: PublishKeys) -> None:
@@ -53,6 +58,12 @@ class Publisher:
                 log.warning("%s: its sink does not answer while publishing: thread left behind", self._name)
 
     def _run(self) -> None:
+        try:
+            self._publish_orders()
+        except BaseException as error:  # noqa: BLE001 - the member ends with it
+            self._failed(error)
+
+    def _publish_orders(self) -> None:
         failures = 0
         while (wanted := self._next()) is not None:
             failures = failures + 1 if not self._try(wanted, failures) else 0

@@ -38,6 +38,7 @@ from kohort.errors import InvalidInputError
 from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.sinks import staged_files
+from kohort.region.sinks.rows import completed
 from kohort.region.sinks.staged_files import MARKS_KEPT, Codec
 
 _MARK = "published-"
@@ -372,7 +373,10 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
 
 def read_rows(store: TableStore, files: Sequence[StagedFile], schema: pa.Schema) -> pa.Table:
     """Return the rows of staged files."""
-    parts = [pq.read_table(pa.BufferReader(store.read(file.path))).select(schema.names).cast(schema) for file in files]
+    parts = []
+    for file in files:
+        rows = pq.read_table(pa.BufferReader(store.read(file.path)))
+        parts.append(completed(rows, schema, schema.names).select(schema.names).cast(schema))
     return pa.concat_tables(parts)
 
 

@@ -133,10 +133,10 @@ class IcebergLog:
             raise InvalidInputError(f"{self._place} was written by a newer kohort, in format {claim.format}")
         return claim
 
-    def write_owner_marker(self, table: Table, claim: OwnerMarker) -> bool:
-        """Commit the region's owner marker as a table property; return as `commit`."""
+    def write_owner_marker(self, table: Table, claim: OwnerMarker, columns: Sequence[pa.Field[Any]] = ()) -> bool:
+        """Commit the region's owner marker as a table property, and new columns with it; return as `commit`."""
         return self._commit_changes(
-            table, {"region": msgspec.json.encode(claim).decode()}, {"region": claim.region}, (), ()
+            table, {"region": msgspec.json.encode(claim).decode()}, {"region": claim.region}, (), (), columns
         )
 
     def last(self, table: Table) -> int:
@@ -197,10 +197,15 @@ class IcebergLog:
         summary: Mapping[str, str],
         added: Sequence[DataFile],
         removed: Sequence[DataFile],
+        columns: Sequence[pa.Field[Any]] = (),
     ) -> bool:
         said = {"region": self._region, "region-id": str(self._id), **summary}
         transaction = table.transaction()
         with catalog_errors(self._place):
+            if columns:
+                with transaction.update_schema() as grown:
+                    for column in columns:
+                        grown.add_column(column.name, iceberg_schema_of(pa.schema([column])).fields[0].field_type)
             snapshots = transaction.update_snapshot(snapshot_properties={f"kohort.{name}": said[name] for name in said})
             producer: Any  # of a private class each
             if removed:

@@ -33,7 +33,17 @@ from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import Bound
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.rows import check_fits, check_names, in_order, shaped
+from kohort.region.sinks.rows import (
+    Evolution,
+    check_evolution,
+    check_fits,
+    check_names,
+    completed,
+    completed_schema,
+    in_order,
+    new_columns,
+    shaped,
+)
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 from kohort.settings.validation import shown_url
@@ -103,6 +113,7 @@ class IcebergTable(Bound):
         warehouse: the absolute path of the folder; empty: there is a catalog.
         partition_by: the partition fields, if the table is created here: `day(at)`, `bucket(16, id)`, `country`.
         compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
+        evolve: whether to add a new column that may be null to the table, or to refuse tables that have one.
     """
 
     _kept: OwnerMarker | None
@@ -116,6 +127,7 @@ class IcebergTable(Bound):
         catalog: Mapping[str, str] | None = None,
         partition_by: Sequence[str] = (),
         compression: Codec = "zstd",
+        evolve: Evolution = "refuse",
     ) -> None:
         if isinstance(partition_by, str):
             raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
@@ -126,6 +138,8 @@ class IcebergTable(Bound):
         if len(parts := table.split(".")) < 2 or not all(parts):
             raise InvalidInputError(f"The table {table!r} needs a namespace: give 'namespace.name'")
         staged_files.check_pages(compression, None)
+        check_evolution(evolve)
+        self.evolve = evolve
         self.table, self.partition_by, self.compression = table, tuple(partition_by), compression
         iceberg_partitions.parsed(self.partition_by)
         self.warehouse = "" if warehouse is None else _local(os.fspath(warehouse))
@@ -249,7 +263,40 @@ class IcebergTable(Bound):
             raise NotAuthorizedError(f"No right to write the Iceberg table {self.place}: {error}") from error
         except NotADirectoryError as error:
             raise InvalidInputError(f"{self.warehouse} can't be a folder: {error.filename} is a file") from error
-        check_fits(self.place, self._claim().rows(), given)
+        self._evolve(given)
+
+    def _evolve(self, given: pa.Schema) -> None:
+        """Add the new columns of tables to the Iceberg table, once: the commit of a second writer is too late."""
+        for _ in range(COMMITS_MAX):
+            lake = self._load_table()
+            claim = self._claim()
+            kept = claim.rows()
+            given = completed_schema(given, kept, claim.added)
+            if self.evolve == "refuse":
+                return check_fits(self.place, kept, given)
+            if not (new := new_columns(self.place, kept, given)):
+                return None
+            there = arrow_of(lake.schema())
+            self._refuse_foreign(there, new)
+            check_names(pa.schema([*there, *(field for field in new if field.name not in there.names)]), (), "")
+            schema = owner_marker.text_of(pa.schema([*kept, *new]))
+            grown = msgspec.structs.replace(claim, schema=schema, added=(*claim.added, *(field.name for field in new)))
+            missing = [field for field in new if field.name not in there.names]
+            if self._log.write_owner_marker(lake, grown, missing):
+                self._kept = grown
+                return None
+        raise self._too_late()
+
+    def _refuse_foreign(self, there: pa.Schema, new: Sequence[pa.Field[pa.DataType]]) -> None:
+        """Refuse a new column that others have added with another type, or as one that may not be null."""
+        for field in new:
+            if field.name in there.names and (
+                there.field(field.name).type != field.type or not there.field(field.name).nullable
+            ):
+                raise InvalidInputError(
+                    f"{self.place} has a column {field.name!r} of type {there.field(field.name)} that others have "
+                    f"added, and the rows have it as {field.type}: cast the column"
+                )
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema with a type for each column: the table's, where a column has no value."""
@@ -272,6 +319,9 @@ class IcebergTable(Bound):
                 raise InvalidInputError(f"{self.place} is partitioned by {by}, not by {list(self.partition_by)}")
             if self._is_claimed(table):
                 return table
+            if self.evolve == "add":
+                new = {field.name for field in new_columns(self.place, arrow_of(table.schema()), schema)}
+                schema = pa.schema([field for field in schema if field.name not in new])
             check_fits(self.place, arrow_of(table.schema()), schema)
             columns = tuple(field.column for field in there)
             claim = OwnerMarker(
@@ -296,7 +346,9 @@ class IcebergTable(Bound):
 
     def check_rows(self, table: pa.Table) -> pa.Table:
         """Refuse the first row that can't be written; return the rows as they are staged."""
-        kept = self._claim().rows()
+        claim = self._claim()
+        kept = claim.rows()
+        table = completed(table, kept, claim.added)
         if not table.schema.equals(kept):  # which takes milliseconds
             check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
         return shaped(table, kept, ())

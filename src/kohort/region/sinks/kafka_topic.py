@@ -147,6 +147,10 @@ class KafkaTopic(Bound):
     def _beside(self) -> StagingTopic:
         return StagingTopic(self._servers, self.topic, self._settings)
 
+    @property
+    def _transactional_id(self) -> str:
+        return f"kohort-sink-{self.topic}"
+
     def _admin(self) -> Admin:
         return Admin(self._servers, **self._settings)
 
@@ -162,6 +166,7 @@ class KafkaTopic(Bound):
                 self._beside.create_if_missing(admin)
             except NotFoundError as error:  # a broker that has not heard of a new topic
                 raise RetriableError(f"topic {self.topic}: {error.message}") from error
+            admin._check_rights(self._transactional_id, [self.topic, self._beside.topic])
         marker = self._beside.marker()
         if marker is None:
             refuse_untyped(given)
@@ -354,7 +359,7 @@ class KafkaTopic(Bound):
         largest = max(DEFAULT_MESSAGE_BYTES, record_bytes) + RECORD_OVERHEAD_BYTES
         producer = Producer(
             self._servers,
-            transactional_id=f"kohort-sink-{self.topic}",
+            transactional_id=self._transactional_id,
             transaction_timeout_ms=self._timeout_ms,
             max_request_size=largest,
             buffer_memory=max(32 << 20, 2 * largest),

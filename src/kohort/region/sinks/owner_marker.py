@@ -31,6 +31,7 @@ class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
         partition_by: the columns that partition the rows.
         alone: the table had no rows before the region's.
         place: the name by which the region knows the sink: no other name is accepted.
+        added: the columns that `evolve="add"` has added; tables may leave them out.
     """
 
     format: int
@@ -41,6 +42,7 @@ class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
     partition_by: tuple[str, ...] = ()
     alone: bool = False
     place: str = ""
+    added: tuple[str, ...] = ()
 
     def rows(self) -> pa.Schema:
         """Return the schema of all rows."""

@@ -15,6 +15,7 @@ from kohort.region.staged import StagedKey
 
 Mode: TypeAlias = Literal["append", "update"]
 _MODES: Final = get_args(Mode)
+Evolution: TypeAlias = Literal["refuse", "add"]
 SOURCE: Final = ("topic", "partition", "offset")
 """Columns by which a row names the record that it was made from."""
 VALUE_CHARS: Final = 200
@@ -109,6 +110,46 @@ def check_fits(place: str, kept: pa.Schema, given: pa.Schema) -> None:
             f"The schema does not fit the rows of {place}: {'; '.join(found)}. Cast the columns, or write into "
             "another table"
         )
+
+
+def check_evolution(evolve: str) -> None:
+    """Check what a sink does with a new column.
+
+    Raises:
+        InvalidInputError: it is invalid; the message says what is valid.
+    """
+    if evolve not in get_args(Evolution):
+        raise InvalidInputError(f"evolve is {evolve!r}: choose one of {', '.join(get_args(Evolution))}")
+
+
+def new_columns(place: str, kept: pa.Schema, given: pa.Schema) -> list[pa.Field[Any]]:
+    """Return the columns of tables that the rows of a sink lack.
+
+    Raises:
+        InvalidInputError: a new column may not be null, or the others differ; the message names columns and types.
+    """
+    new = [field for field in given if field.name not in kept.names]
+    if never := [f"{field.name!r} of type {field.type}" for field in new if not field.nullable]:
+        raise InvalidInputError(
+            f"The new column {', '.join(never)} may not be null, and the rows of {place} have none yet: evolve='add' "
+            "adds columns that may be null"
+        )
+    check_fits(place, pa.schema([*kept, *new]), given)
+    check_names(pa.schema([*kept, *new]), (), "")
+    return new
+
+
+def completed_schema(given: pa.Schema, kept: pa.Schema, added: Iterable[str]) -> pa.Schema:
+    """Return the schema with those added columns that it leaves out."""
+    return pa.schema([*given, *(kept.field(name) for name in added if name not in given.names)])
+
+
+def completed(table: pa.Table, kept: pa.Schema, added: Iterable[str]) -> pa.Table:
+    """Return the table with nulls in those added columns that it leaves out."""
+    for name in added:
+        if name not in table.column_names:
+            table = table.append_column(kept.field(name), pa.nulls(table.num_rows, kept.field(name).type))
+    return table
 
 
 def shaped(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
