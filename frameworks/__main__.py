@@ -20,6 +20,7 @@ from tests.support.maven import MavenUnavailable
 from frameworks.brokers import start_broker
 from frameworks.builds import FrameworkUnavailable
 from frameworks.connect import ConnectSink, ConnectSource
+from frameworks.flink import Flink
 from frameworks.framework import Framework
 from frameworks.java_frameworks import KafkaStreams, SpringKafka, SpringKafkaNextProtocol
 from frameworks.mirror import MirrorMaker
@@ -41,6 +42,7 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
     ConnectSource,
     ConnectSink,
     MirrorMaker,
+    Flink,
     SpringKafka,
     SpringKafkaNextProtocol,
     FastStreamAiokafka,
