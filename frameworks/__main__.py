@@ -20,6 +20,7 @@ from tests.support.maven import MavenUnavailable
 from frameworks.brokers import start_broker
 from frameworks.builds import FrameworkUnavailable
 from frameworks.connect import ConnectSink, ConnectSource
+from frameworks.flink import Flink
 from frameworks.framework import Framework
 from frameworks.go_frameworks import GO_FRAMEWORKS
 from frameworks.group_programs import GROUP_PROGRAMS
@@ -45,6 +46,7 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
     ConnectSource,
     ConnectSink,
     MirrorMaker,
+    Flink,
     SpringKafka,
     SpringKafkaNextProtocol,
     *KAFKA_TOOLS,
