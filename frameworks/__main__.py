@@ -24,7 +24,7 @@ from frameworks.flink import Flink
 from frameworks.framework import Framework
 from frameworks.go_frameworks import GO_FRAMEWORKS
 from frameworks.group_programs import GROUP_PROGRAMS
-from frameworks.java_frameworks import KafkaStreams, SpringKafka, SpringKafkaNextProtocol
+from frameworks.java_frameworks import KafkaStreams, KafkaStreamsUpgrade, SpringKafka, SpringKafkaNextProtocol
 from frameworks.javascript_frameworks import JAVASCRIPT_FRAMEWORKS
 from frameworks.kafka_tools import KAFKA_TOOLS
 from frameworks.mirror import MirrorMaker
@@ -43,6 +43,7 @@ from kohort.errors import KafkaError
 
 FRAMEWORKS: tuple[type[Framework], ...] = (
     KafkaStreams,
+    KafkaStreamsUpgrade,
     ConnectSource,
     ConnectSink,
     MirrorMaker,

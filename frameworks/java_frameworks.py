@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from frameworks.builds import LOGGING, java_command
 from frameworks.framework import INPUT, OUTPUT, Framework, Site
 
 KAFKA_VERSION = "4.4.0"
+STREAMS_BEFORE = "3.9.1"
+"""The version from which a running Kafka Streams application is upgraded."""
 SPRING_VERSION = "4.1.2"
 
 
@@ -29,6 +33,30 @@ class KafkaStreams(Framework):
         chosen = ["commit.interval.ms=200", "session.timeout.ms=6000", "heartbeat.interval.ms=1500"]
         chosen += [f"client.id=streams-{member}"]
         return [*self._java, site.servers, "frameworks-streams", INPUT, OUTPUT, state, *chosen]
+
+
+class KafkaStreamsUpgrade(KafkaStreams):
+    """Kafka Streams in a rolling upgrade: what is killed returns with `upgrade.from`, and the next time without."""
+
+    name = "streams-upgrade"
+    title = "Kafka Streams, rolling upgrade"
+    version = f"{STREAMS_BEFORE} to {KAFKA_VERSION}"
+    story = "the same program; each instance begins in the old version, and returns in the new one"
+    settings = f"those of Kafka Streams; `upgrade.from={STREAMS_BEFORE.rpartition('.')[0]}` at the first return only"
+
+    def prepare(self, site: Site) -> None:
+        """Compile the program against both versions, and create the topics."""
+        self._before = java_command("StreamsCount", [f"org.apache.kafka:kafka-streams:{STREAMS_BEFORE}", *LOGGING])
+        self._starts: Counter[int] = Counter()
+        super().prepare(site)
+
+    def command(self, site: Site, member: int) -> list[str]:
+        newest = super().command(site, member)
+        start = self._starts[member]
+        self._starts[member] += 1
+        if start == 0:
+            return [*self._before, *newest[len(self._java) :]]
+        return [*newest, f"upgrade.from={STREAMS_BEFORE.rpartition('.')[0]}"] if start == 1 else newest
 
 
 class SpringKafka(Framework):

@@ -34,7 +34,7 @@ GROWTH, GROWTH_MIB = 1.15, 24.0
 
 @dataclass(slots=True)
 class Report:
-    """What a soak found.
+    """The findings of a soak.
 
     Attributes:
         produced: how many records of each key.

@@ -11,9 +11,9 @@ from tests.soak.run import Soak
 
 @pytest.mark.timeout(600)
 def test_half_a_minute(tmp_path: Path) -> None:
-    told: list[str] = []
-    report = Soak(tmp_path, seed=5, rate=100, spark=False, say=told.append).run(minutes=0.5, fault_s=6)
-    assert report.violations == [], told
+    log: list[str] = []
+    report = Soak(tmp_path, seed=5, rate=100, spark=False, say=log.append).run(minutes=0.5, fault_s=6)
+    assert report.violations == [], log
     assert set(report.accounts) == {"transactions", "consumer", "region"}
     assert {account.produced for account in report.accounts.values()} == {sum(report.produced.values())} != {0}
     assert sum(report.faults.values()) >= 3
