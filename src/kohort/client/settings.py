@@ -26,6 +26,12 @@ def check_offset_reset(value: str) -> None:
     raise ValueError(f"must be earliest, latest, none or by_duration:PT…, not {value!r}")
 
 
+def check_poll_records(value: int) -> None:
+    """Raise ValueError for 0, with which no poll would return a record."""
+    if value == 0:
+        raise ValueError("it must be at least 1, or -1 for no bound, not 0")
+
+
 def duration_ms(text: str) -> int:
     """Convert an ISO 8601 duration of days, hours, minutes and seconds (`P1DT2H`, `PT90S`) to milliseconds.
 
@@ -296,7 +302,11 @@ class ConsumerConfig(ConnectionConfig):
         why="a consumer that does not poll for this long gives its partitions up",
     )
     max_poll_records: int = declare_setting(
-        "max.poll.records", 500, low=-1, why="bounds what one poll returns, and so the work between polls; -1: no bound"
+        "max.poll.records",
+        500,
+        low=-1,
+        check=check_poll_records,
+        why="bounds what one poll returns, and so the work between polls; -1: no bound",
     )
     poll_share: str = declare_setting(
         "poll.share",

@@ -16,7 +16,14 @@ from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
 from kohort.client.producer.accumulator import NO_HEADERS, WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
-from kohort.client.producer.core import OnDelivery, ProducerCore, ProducerProperties, column_names, producer_config
+from kohort.client.producer.core import (
+    OnDelivery,
+    ProducerCore,
+    ProducerProperties,
+    column_names,
+    not_encodable,
+    producer_config,
+)
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.setting_types import ProducerSettings
 from kohort.client.settings import Servers
@@ -72,12 +79,14 @@ class AsyncProducer(ProducerProperties):
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Send one record, with the arguments of `Producer.send`. `on_delivery` is called on the loop."""
-        if headers is NO_HEADERS and partition is None and timestamp_ms is None and on_delivery is None:
-            delivery = self._append_open(topic, value, key)
-            if delivery is not None:
-                return delivery
         try:
+            if headers is NO_HEADERS and partition is None and timestamp_ms is None and on_delivery is None:
+                delivery = self._append_open(topic, value, key)
+                if delivery is not None:
+                    return delivery
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+        except UnicodeEncodeError as error:
+            raise not_encodable(error) from None
         except WouldBlock as reason:
             first: WouldBlock[Delivery] = reason.with_traceback(None)
         return await self._retry_until_done(first)

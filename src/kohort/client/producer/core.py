@@ -428,6 +428,14 @@ SEND = Arguments(ProducerCore.send)
 """Types of the arguments of `send`, for error texts."""
 
 
+def not_encodable(error: UnicodeEncodeError) -> InvalidInputError:
+    """Return the error of a record whose text has no UTF-8 form."""
+    return InvalidInputError(
+        f"the text has {error.object[error.start]!r}, half of a surrogate pair, at character {error.start}, which "
+        "UTF-8 can't write: send bytes, as text.encode(errors='surrogatepass') gives, or mend the text"
+    )
+
+
 def _headers_size(headers: HeadersLike) -> int:
     size = 0
     try:

@@ -39,7 +39,14 @@ from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ClientClosed, ThreadClient
 from kohort.client.producer.accumulator import NO_HEADERS, WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
-from kohort.client.producer.core import OnDelivery, ProducerCore, ProducerProperties, column_names, producer_config
+from kohort.client.producer.core import (
+    OnDelivery,
+    ProducerCore,
+    ProducerProperties,
+    column_names,
+    not_encodable,
+    producer_config,
+)
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.setting_types import ProducerSettings
 from kohort.client.settings import Servers
@@ -116,16 +123,18 @@ class Producer(ProducerProperties):
 
         Raises:
             TimedOutError: Memory stayed full, or the topic unknown, for `max_block_ms`.
-            InvalidInputError: No such partition, or key or value are no bytes.
+            InvalidInputError: No such partition, or key or value are no bytes, or a text is no UTF-8.
         """
-        if headers is NO_HEADERS and partition is None and timestamp_ms is None and on_delivery is None:
-            delivery = self._append_open(topic, value, key)
-            if delivery is not None:
-                return delivery
         try:
+            if headers is NO_HEADERS and partition is None and timestamp_ms is None and on_delivery is None:
+                delivery = self._append_open(topic, value, key)
+                if delivery is not None:
+                    return delivery
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
         except WouldBlock as reason:
             first: WouldBlock[Delivery] = reason.with_traceback(None)
+        except UnicodeEncodeError as error:
+            raise not_encodable(error) from None
         return self._retry_until_done(first)
 
     def send_arrow(
