@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import kohort.client
-from kohort import Admin, AsyncConsumer, AsyncProducer, Broker, Consumer, Producer
+from kohort import Admin, AsyncConsumer, AsyncProducer, Broker, Consumer, Fault, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.fetching import Fetcher
 from kohort.client.consumer.positions import PositionFinder
@@ -328,6 +329,56 @@ def test_a_fault_on_the_callers_thread_ends_the_client(kohort_broker: Broker, to
             with pytest.raises(ClientClosed, match=PLANTED):
                 client.send_now()
         assert PLANTED in str(raised(lambda: consumer.partitions_for_topic(topic)))
+
+
+def end_by_a_fault(client: Any) -> None:
+    """Plant an unexpected error in a background task, and wait until the client has ended by it."""
+    with client.lock:
+        client.cluster.keep_running(planted_later(), "planted")
+        client.wake()
+    until(lambda: client.failed, "the client ends")
+
+
+def test_a_loop_over_records_raises_when_the_client_has_ended(kohort_broker: Broker, topic: str) -> None:
+    with Consumer(kohort_broker.bootstrap_servers, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+
+        def run() -> None:
+            for number, _ in enumerate(consumer):
+                if number == 4:
+                    end_by_a_fault(consumer._client)
+
+        assert PLANTED in str(raised(run))
+
+
+def test_a_producers_block_raises_what_was_not_delivered_when_the_client_has_ended(
+    kohort_broker: Broker, topic: str
+) -> None:
+    def run() -> None:
+        with Producer(kohort_broker.bootstrap_servers, linger_ms=60_000) as producer:
+            producer.send(topic, "never")
+            end_by_a_fault(producer._client)
+
+    assert "1 record was not delivered" in str(raised(run))
+
+
+def test_an_exit_within_a_callback_ends_the_client(kohort_broker: Broker, topic: str) -> None:
+    producer = Producer(kohort_broker.bootstrap_servers)
+    producer.send(topic, "x", on_delivery=lambda *_: sys.exit(3))
+    for _ in range(2):
+        assert "SystemExit(3)" in str(raised(producer.flush))
+
+
+def test_a_commits_callback_runs_when_the_client_has_ended(kohort_broker: Broker, topic: str) -> None:
+    kohort_broker.faults.add(Fault("OffsetCommit", "delay", delay_ms=20_000))
+    errors: list[KafkaError | None] = []
+    with Consumer(kohort_broker.bootstrap_servers, group_id=uuid.uuid4().hex) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.commit_async({TopicPartition(topic, 0): 1}, lambda _, error: errors.append(error))
+        end_by_a_fault(consumer._client)
+        until(lambda: bool(errors), "the callback runs")
+    kohort_broker.faults.clear()
+    assert "may have been made or not" in str(errors[0])
 
 
 # -- the region's publishing thread

@@ -13,6 +13,7 @@ from kohort import (
     Admin,
     AsyncConsumer,
     Broker,
+    CommitFailedError,
     Consumer,
     Fault,
     KafkaError,
@@ -21,6 +22,7 @@ from kohort import (
     RebalanceListener,
     TopicPartition,
 )
+from kohort.client.consumer import core
 from tests.support.waiting import until
 
 PROTOCOLS = ({"group_protocol": "classic"}, {"group_protocol": "consumer"})
@@ -116,3 +118,47 @@ def test_next_owner_begins_where_the_listener_of_the_former_committed(settings: 
         assert listener.errors == [None]
         (moved,) = second.assignment()
         assert second.committed([moved])[moved] == OffsetAndMetadata(7)
+
+
+def test_poll_that_is_cancelled_while_a_commit_is_under_way_keeps_no_partition(
+    settings: dict[str, Any], topic: str, broker: Broker
+) -> None:
+    fast: dict[str, Any] = {} if settings["group_protocol"] == "consumer" else {"heartbeat_interval_ms": 200}
+    broker.faults.clear()
+    broker.faults.add(Fault("OffsetCommit", "delay", delay_ms=1500))
+
+    async def main() -> int:
+        cancelled = 0
+        async with AsyncConsumer(**settings, **fast) as first, AsyncConsumer(**settings, **fast) as second:
+            first.subscribe([topic], listener=Committing(first))
+            while len(first.assignment()) < 2:
+                await first.poll(50)
+            second.subscribe([topic])
+            while len(second.assignment()) != 1:
+                for consumer, timeout_ms in ((first, 200), (second, 20)):
+                    try:
+                        await asyncio.wait_for(consumer.poll(timeout_ms), 0.3)
+                    except TimeoutError:
+                        cancelled += consumer is first
+        return cancelled
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) > 0
+
+
+def test_commit_that_waits_for_another_is_not_sent_after_the_partitions_are_given_up(
+    settings: dict[str, Any], topic: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "LAST_COMMIT_MS", 300)
+    broker.faults.clear()
+    broker.faults.add(Fault("OffsetCommit", "delay", delay_ms=1500))
+    errors: list[KafkaError | None] = []
+    with Consumer(**settings) as consumer:
+        consumer.subscribe([topic])
+        joined(consumer, 2)
+        for offset in (1, 2):
+            consumer.commit_async({TopicPartition(topic, 0): offset}, lambda _, error: errors.append(error))
+        consumer.unsubscribe()
+        until(lambda: len(errors) == 2, "both commits have an outcome")
+    assert isinstance(errors[1], CommitFailedError)
+    assert "given up" in str(errors[1])
+    assert committed(settings).get(TopicPartition(topic, 0)) != 2

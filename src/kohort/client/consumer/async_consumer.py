@@ -97,6 +97,7 @@ class AsyncConsumer(SyncMethods):
             ):
                 self._iterating = asyncio.current_task()
                 yield record
+        self._client.raise_failure()
 
     # Offsets.
 

@@ -76,11 +76,13 @@ class _QueuedCommit:
         before: The commit before it, None when there is none.
         ends_ms: When its time is over.
         over: Whether its caller has given up.
+        given_up: Whether its partitions were given up while it waited for the commits before it.
     """
 
     before: Task[None] | None
     ends_ms: float
     over: bool = False
+    given_up: bool = False
 
 
 class Commits:
@@ -105,6 +107,9 @@ class Commits:
         self._membership = membership
         self._partitions = partitions
         self._tail: Task[None] | None = None
+        self._queued: list[_QueuedCommit] = []
+        self._running: set[Task[None]] = set()
+        cluster.on_fault(lambda _: self._abandon())
         self._auto_due_ms = cluster.runtime.now_ms + config.auto_commit_interval_ms
         self._auto: Task[None] | None = None
 
@@ -124,8 +129,12 @@ class Commits:
         ids = known_ids(self._cluster, offsets, self._partitions.ids)
         limit_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         turn = _QueuedCommit(self._tail, self._cluster.runtime.now_ms + limit_ms)
+        self._queued.append(turn)
         self._tail = self._cluster.runtime.spawn(self._commit_in_turn(turn, dict(offsets), ids), "commit")
-        return self._cluster.runtime.spawn(self._in_time(turn, self._tail, limit_ms), "commit")
+        commit = self._cluster.runtime.spawn(self._in_time(turn, self._tail, limit_ms), "commit")
+        self._running.add(commit)
+        commit.on_done(lambda _: self._running.discard(commit))
+        return commit
 
     def auto(self, positions: Callable[[], Mapping[TopicPartition, FetchPosition]]) -> None:
         """Commit positions in the background, if the auto commit interval is over.
@@ -150,9 +159,18 @@ class Commits:
             self._auto.on_done(_auto_done)
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait for the commits in flight."""
-        if self._tail is not None:
-            await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms)
+        """Wait for the commits in flight; those that have not been sent when the time is over fail.
+
+        Sent later, they would have this member's next generation, in which others may own the partitions.
+        """
+        if self._tail is not None and await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms) is None:
+            for turn in self._queued:
+                turn.given_up = True
+
+    def _abandon(self) -> None:
+        """Cancel all commits: the client has ended by a fault."""
+        for commit in list(self._running):
+            commit.cancel()
 
     async def _in_time(self, turn: _QueuedCommit, commit: Task[None], limit_ms: float) -> None:
         """Wait for a commit, but for those before it only within its own time limit."""
@@ -169,6 +187,12 @@ class Commits:
         runtime = self._cluster.runtime
         if turn.before is not None:
             await runtime.first(turn.before)
+        self._queued.remove(turn)
+        if turn.given_up and not turn.over:
+            raise CommitFailedError(
+                "nothing was committed: the partitions were given up before the earlier commits had an answer; "
+                "their next owner reads on from the last committed offsets"
+            )
         if turn.over or not offsets:
             return
         group = self._config.group_id

@@ -127,6 +127,7 @@ class Consumer(Lookups, SyncMethods):
         """Yield records until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
             yield from self._core.record_iterator.give(self._poll(self._limit, _ITERATION_POLL_MS))
+        self._client.raise_failure()
 
     # Offsets.
 

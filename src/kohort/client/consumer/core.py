@@ -31,7 +31,7 @@ from kohort.client.group.membership import LEAVE_MS, Membership, Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import NO_TOPIC_ID, Metadata
 from kohort.client.net.topic_existence import MissingTopics, check_topic_names
-from kohort.client.offsets import GroupMetadata, HoldingListener, OffsetAndMetadata, RebalanceListener
+from kohort.client.offsets import GroupMetadata, HoldingListener, OffsetAndMetadata, RebalanceListener, Revocation
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import Record
 from kohort.columns.decoded import Decoded
@@ -440,8 +440,7 @@ class ConsumerCore:
                     self.partitions.mark_revoking(gone)
                     yield CallUser(self.listener.on_partitions_wanted, gone)
                     continue
-                yield from self._revoke_partitions(gone, revocation.lost, member)
-                member.release()
+                yield from self._give_up(gone, revocation, member)
                 continue
             if set(member.assignment.partitions) != set(self.partitions) or member.rebalances != self._rebalances_seen:
                 self._rebalances_seen = member.rebalances
@@ -460,9 +459,30 @@ class ConsumerCore:
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
             return False
-        yield from self._revoke_partitions(held, lost=False, staying=member)
-        member.release()
+        yield from self._give_up(held, member.revocation, member)
         return True
+
+    def _give_up(self, gone: list[TopicPartition], revocation: Revocation, member: Membership) -> Script[None]:
+        """Give partitions up and acknowledge it, after the commits in flight.
+
+        A call that is cancelled in between is no reason to keep the group waiting. If the listener has not been called
+        yet, the next call begins again. If it has, the revocation is acknowledged.
+        """
+        try:
+            yield from self._revoke_partitions(gone, revocation.lost, member)
+            if not revocation.lost:
+                yield from self._await_commits(revocation.deadline_ms - self.cluster.runtime.now_ms)
+        except BaseException:
+            if any(part in self.partitions for part in gone):
+                self._seen = member.sequence - 1
+                raise
+            self._acknowledge(revocation, member)
+            raise
+        self._acknowledge(revocation, member)
+
+    def _acknowledge(self, revocation: Revocation, member: Membership) -> None:
+        if member.revocation is revocation:  # a loss of all partitions may have taken its place meanwhile
+            member.release()
 
     def _revoke_partitions(
         self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None
@@ -481,12 +501,11 @@ class ConsumerCore:
             self._close_deadline.leave_out(began_ms)
             self.partitions.remove(gone)
             self._moved()
-        if not lost:
-            yield from self._await_commits()
 
-    def _await_commits(self) -> Script[None]:
+    def _await_commits(self, limit_ms: float = LAST_COMMIT_MS) -> Script[None]:
         """Wait for the commits in flight, because the coordinator refuses them once the partitions are given up."""
-        yield Await(self.commits.drain(self._close_deadline.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)))
+        limit_ms = max(0.0, min(limit_ms, LAST_COMMIT_MS))
+        yield Await(self.commits.drain(self._close_deadline.at_most(limit_ms, keep=KEPT_TO_LEAVE)))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
         """Commit before partitions are given up; return False when other members own them already."""
@@ -508,9 +527,10 @@ class ConsumerCore:
         held = list(self.partitions)
         lost = member.revocation is not None and member.revocation.lost
         try:
-            if held:
-                yield from self._revoke_partitions(held, lost)
-            else:
+            try:
+                if held:
+                    yield from self._revoke_partitions(held, lost)
+            finally:
                 yield from self._await_commits()
         finally:
             self._rebalances_before += member.rebalances

@@ -79,9 +79,18 @@ class AsyncClient:
             await asyncio.wait([waiter], timeout=left)
             if not waiter.done():
                 self._waiters.remove(waiter)
-        if self._failure is not None:
-            self.check()
+        self.raise_failure()
         return True
+
+    @property
+    def failed(self) -> bool:
+        """Return whether an unexpected error has ended the client."""
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        """Raise ClientClosed if an unexpected error has ended the client, and not `close`."""
+        if self.failed:
+            self.check()
 
     def check(self) -> None:
         """Raise ClientClosed when the client is closed."""
@@ -212,6 +221,8 @@ class AsyncClient:
                 refusal = await asyncio.to_thread(tls_error, error, command.address, self.cluster.config)
             self.cluster.connections.closed(command.link, refusal or describe(error))
         else:
+            if command.link not in self._channels:  # the peer has closed it meanwhile
+                return
             process = name_for_peer(transport.get_extra_info("socket"))
             if not self.cluster.connections.opened(command.link, mechanism, process) and command.link in self._channels:
                 self._channels.pop(command.link).close()

@@ -161,8 +161,12 @@ class Task(Promise[T]):
         if self._waiting is not None:
             self._waiting.drop(self._wake)
             self._waiting = None
-        if inspect.getcoroutinestate(self._coro) == inspect.CORO_RUNNING:  # it cancels itself: ends at its next await
+        state = inspect.getcoroutinestate(self._coro)
+        if state == inspect.CORO_RUNNING:  # it cancels itself: ends at its next await
             self._runtime.cancel_later(self)
+            return
+        if state == inspect.CORO_CLOSED:  # Ctrl-C has ended it in the middle of a step
+            self.fail(TaskCancelled())
             return
         try:
             self._coro.throw(TaskCancelled())

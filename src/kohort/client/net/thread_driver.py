@@ -129,8 +129,7 @@ class ThreadClient:
         with self._changed:
             self.check()
             in_time = self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
-            if self._failure is not None:
-                self.check()
+            self.raise_failure()
             return in_time
 
     def wake(self) -> None:
@@ -227,6 +226,16 @@ class ThreadClient:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connected client can't be pickled: make one in each process")
+
+    @property
+    def failed(self) -> bool:
+        """Return whether an unexpected error has ended the client."""
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        """Raise ClientClosed if an unexpected error has ended the client, and not `close`."""
+        if self.failed:
+            self.check()
 
     def check(self) -> None:
         """Raise ClientClosed when the client is closed or belongs to another process."""
@@ -394,6 +403,8 @@ class _IoThread:
                 pass
         except Exception as error:  # noqa: BLE001 - a thread that ends silently leaves its callers waiting
             failure = error
+        except BaseException as error:  # noqa: BLE001 - SystemExit of an application's callback, for one
+            failure = KafkaError(f"the client's thread ended: {error!r}")
         finally:
             with self._lock:
                 self._ended = True

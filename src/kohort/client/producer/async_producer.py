@@ -136,7 +136,7 @@ class AsyncProducer(ProducerProperties):
     async def _close(self, timeout_ms: float | None) -> KafkaError | None:
         """Close; return the error of undelivered records that the application did not read."""
         if self._client.closed:
-            return None
+            return self._core.undelivered() if self._client.failed else None
         try:
             await self._client.call(self._core.close(timeout_ms))
         finally:

@@ -196,7 +196,7 @@ class Producer(ProducerProperties):
     def _close(self, timeout_ms: float | None) -> KafkaError | None:
         """Close; return the error of undelivered records that the application did not read."""
         if self._client.closed:
-            return None
+            return self._core.undelivered() if self._client.failed else None
         until_s = self._client.until_s(timeout_ms)
         try:
             with contextlib.suppress(ClientClosed):  # in a forked child

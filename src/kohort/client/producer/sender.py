@@ -203,14 +203,14 @@ class Sender:
         if self.failure is None and not isinstance(error, KafkaError):
             self.failure = failure
         self.closed, self.aborting = True, failure
-        failed = self.accumulator.fail(failure)
+        failed, self._answer = self._answer + self.accumulator.fail(failure), []
         with self.accumulator.lock:
             for queue in self.accumulator.queues.values():
                 for batch in list(queue.in_flight):
                     if at_once or batch not in self._delivering:
                         batch.unsure = batch.unsure or batch.left
                         queue.in_flight.remove(batch)
-                        failed += self.accumulator.finish(batch, failure)
+                        failed += self.accumulator.finish(batch, _unsure(batch, failure) if batch.unsure else failure)
         if self.on_lost is not None:
             self.on_lost(failure)
         self.accumulator.notify()
@@ -567,6 +567,12 @@ class Sender:
     def _run_callbacks(self, batches: list[Batch]) -> None:
         for batch in batches:
             batch.run_callbacks()
+
+
+def _unsure(batch: Batch, failure: KafkaError) -> KafkaError:
+    error = KafkaError(_not_delivered(batch, "before the producer ended", str(failure)))
+    error.__cause__ = failure
+    return error
 
 
 def _not_delivered(batch: Batch, when: str, why: str) -> str:
