@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from kohort.wire.batch import BatchRecord, build_batch, iter_headers
@@ -270,13 +271,6 @@ def fetches(side: Side, version: int) -> None:
 def fetches_of_aborted_transactions(side: Side, version: int) -> None:
     """Two producers' transactions within one range: both are named. Old records and new markers share a segment."""
     topic = side.topic(segment_ms=str(2**62))
-    for word in ("one", "two", "three"):
-        name = side.name(word)
-        producer, epoch = begun(side, name)
-        facts = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": 0}
-        side.until(lambda: add_partitions(name, producer, epoch, {topic: [0]}), 3, added)  # noqa: B023
-        side.produce(topic, 0, b"a", transactional=name, **facts)
-        ended(side, name, (producer, epoch), 4, committed=word == "three")
     make, part = FetchRequest.FetchTopic, FetchRequest.FetchPartition
     wanted = [part(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)]
     asked = make(topic_id=side.id_of(topic), topic=topic, partitions=wanted)
@@ -284,10 +278,18 @@ def fetches_of_aborted_transactions(side: Side, version: int) -> None:
     def fetching() -> FetchRequest:
         return FetchRequest(topics=[asked], max_wait_ms=0, min_bytes=0, max_bytes=1 << 20, isolation_level=1)
 
-    def whole(answer: Any) -> bool:
-        return bool(answer.responses and answer.responses[0].partitions[0].last_stable_offset == 6)
+    def stable(offset: int) -> Callable[[Any], bool]:
+        return lambda answer: bool(answer.responses and answer.responses[0].partitions[0].last_stable_offset == offset)
 
-    side.until(fetching, version, whole, keep=without_records)
+    for number, word in enumerate(("one", "two", "three"), 1):
+        name = side.name(word)
+        producer, epoch = begun(side, name)
+        facts = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": 0}
+        side.until(lambda: add_partitions(name, producer, epoch, {topic: [0]}), 3, added)  # noqa: B023
+        side.produce(topic, 0, b"a", transactional=name, **facts)
+        ended(side, name, (producer, epoch), 4, committed=word == "three")
+        # Kafka answers EndTxn before it has written the marker.
+        side.until(fetching, version, stable(2 * number), keep=without_records)
 
 
 def without_records(answer: Any) -> None:
