@@ -440,7 +440,7 @@ class ConsumerCore:
                     self.partitions.mark_revoking(gone)
                     yield CallUser(self.listener.on_partitions_wanted, gone)
                     continue
-                yield from self._give_up(gone, revocation, member)
+                yield from self._revoke_and_acknowledge(gone, revocation, member)
                 continue
             if set(member.assignment.partitions) != set(self.partitions) or member.rebalances != self._rebalances_seen:
                 self._rebalances_seen = member.rebalances
@@ -459,10 +459,12 @@ class ConsumerCore:
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
             return False
-        yield from self._give_up(held, member.revocation, member)
+        yield from self._revoke_and_acknowledge(held, member.revocation, member)
         return True
 
-    def _give_up(self, gone: list[TopicPartition], revocation: Revocation, member: Membership) -> Script[None]:
+    def _revoke_and_acknowledge(
+        self, gone: list[TopicPartition], revocation: Revocation, member: Membership
+    ) -> Script[None]:
         """Give partitions up and acknowledge it, after the commits in flight.
 
         A call that is cancelled in between is no reason to keep the group waiting. If the listener has not been called
