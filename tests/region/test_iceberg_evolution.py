@@ -9,6 +9,7 @@ from typing import Any
 import polars
 import pyarrow as pa
 import pytest
+from pyiceberg.types import IntegerType
 
 from kohort.errors import InvalidInputError, RetriableError
 from kohort.region import IcebergTable
@@ -121,7 +122,7 @@ def test_a_table_that_was_there_before_gets_the_column_too(tmp_path: Path) -> No
         (SCHEMA.remove(2), "'name' is missing .*string"),
         (SCHEMA.append(pa.field("NAME", pa.string())), "name"),
         (SCHEMA.append(pa.field("crew", pa.uint64())), "'crew' of type uint64"),
-        (SCHEMA.append(pa.field("crew", pa.null())), "crew"),
+        (SCHEMA.append(pa.field("crew", pa.list_(pa.null()))), "crew"),
     ],
 )
 def test_anything_else_than_a_nullable_column_is_refused(tmp_path: Path, schema: pa.Schema, said: str) -> None:
@@ -129,6 +130,134 @@ def test_anything_else_than_a_nullable_column_is_refused(tmp_path: Path, schema:
     with pytest.raises(InvalidInputError, match=said):
         sink.check(schema)
     assert columns_ever(tmp_path) == [SCHEMA.names]
+
+
+def dropped(path: Path, column: str) -> None:
+    with opened(path).update_schema() as update:
+        update.delete_column(column)
+
+
+def test_an_added_column_that_others_drop_is_added_again(tmp_path: Path) -> None:
+    sink = made(tmp_path, evolve="add")
+    sink.check(MORE)
+    dropped(tmp_path, "crew")
+    made(tmp_path, evolve="add").check(SCHEMA)
+    assert opened(tmp_path).schema().column_names == MORE.names
+    sink.stage(key(1), wide(1))
+    sink.stage(key(2), table(2))
+    sink.publish(1, [key(1), key(2)])
+    assert rows(tmp_path) == [(1, 5), (2, None)]
+
+
+def test_an_added_column_that_others_drop_is_added_again_together_with_a_new_one(tmp_path: Path) -> None:
+    sink = made(tmp_path, evolve="add")
+    sink.check(MORE)
+    dropped(tmp_path, "crew")
+    sink.check(SCHEMA.append(pa.field("seats", pa.int32())))
+    assert opened(tmp_path).schema().column_names == [*SCHEMA.names, "crew", "seats"]
+
+
+def test_a_running_member_adds_a_dropped_column_again(tmp_path: Path) -> None:
+    sink = made(tmp_path, evolve="add")
+    sink.check(MORE)
+    sink.stage(key(1), wide(1))
+    dropped(tmp_path, "crew")
+    sink.stage(key(2), wide(2))
+    sink.stage(key(3), table(3))
+    sink.publish(1, [key(1), key(2), key(3)])
+    assert rows(tmp_path) == [(1, None), (2, 5), (3, None)]  # staged for the dropped column, which had another id
+
+
+def test_a_column_that_is_never_added_again_is_named(tmp_path: Path) -> None:
+    made(tmp_path, evolve="add").check(MORE)
+    dropped(tmp_path, "crew")
+    with pytest.raises(InvalidInputError, match=r"lacks the column 'crew' of type int32.*add it again"):
+        made(tmp_path).stage(key(1), wide(1))
+    dropped(tmp_path, "name")
+    sink = made(tmp_path, evolve="add")
+    with pytest.raises(InvalidInputError, match=r"lacks the column 'name' of type string.*rename it back"):
+        sink.stage(key(1), table(1))
+
+
+def test_a_column_that_is_dropped_while_its_marker_is_written_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = made(tmp_path, evolve="add")
+    with opened(tmp_path).update_schema() as update:
+        update.add_column("crew", IntegerType())
+    commit = IcebergLog._commit_changes
+    drops = [True]
+
+    def late(*args: Any, **named: Any) -> bool:
+        if drops:
+            drops.clear()
+            dropped(tmp_path, "crew")
+        return commit(*args, **named)
+
+    monkeypatch.setattr(IcebergLog, "_commit_changes", late)
+    sink.check(MORE)
+    assert opened(tmp_path).schema().column_names == MORE.names
+
+
+def test_an_older_state_of_another_thread_does_not_refuse_a_new_column(tmp_path: Path) -> None:
+    """The publisher's thread has read the marker before the column was added, and keeps it afterwards."""
+    sink = made(tmp_path, evolve="add")
+    before = opened(tmp_path)
+    sink.check(MORE)
+    assert sink._claim_in(before) is not None
+    assert sink.check_rows(wide(1)).column_names == MORE.names
+    with pytest.raises(InvalidInputError, match="'seats' is new"):
+        sink.check_rows(wide(1).append_column("seats", pa.array([2])))
+
+
+def test_rows_that_are_staged_keep_a_column_that_an_older_state_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = made(tmp_path, evolve="add")
+    before = opened(tmp_path)
+    sink.check(MORE)
+    sink.stage(key(1), wide(1))
+    with opened(tmp_path).update_spec() as update:
+        update.add_identity("name")
+    write = IcebergTable._divided_anew
+
+    def write_late(sink: IcebergTable, *args: Any) -> Any:
+        assert sink._claim_in(before) is not None
+        return write(sink, *args)
+
+    monkeypatch.setattr(IcebergTable, "_divided_anew", write_late)
+    sink.publish(1, [key(1)])
+    assert rows(tmp_path) == [(1, 5)]
+
+
+def test_a_new_column_may_have_a_dot_in_its_name(tmp_path: Path) -> None:
+    sink = made(tmp_path, evolve="add")
+    field = pa.field("crew.size", pa.int32())
+    sink.check(SCHEMA.append(field))
+    sink.stage(key(1), table(1).append_column(field, pa.array([5], pa.int32())))
+    sink.publish(1, [key(1)])
+    assert opened(tmp_path).scan().to_arrow().column("crew.size").to_pylist() == [5]
+
+
+def test_a_new_column_that_looks_like_a_part_of_another_is_refused(tmp_path: Path) -> None:
+    sink = made(tmp_path, evolve="add")
+    sink.check(SCHEMA.append(pa.field("crew", pa.struct([pa.field("size", pa.int32())]))))
+    with pytest.raises(InvalidInputError, match=r"can't be given the column 'crew\.size'"):
+        sink.check(SCHEMA.append(pa.field("crew.size", pa.int32())))
+
+
+def test_a_new_column_is_left_out_until_it_has_a_type(tmp_path: Path) -> None:
+    stager = Stager(made(tmp_path, evolve="add"), REGION, "a")
+    stager.begin(1)
+    for rows_of_table in (table(1).append_column("crew", pa.nulls(1)), wide(2)):
+        stager.add(rows_of_table)
+        stager.settle()
+        stager.stage_rest()
+    stager.add(table(3).append_column("crew", pa.nulls(1)))
+    stager.settle()
+    made(tmp_path).publish(1, stager.stage_rest())
+    assert rows(tmp_path) == [(1, None), (2, 5), (3, None)]
+    assert columns_ever(tmp_path) == [SCHEMA.names, MORE.names]
 
 
 def test_a_new_column_is_refused_by_default(tmp_path: Path) -> None:

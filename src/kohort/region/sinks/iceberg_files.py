@@ -349,13 +349,19 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
     """Write a data file durably.
 
     Raises:
-        InvalidInputError: Parquet does not take the rows.
+        InvalidInputError: Parquet does not take the rows, or the table has lost a column.
         OSError: the store has failed; part of the file may be there.
     """
     schema = table.schema()
-    fields = schema_to_pyarrow(schema.select(*file.rows.column_names))
+    there = {field.name for field in schema.fields}
+    if lost := [f"{field.name!r} of type {field.type}" for field in file.rows.schema if field.name not in there]:
+        raise InvalidInputError(
+            f"{place} lacks the column {', '.join(lost)}, which others have dropped or renamed: rename it back, or add "
+            "it again as one that may be null"
+        )
     buffer = pa.BufferOutputStream()
     try:
+        fields = schema_to_pyarrow(schema.select(*file.rows.column_names))
         rows = file.rows.select(fields.names).cast(fields)
         pq.write_table(rows, cast("IO[Any]", buffer), compression=compression, store_schema=False)
     except (pa.ArrowException, ValueError) as error:

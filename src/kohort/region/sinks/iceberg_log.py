@@ -40,9 +40,15 @@ from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarr
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
-from pyiceberg.table import Table
+from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import AddSnapshotUpdate, AssertDefaultSpecId, AssertTableUUID
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    AssertTableUUID,
+    TableRequirement,
+)
 from pyiceberg.transforms import Transform
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -133,8 +139,20 @@ class IcebergLog:
             raise InvalidInputError(f"{self._place} was written by a newer kohort, in format {claim.format}")
         return claim
 
-    def write_owner_marker(self, table: Table, claim: OwnerMarker, columns: Sequence[pa.Field[Any]] = ()) -> bool:
-        """Commit the region's owner marker as a table property, and new columns with it; return as `commit`."""
+    def write_owner_marker(
+        self, table: Table, claim: OwnerMarker, columns: Sequence[pa.Field[Any]] | None = None
+    ) -> bool:
+        """Commit the region's owner marker as a table property; return as `commit`.
+
+        Args:
+            table: the state.
+            claim: the marker.
+            columns: new columns to commit with it. The marker counts on all others, so that nobody may have changed
+                the columns meanwhile. None: the columns do not matter.
+
+        Raises:
+            InvalidInputError: the table can't have a column; the message names it.
+        """
         return self._commit_changes(
             table, {"region": msgspec.json.encode(claim).decode()}, {"region": claim.region}, (), (), columns
         )
@@ -197,15 +215,13 @@ class IcebergLog:
         summary: Mapping[str, str],
         added: Sequence[DataFile],
         removed: Sequence[DataFile],
-        columns: Sequence[pa.Field[Any]] = (),
+        columns: Sequence[pa.Field[Any]] | None = None,
     ) -> bool:
         said = {"region": self._region, "region-id": str(self._id), **summary}
         transaction = table.transaction()
         with catalog_errors(self._place):
             if columns:
-                with transaction.update_schema() as grown:
-                    for column in columns:
-                        grown.add_column(column.name, iceberg_schema_of(pa.schema([column])).fields[0].field_type)
+                self._add_columns(transaction, columns)
             snapshots = transaction.update_snapshot(snapshot_properties={f"kohort.{name}": said[name] for name in said})
             producer: Any  # of a private class each
             if removed:
@@ -220,11 +236,14 @@ class IcebergLog:
                 for file in removed:
                     producer.delete_data_file(file)
             transaction.set_properties({self._prefix + name: properties[name] for name in properties})
-            needs = (
+            needs: tuple[TableRequirement, ...] = (
                 *transaction._requirements,
                 AssertTableUUID(uuid=table.metadata.table_uuid),
                 AssertDefaultSpecId.model_validate({"default-spec-id": table.metadata.default_spec_id}),
             )
+            if columns is not None:
+                schema_id = {"current-schema-id": table.metadata.current_schema_id}
+                needs = (*needs, AssertCurrentSchemaId.model_validate(schema_id))
             try:
                 self._catalog.commit_table(table, needs, transaction._updates)
             except CommitFailedException:
@@ -233,6 +252,18 @@ class IcebergLog:
                         self._discard(table, update.snapshot)
                 return False
         return True
+
+    def _add_columns(self, transaction: Transaction, columns: Sequence[pa.Field[Any]]) -> None:
+        name = ""
+        try:
+            with transaction.update_schema() as grown:
+                for column in columns:
+                    name = column.name
+                    grown.add_column((name,), iceberg_schema_of(pa.schema([column])).fields[0].field_type)
+        except ValueError as error:
+            raise InvalidInputError(
+                f"{self._place} can't be given the column {name!r}: {_line(error)}. Rename the column"
+            ) from error
 
     def _discard(self, table: Table, refused: Snapshot) -> None:
         """Remove the manifests of a snapshot that can't come into the table any more."""

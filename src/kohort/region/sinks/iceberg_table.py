@@ -20,7 +20,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -207,7 +207,7 @@ class IcebergTable(Bound):
         if not self._is_there():
             return None
         table = self._log.find()
-        return table if table is not None and self._is_claimed(table) else None
+        return table if table is not None and self._claim_in(table) is not None else None
 
     def _load_table(self) -> Table:
         """Return the table with this region's claim.
@@ -215,31 +215,35 @@ class IcebergTable(Bound):
         Raises:
             InvalidInputError: there is none.
         """
+        return self._load_claimed()[0]
+
+    def _load_claimed(self) -> tuple[Table, OwnerMarker]:
         self._bound()
         if not self._is_there():
             raise self._unknown()
         table = self._log.load()
-        if not self._is_claimed(table):
+        claim = self._claim_in(table)
+        if claim is None:
             raise self._unknown()
-        return table
+        return table, claim
 
     def _unknown(self) -> InvalidInputError:
         return InvalidInputError(f"{self.place} is not known to region {self._region!r}: call check(schema) first")
 
-    def _is_claimed(self, table: Table) -> bool:
+    def _claim_in(self, table: Table) -> OwnerMarker | None:
+        """Return this region's claim in a state of the table, and cache it; None: there is none."""
         claim = self._log.read_owner_marker(table)
         if claim is None:
-            return False
+            return None
         if claim.place != self.place:
             raise owner_marker.other_name(self._region, claim.place, self.place)
         self._kept = claim
-        return True
+        return claim
 
     def _claim(self) -> OwnerMarker:
-        if self._kept is None:
-            self._load_table()
-        assert self._kept is not None
-        return self._kept
+        """Return the cached claim. Another thread may have cached one that is older than a column."""
+        kept = self._kept
+        return self._load_claimed()[1] if kept is None else kept
 
     # -- before the first record
 
@@ -266,22 +270,25 @@ class IcebergTable(Bound):
         self._evolve(given)
 
     def _evolve(self, given: pa.Schema) -> None:
-        """Add the new columns of tables to the Iceberg table, once: the commit of a second writer is too late."""
+        """Add the new columns of tables to the Iceberg table, once: the commit of a second writer is too late.
+
+        Columns that were added so and that others have dropped are added again.
+        """
         for _ in range(COMMITS_MAX):
-            lake = self._load_table()
-            claim = self._claim()
+            lake, claim = self._load_claimed()
             kept = claim.rows()
             given = completed_schema(given, kept, claim.added)
             if self.evolve == "refuse":
                 return check_fits(self.place, kept, given)
-            if not (new := new_columns(self.place, kept, given)):
-                return None
+            new = new_columns(self.place, kept, given)
             there = arrow_of(lake.schema())
+            schema, added = pa.schema([*kept, *new]), (*claim.added, *(field.name for field in new))
+            missing = [schema.field(name) for name in added if name not in there.names]
+            if not new and not missing:
+                return None
             self._refuse_foreign(there, new)
-            check_names(pa.schema([*there, *(field for field in new if field.name not in there.names)]), (), "")
-            schema = owner_marker.text_of(pa.schema([*kept, *new]))
-            grown = msgspec.structs.replace(claim, schema=schema, added=(*claim.added, *(field.name for field in new)))
-            missing = [field for field in new if field.name not in there.names]
+            check_names(pa.schema([*there, *missing]), (), "")
+            grown = msgspec.structs.replace(claim, schema=owner_marker.text_of(schema), added=added)
             if self._log.write_owner_marker(lake, grown, missing):
                 self._kept = grown
                 return None
@@ -299,11 +306,16 @@ class IcebergTable(Bound):
                 )
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema with a type for each column: the table's, where a column has no value."""
+        """Return the schema with a type for each column: the table's, where a column has no value.
+
+        With `evolve="add"` a new column without any value is left out, until a table gives it a type.
+        """
         if any(untyped(field.type) for field in schema):
             table = self._log.find() if self._is_there() else None
             if table is not None:
                 schema = filled_schema(schema, arrow_of(table.schema()))
+                if self.evolve == "add":
+                    schema = pa.schema([field for field in schema if not _is_empty(field)])
             refuse_untyped(schema)
         return schema
 
@@ -317,7 +329,7 @@ class IcebergTable(Bound):
             if fields and iceberg_partitions.described(there) != iceberg_partitions.described(fields):
                 by = [f"{transform} of {column}" for column, transform in iceberg_partitions.described(there)]
                 raise InvalidInputError(f"{self.place} is partitioned by {by}, not by {list(self.partition_by)}")
-            if self._is_claimed(table):
+            if self._claim_in(table) is not None:
                 return table
             if self.evolve == "add":
                 new = {field.name for field in new_columns(self.place, arrow_of(table.schema()), schema)}
@@ -347,7 +359,17 @@ class IcebergTable(Bound):
     def check_rows(self, table: pa.Table) -> pa.Table:
         """Refuse the first row that can't be written; return the rows as they are staged."""
         claim = self._claim()
+        unknown = set(table.column_names).difference(claim.rows().names)
+        if any(not _is_empty(table.schema.field(name)) for name in unknown):
+            claim = self._load_claimed()[1]
+        return self._shaped(table, claim)
+
+    def _shaped(self, table: pa.Table, claim: OwnerMarker) -> pa.Table:
         kept = claim.rows()
+        if self.evolve == "add":
+            table = table.drop_columns(
+                [field.name for field in table.schema if field.name not in kept.names and _is_empty(field)]
+            )
         table = completed(table, kept, claim.added)
         if not table.schema.equals(kept):  # which takes milliseconds
             check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
@@ -356,8 +378,11 @@ class IcebergTable(Bound):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
-        lake = self._load_table()
-        rows = self.check_rows(table)
+        lake, claim = self._load_claimed()
+        if self.evolve == "add" and not set(claim.added) <= set(lake.schema().column_names):
+            self._evolve(claim.rows())
+            lake, claim = self._load_claimed()
+        rows = self._shaped(table, claim)
         written = self._write(lake, key, rows, self._piece(lake, key.text()))
         self._remove_unused(written.others)
 
@@ -436,7 +461,10 @@ class IcebergTable(Bound):
 
     def _divided_anew(self, lake: Table, key: StagedKey, piece: _IcebergPiece) -> _IcebergPiece:
         """Write rows again, for a table that was given other partitions since they were staged."""
-        rows = read_rows(store_of(lake.io, self.place), piece.files, self._claim().rows())
+        claim = self._claim_in(lake)  # not the cached one, which may be older than a column of these rows
+        if claim is None:
+            raise self._unknown()
+        rows = read_rows(store_of(lake.io, self.place), piece.files, claim.rows())
         return self._write(lake, key, rows, piece)
 
     def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> bool:
@@ -560,6 +588,11 @@ class IcebergTable(Bound):
             if sequence or piece.others:
                 self._remove_unused((*(file.path for file in piece.files), *piece.others), sequence)
             store_of(lake.io, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
+
+
+def _is_empty(field: pa.Field[Any]) -> bool:
+    """Return whether a column has no value, and thus no type, in a table."""
+    return pa.types.is_null(field.type) and field.nullable
 
 
 def _local(warehouse: str) -> str:
