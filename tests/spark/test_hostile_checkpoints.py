@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.store import LocalStore
 from tests.spark.test_checkpoint_lag import KAFKA, only, positions, read, refusal
-from tests.spark.test_checkpoint_move import T0, ours, write
+from tests.spark.test_checkpoint_move import T0, T1, ours, write
 from tests.support.waiting import LAST_RESORT, until
 
 from kohort import Broker
-from kohort.errors import CorruptDataError
+from kohort.errors import CorruptDataError, RetriableError
 from kohort.lag import LagReader
 from kohort.lag.cluster_watch import ClusterWatch
+from kohort.region.sinks.object_store import ObjectStore
+from kohort.spark import checkpoint_lag
+from kohort.spark.checkpoint_lag import SparkCheckpoints
 
 pytestmark = LAST_RESORT
 INFINITE = json.dumps(ours(1, {T0: (0, 2)})).replace('"end": 2', '"end": 1e999')
@@ -150,3 +157,91 @@ def test_error_of_the_first_offsets_quotes_nothing(tmp_path: Path, content: str)
     (folder / "sources" / "1" / "0").write_text(content)
     assert "sources/1/0" in refusal(folder)
     assert SECRET not in refusal(folder)
+
+
+def local_store(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    monkeypatch.setattr(ObjectStore, "_open_store", lambda self: LocalStore(root / self.prefix, mkdir=True))
+
+
+def test_object_of_any_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_store(monkeypatch, tmp_path)
+    folder = write(tmp_path / "ck", KAFKA, 4)
+    with (folder / "offsets" / "4").open("r+b") as file:
+        file.truncate(1 << 36)  # a sparse file, larger than the memory
+    assert "more than 8388608 bytes" in refusal(folder)
+    assert "more than 8388608 bytes" in str(only("s3://bucket/ck"))
+
+
+def test_listing_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_store(monkeypatch, tmp_path)
+    monkeypatch.setattr(checkpoint_lag, "NAMES_MAX", 4)
+    folder = write(tmp_path / "ck", KAFKA, 4)
+    assert "offsets has more than 4 names" in refusal(folder)
+    assert "offsets has more than 4 names" in str(only("s3://bucket/ck"))
+
+
+@pytest.fixture
+def silent_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A store that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        for name, value in (("ALLOW_HTTP", "true"), ("ACCESS_KEY_ID", "key"), ("SECRET_ACCESS_KEY", "secret")):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setattr(checkpoint_lag, "STORE_TIMEOUT", "30s")
+        yield "s3://bucket/silent"
+    until(lambda: not readers(), "the reads end with the store", 60)
+
+
+def readers() -> int:
+    return sum(thread.name.startswith("kohort-checkpoint") for thread in threading.enumerate())
+
+
+def test_checkpoint_that_hangs_delays_no_other(
+    tmp_path: Path, silent_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_lag, "READ_TIMEOUT_S", 1.0)
+    checkpoints = SparkCheckpoints([silent_store, str(write(tmp_path / "ck", KAFKA, 4))])
+    for _ in range(3):
+        found = checkpoints()
+        assert positions(found["ck/1"]) == (4, {T0: 5, T1: 2})
+        assert isinstance(found["silent"], RetriableError)
+        assert "not read in time" in str(found["silent"])
+    until(lambda: readers() == 1, "only the read that hangs is left", 60)
+
+
+def test_close_does_not_wait_for_a_checkpoint(silent_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_lag, "READ_TIMEOUT_S", 3_600.0)
+    with Broker() as broker:
+        reader = LagReader(broker.bootstrap_servers)
+        reader.read_others = SparkCheckpoints([silent_store])
+        watch = ClusterWatch("c", reader, 0.05)
+        until(lambda: readers() == 1, "the checkpoint is being read", 60)
+        watch.close()
+    assert readers() == 1
+    assert watch.state.reads == {}
+
+
+@pytest.mark.parametrize("content", [b"v1", b"v2", b"v\n{}", b"vague\n{}", b"v1\n{}x"])
+def test_commit_that_spark_does_not_write_is_not_done(tmp_path: Path, content: bytes) -> None:
+    folder = write(tmp_path, KAFKA, 4)
+    (folder / "commits" / "4").write_bytes(content)
+    assert "commits/4 is not written to its end" in refusal(folder)
+
+
+def test_commit_of_a_later_spark_is_said(tmp_path: Path) -> None:
+    folder = write(tmp_path, KAFKA, 4)
+    (folder / "commits" / "4").write_bytes(b"v3\n{}")
+    assert "a later Spark" in refusal(folder)
+    (folder / "commits" / "4").write_bytes(b"v2\n{}")
+    assert positions(only(folder)) == (4, {T0: 5, T1: 2})
+
+
+def test_names_of_a_query_do_not_depend_on_its_offsets(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: '{"t":{"0":5}}\n-', 1: '{"t":{"0":5}}\n{"u":{"0":7}}'}, 0)
+    assert list(read(f"pay={folder}")) == ["pay/1"]
+    (folder / "commits" / "1").write_text("v1\n{}")
+    assert list(read(f"pay={folder}")) == ["pay/1", "pay/2"]
+    single = write(tmp_path / "single", {}, -1)
+    (single / "offsets" / "0").write_text('v1\n{}\n{"t":{"0":5}}')
+    (single / "commits" / "0").write_text("v1\n{}")
+    assert list(read(f"pay={single}")) == ["pay"]

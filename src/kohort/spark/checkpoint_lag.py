@@ -21,8 +21,10 @@ import json  # not msgspec: text of other programs
 import os
 import re
 import stat
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -45,11 +47,16 @@ from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, rea
 GROUP_TYPE: Final = "Spark"
 """The type of a query beside those of groups."""
 CHECKPOINTS_AT_ONCE: Final = 8
+READ_TIMEOUT_S: Final = 5.0
+"""The limit for all checkpoints of a read, half of what a read of a cluster may take. One on a dead network drive may
+hang forever."""
 STORE_TIMEOUT: Final = "5s"
 """The limit of a request to an object store; a read has a few for each checkpoint."""
 FILE_BYTES_MAX: Final = 8 << 20
-"""The most bytes of a file that are read. An offset log of 200,000 partitions has 3 MB in the form of Spark's source and
-8 MB in kohort's. Parsed, 8 MiB of hostile JSON take 200 MB."""
+"""The most bytes of a file that are read. An offset log of 200,000 partitions has 3 MB as Spark's source writes it, and
+8 MB as kohort's does. Parsed, 8 MiB of hostile JSON take 200 MB."""
+NAMES_MAX: Final = 100_000
+"""The most names of a folder that are read. Spark keeps about 100 batches (`minBatchesToRetain`)."""
 SOURCES_MAX: Final = 100
 """The most sources of a query. Each that reads Kafka is a row set of its own, with its own metrics."""
 POSITIONS_MAX: Final = 200_000
@@ -59,6 +66,7 @@ GROUP_CHARS_MAX: Final = 249
 _HEAD_LINES: Final = 2
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SOURCE: Final = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,99}")
+_VERSION: Final = re.compile(rb"v[0-9]+")
 _BATCH: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 _NO_LINKS_OR_PIPES: Final[int] = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """A link could show any file of the reader's user; the opening of a pipe would wait for its writer."""
@@ -93,15 +101,18 @@ class FolderFiles:
         Raises:
             NotFoundError: There is no such folder.
             NotAuthorizedError: It may not be read.
+            CorruptDataError: It has more than `NAMES_MAX` names.
         """
         try:
-            return [path.name for path in (Path(self.place) / folder).iterdir()]
+            with os.scandir(f"{self.place}/{folder}") as entries:
+                names = [entry.name for entry in islice(entries, NAMES_MAX + 1)]
         except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(
                 f"{self.place} has no folder {folder}: it is no checkpointLocation of a query, or not all of one"
             ) from None
         except OSError as error:
             raise _unreadable(f"{self.place}/{folder}", error) from error
+        return _bounded(f"{self.place}/{folder}", names)
 
     def read_file(self, path: str) -> bytes | None:
         """Return a file's content; None if there is none.
@@ -127,6 +138,12 @@ class FolderFiles:
         if len(content) > FILE_BYTES_MAX:
             raise _too_large(found)
         return content
+
+
+def _bounded(path: str, names: list[str]) -> list[str]:
+    if len(names) > NAMES_MAX:
+        raise CorruptDataError(f"{path} has more than {NAMES_MAX} names")
+    return names
 
 
 def _too_large(path: str) -> CorruptDataError:
@@ -155,11 +172,13 @@ class StoreFiles:
             NotFoundError: There is no such bucket.
             NotAuthorizedError: It may not be read.
             RetriableError: The store does not answer.
+            CorruptDataError: It has more than `NAMES_MAX` names.
         """
         try:
-            return self._store.list_names(folder)
+            names = list(islice((name for page in self._store.list_pages(folder) for name in page), NAMES_MAX + 1))
         except FileNotFoundError:
             raise NotFoundError(f"{self.place}: there is no such bucket") from None
+        return _bounded(f"{self.place}/{folder}", names)
 
     def read_file(self, path: str) -> bytes | None:
         """Return an object's content; None if there is none.
@@ -167,11 +186,15 @@ class StoreFiles:
         Raises:
             NotAuthorizedError: It may not be read.
             RetriableError: The store does not answer.
+            CorruptDataError: It is larger than `FILE_BYTES_MAX`.
         """
         try:
-            return self._store.read_object(path)
+            content = self._store.read_small_object(path, FILE_BYTES_MAX)
         except FileNotFoundError:
             return None
+        if content is None:
+            raise _too_large(f"{self.place}/{path}")
+        return content
 
 
 def checkpoint_files(path: str) -> CheckpointFiles:
@@ -201,6 +224,9 @@ class SparkCheckpoints:
 
     def __init__(self, given: Sequence[str]) -> None:
         self._files: dict[str, CheckpointFiles] = {}
+        self._changed = threading.Condition()
+        self._under_way: set[str] = set()
+        self._is_closed = False
         for text in given:
             name, equals, path = text.partition("=")
             if not equals or "/" in name or "\\" in name:
@@ -216,12 +242,46 @@ class SparkCheckpoints:
             self._files[name] = files
 
     def __call__(self) -> dict[str, GroupReading | KafkaError]:
-        """Read all checkpoints; return the position of each query, or why it could not be read."""
-        if not self._files:
-            return {}
-        with ThreadPoolExecutor(min(CHECKPOINTS_AT_ONCE, len(self._files))) as pool:
-            read = pool.map(_read_or_error, self._files, self._files.values())
-            return {name: reading for found in read for name, reading in found.items()}
+        """Read all checkpoints; return the position of each query, or why it could not be read.
+
+        One that takes longer than `READ_TIMEOUT_S` is late, and not read again while its read is under way.
+        """
+        found: dict[str, Mapping[str, GroupReading | KafkaError]] = {}
+        with self._changed:
+            waiting = deque(name for name in self._files if name not in self._under_way)
+        asked = len(waiting)
+        for _ in range(min(CHECKPOINTS_AT_ONCE, asked)):
+            # Not a pool: the interpreter waits for a pool's threads when it ends.
+            threading.Thread(
+                target=self._read_some, args=(waiting, found), name="kohort-checkpoint", daemon=True
+            ).start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(found) == asked, READ_TIMEOUT_S)
+            waiting.clear()
+            read = dict(found)
+        return {part: reading for name in self._files for part, reading in (read.get(name) or self._late(name)).items()}
+
+    def close(self) -> None:
+        """End a call that waits, and leave the reads that are under way to themselves."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _read_some(self, waiting: deque[str], found: dict[str, Mapping[str, GroupReading | KafkaError]]) -> None:
+        while True:
+            with self._changed:
+                if not waiting:
+                    return
+                name = waiting.popleft()
+                self._under_way.add(name)
+            reading = _read_or_error(name, self._files[name])
+            with self._changed:
+                self._under_way.discard(name)
+                found[name] = reading
+                self._changed.notify_all()
+
+    def _late(self, name: str) -> Mapping[str, GroupReading | KafkaError]:
+        return {name: RetriableError(f"{self._files[name].place} was not read in time, {READ_TIMEOUT_S:g} s")}
 
 
 def _read_or_error(name: str, files: CheckpointFiles) -> Mapping[str, GroupReading | KafkaError]:
@@ -235,7 +295,7 @@ def _read_or_error(name: str, files: CheckpointFiles) -> Mapping[str, GroupReadi
 
 
 def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading]:
-    """Return a query's position. A query with several sources that read Kafka has one for each: NAME/SOURCE.
+    """Return a query's position. A query of several sources has NAME/SOURCE for each that reads Kafka.
 
     Raises:
         NotFoundError: A folder is missing, or no source of the query reads Kafka.
@@ -267,7 +327,7 @@ def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading
     if not found:
         raise NotFoundError(f"{files.place}: no source of the query reads Kafka, or none has offsets yet")
     _check_positions(f"{files.place}/offsets/{max(batch, 0)}", [positions for positions, _ in found.values()])
-    names = {source: name if len(found) == 1 else f"{name}/{source}" for source in found}
+    names = {source: name if len(log.sources) == 1 else f"{name}/{source}" for source in found}
     return {
         names[source]: GroupReading(
             GroupDescription(names[source], GROUP_TYPE, "Unknown", "spark", "", ()),
@@ -304,13 +364,15 @@ def _check_positions(path: str, sources: Sequence[Positions]) -> None:
 def _check_commit(files: CheckpointFiles, batch: int) -> None:
     path = f"commits/{batch}"
     raw = _needed(files, path)
-    version, _, body = raw.partition(b"\n")
+    version, newline, body = raw.partition(b"\n")
     try:
         json.loads(body or b"{}")
     except ValueError:
-        version = b""
-    if not version.startswith(b"v"):
+        newline = b""
+    if not newline or not _VERSION.fullmatch(version):
         raise _half_written(files, path)
+    if version not in (b"v1", b"v2"):
+        raise InvalidInputError(f"{files.place}/{path} has a version that this kohort does not know: a later Spark's")
 
 
 def _read_log(files: CheckpointFiles, batch: int) -> LogFile:
