@@ -164,7 +164,7 @@ def test_object_store_is_read_as_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
 
     write(tmp_path / "jobs" / "pay", KAFKA, 4)
     monkeypatch.setattr(ObjectStore, "_open_store", opened)
-    assert positions(read("s3://bucket/jobs/pay")["pay"]) == (4, {T0: 5, T1: 2})
+    assert positions(read("s3://bucket/jobs/pay")["pay/1"]) == (4, {T0: 5, T1: 2})
     assert "has no batches" in str(read("s3://bucket/jobs/none")["none"])
 
 
@@ -203,12 +203,15 @@ def test_command_shows_queries_beside_groups(
     folder = write(tmp_path / "ck", KAFKA, 4)
     code, rows, _ = lag_rows(capsys, broker, "--spark-checkpoint", f"pay={folder}")
     seen = [(row["group"], row["batch"], row["partition"], row["committed"], row["lag"]) for row in rows]
-    assert (code, seen) == (0, [("g", None, 0, 10, 0), ("pay", 4, 0, 5, 5), ("pay", 4, 1, 2, 8)])
-    assert all(row["time_lag"] > 0 for row in rows if row["group"] == "pay")
+    assert (code, seen) == (0, [("g", None, 0, 10, 0), ("pay/1", 4, 0, 5, 5), ("pay/1", 4, 1, 2, 8)])
+    assert all(row["time_lag"] > 0 for row in rows if row["group"] == "pay/1")
     code, rows, said = lag_rows(capsys, broker, "--spark-checkpoint", str(tmp_path / "none"))
     assert (code, [row["group"] for row in rows]) == (1, ["g"])
     assert "has no folder commits" in said
-    code, rows, said = lag_rows(capsys, broker, "--spark-checkpoint", f"g={folder}")
+    for path, text in (("offsets/0", 'v1\n{}\n{"t":{"0":5}}'), ("commits/0", "v1\n{}")):
+        (tmp_path / "single" / path).parent.mkdir(parents=True)
+        (tmp_path / "single" / path).write_text(text)
+    code, rows, said = lag_rows(capsys, broker, "--spark-checkpoint", f"g={tmp_path / 'single'}")
     assert (code, [row["committed"] for row in rows]) == (1, [10])
     assert "a group of the cluster has this name" in said
     assert (
@@ -232,9 +235,9 @@ def test_metrics_have_queries_and_their_batches(tmp_path: Path, broker: Broker) 
         }
     finally:
         watch.close()
-    assert found["kohort_consumergroup_spark_batch", "pay"] == 4
-    assert found["kafka_consumergroup_group_sum_lag", "pay"] == 13
-    assert ("kohort_consumergroup_members", "pay") not in found
+    assert found["kohort_consumergroup_spark_batch", "pay/1"] == 4
+    assert found["kafka_consumergroup_group_sum_lag", "pay/1"] == 13
+    assert ("kohort_consumergroup_members", "pay/1") not in found
 
 
 @pytest.mark.spark

@@ -111,21 +111,25 @@ class ClusterWatch:
         before, started = self.state, time.monotonic()
         try:
             report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
-        except KafkaError as error:
+            self.state = self._after_read(before, report, (time.monotonic() - started) * 1000)
+        except Exception as error:  # a bug must not end the thread: the lag would stand still
             if self._ended.is_set():
                 return
-            self._log({f"cluster: {error}"})
+            is_known = isinstance(error, KafkaError)
+            text = str(error) if is_known else f"unexpected error {type(error).__name__}: {error}"
+            failure = f"cluster: {text}"
+            if not is_known and failure not in self._said:
+                log.error("[cluster %s] unexpected error", self.name, exc_info=error)
+            self._log({failure})
             self.state = replace(
                 before,
                 is_up=False,
-                failures={reason_of(error): 1},
-                messages=(str(error),),
+                failures={reason_of(error) if isinstance(error, KafkaError) else "refused": 1},
+                messages=(text,),
                 read_ms=(time.monotonic() - started) * 1000,
                 reads=_added(before.reads, ["failed"]),
                 latest_changes=(),
             )
-        else:
-            self.state = self._after_read(before, report, (time.monotonic() - started) * 1000)
         self._on_read(self.state)
 
     def _after_read(self, before: WatchState, report: LagReport, read_ms: float) -> WatchState:

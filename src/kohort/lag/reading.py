@@ -507,7 +507,8 @@ class LagReader(ClosedOnExit):
         rebalances: How many of the last rebalances of each group a read asks kohort's coordinators for; 0: none. Other
             coordinators record none.
         read_others: Called at the beginning of each read, for positions that no coordinator has, such as those in
-            checkpoints of Spark (`kohort.spark.checkpoint_lag`). They are in the report beside the groups.
+            checkpoints of Spark (`kohort.spark.checkpoint_lag`). They are in the report beside the groups. If it has
+            a method `close`, the reader's `close` calls that, to end a read that waits for them.
 
     Raises:
         InvalidInputError: An unknown setting, or an invalid value.
@@ -555,4 +556,7 @@ class LagReader(ClosedOnExit):
 
     def close(self) -> None:
         """Close the connections; may be called again."""
+        close_others = getattr(self.read_others, "close", None)
+        if close_others is not None:
+            close_others()
         self._client.close()

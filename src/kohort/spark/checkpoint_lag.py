@@ -9,17 +9,24 @@ A checkpoint is only read. It lies in a folder, or in an object store.
 | `sources/I/0` | where batch 0 of Spark's own Kafka source starts |
 
 A query's position is the end of its last finished batch. What a query reads again after a crash counts as unread.
+
+Whoever writes a checkpoint may put anything there. So sizes are bounded, positions are checked, links are not followed,
+and no error quotes a file.
 """
 
 from __future__ import annotations
 
 import errno
 import json  # not msgspec: text of other programs
+import os
 import re
+import stat
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from kohort.client.admin.values import GroupDescription
 from kohort.client.offsets import OffsetAndMetadata
@@ -40,10 +47,29 @@ from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, rea
 GROUP_TYPE: Final = "Spark"
 """The type of a query beside those of groups."""
 CHECKPOINTS_AT_ONCE: Final = 8
+READ_TIMEOUT_S: Final = 5.0
+"""The limit for all checkpoints of a read, half of what a read of a cluster may take. One on a dead network drive may
+hang forever."""
 STORE_TIMEOUT: Final = "5s"
 """The limit of a request to an object store; a read has a few for each checkpoint."""
-FILE_BYTES_MAX: Final = 64 << 20
-"""The most bytes of a file that are read. An offset log of 100,000 partitions has 3 MB."""
+FILE_BYTES_MAX: Final = 8 << 20
+"""The most bytes of a file that are read. An offset log of 200,000 partitions has 3 MB as Spark's source writes it, and
+8 MB as kohort's does. Parsed, 8 MiB of hostile JSON take 200 MB."""
+NAMES_MAX: Final = 100_000
+"""The most names of a folder that are read. Spark keeps about 100 batches (`minBatchesToRetain`)."""
+SOURCES_MAX: Final = 100
+"""The most sources of a query. Each that reads Kafka is a row set of its own, with its own metrics."""
+POSITIONS_MAX: Final = 200_000
+"""The most partitions of a query: as many as a large cluster has."""
+GROUP_CHARS_MAX: Final = 249
+"""The longest name of a group that is shown beside a position; Kafka bounds those of topics so."""
+_HEAD_LINES: Final = 2
+_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_SOURCE: Final = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,99}")
+_VERSION: Final = re.compile(rb"v[0-9]+")
+_BATCH: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
+_NO_LINKS_OR_PIPES: Final[int] = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""A link could show any file of the reader's user; the opening of a pipe would wait for its writer."""
 _LOCAL: Final = re.compile(r"file:(?://)?(?=/)", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _STORES: Final = ("s3://", "s3a://", "gs://", "az://")
@@ -75,36 +101,53 @@ class FolderFiles:
         Raises:
             NotFoundError: There is no such folder.
             NotAuthorizedError: It may not be read.
+            CorruptDataError: It has more than `NAMES_MAX` names.
         """
         try:
-            return [path.name for path in (Path(self.place) / folder).iterdir()]
+            with os.scandir(f"{self.place}/{folder}") as entries:
+                names = [entry.name for entry in islice(entries, NAMES_MAX + 1)]
         except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(
                 f"{self.place} has no folder {folder}: it is no checkpointLocation of a query, or not all of one"
             ) from None
         except OSError as error:
             raise _unreadable(f"{self.place}/{folder}", error) from error
+        return _bounded(f"{self.place}/{folder}", names)
 
     def read_file(self, path: str) -> bytes | None:
         """Return a file's content; None if there is none.
 
         Raises:
             NotAuthorizedError: It may not be read.
-            CorruptDataError: It is larger than `FILE_BYTES_MAX`.
+            CorruptDataError: It is larger than `FILE_BYTES_MAX`, or a link, a pipe or a folder.
         """
-        found = Path(self.place) / path
+        found = f"{self.place}/{path}"
         try:
-            if not found.is_file():
-                return None
-            with found.open("rb") as file:
+            with open(found, "rb", opener=lambda name, flags: os.open(name, flags | _NO_LINKS_OR_PIPES)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise CorruptDataError(f"{found} is no file")
                 content = file.read(FILE_BYTES_MAX + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise _unreadable(str(found), error) from error
+            if error.errno == errno.ELOOP:
+                raise CorruptDataError(f"{found} is a link, which is not followed") from None
+            if error.errno in (errno.EISDIR, errno.ENXIO):
+                raise CorruptDataError(f"{found} is no file") from None
+            raise _unreadable(found, error) from error
         if len(content) > FILE_BYTES_MAX:
-            raise CorruptDataError(f"{found} has more than {FILE_BYTES_MAX} bytes")
+            raise _too_large(found)
         return content
+
+
+def _bounded(path: str, names: list[str]) -> list[str]:
+    if len(names) > NAMES_MAX:
+        raise CorruptDataError(f"{path} has more than {NAMES_MAX} names")
+    return names
+
+
+def _too_large(path: str) -> CorruptDataError:
+    return CorruptDataError(f"{path} has more than {FILE_BYTES_MAX} bytes")
 
 
 def _unreadable(path: str, error: OSError) -> KafkaError:
@@ -129,11 +172,13 @@ class StoreFiles:
             NotFoundError: There is no such bucket.
             NotAuthorizedError: It may not be read.
             RetriableError: The store does not answer.
+            CorruptDataError: It has more than `NAMES_MAX` names.
         """
         try:
-            return self._store.list_names(folder)
+            names = list(islice((name for page in self._store.list_pages(folder) for name in page), NAMES_MAX + 1))
         except FileNotFoundError:
             raise NotFoundError(f"{self.place}: there is no such bucket") from None
+        return _bounded(f"{self.place}/{folder}", names)
 
     def read_file(self, path: str) -> bytes | None:
         """Return an object's content; None if there is none.
@@ -141,11 +186,15 @@ class StoreFiles:
         Raises:
             NotAuthorizedError: It may not be read.
             RetriableError: The store does not answer.
+            CorruptDataError: It is larger than `FILE_BYTES_MAX`.
         """
         try:
-            return self._store.read_object(path)
+            content = self._store.read_small_object(path, FILE_BYTES_MAX)
         except FileNotFoundError:
             return None
+        if content is None:
+            raise _too_large(f"{self.place}/{path}")
+        return content
 
 
 def checkpoint_files(path: str) -> CheckpointFiles:
@@ -175,6 +224,9 @@ class SparkCheckpoints:
 
     def __init__(self, given: Sequence[str]) -> None:
         self._files: dict[str, CheckpointFiles] = {}
+        self._changed = threading.Condition()
+        self._under_way: set[str] = set()
+        self._is_closed = False
         for text in given:
             name, equals, path = text.partition("=")
             if not equals or "/" in name or "\\" in name:
@@ -190,12 +242,46 @@ class SparkCheckpoints:
             self._files[name] = files
 
     def __call__(self) -> dict[str, GroupReading | KafkaError]:
-        """Read all checkpoints; return the position of each query, or why it could not be read."""
-        if not self._files:
-            return {}
-        with ThreadPoolExecutor(min(CHECKPOINTS_AT_ONCE, len(self._files))) as pool:
-            read = pool.map(_read_or_error, self._files, self._files.values())
-            return {name: reading for found in read for name, reading in found.items()}
+        """Read all checkpoints; return the position of each query, or why it could not be read.
+
+        One that takes longer than `READ_TIMEOUT_S` is late, and not read again while its read is under way.
+        """
+        found: dict[str, Mapping[str, GroupReading | KafkaError]] = {}
+        with self._changed:
+            waiting = deque(name for name in self._files if name not in self._under_way)
+        asked = len(waiting)
+        for _ in range(min(CHECKPOINTS_AT_ONCE, asked)):
+            # Not a pool: the interpreter waits for a pool's threads when it ends.
+            threading.Thread(
+                target=self._read_some, args=(waiting, found), name="kohort-checkpoint", daemon=True
+            ).start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(found) == asked, READ_TIMEOUT_S)
+            waiting.clear()
+            read = dict(found)
+        return {part: reading for name in self._files for part, reading in (read.get(name) or self._late(name)).items()}
+
+    def close(self) -> None:
+        """End a call that waits, and leave the reads that are under way to themselves."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _read_some(self, waiting: deque[str], found: dict[str, Mapping[str, GroupReading | KafkaError]]) -> None:
+        while True:
+            with self._changed:
+                if not waiting:
+                    return
+                name = waiting.popleft()
+                self._under_way.add(name)
+            reading = _read_or_error(name, self._files[name])
+            with self._changed:
+                self._under_way.discard(name)
+                found[name] = reading
+                self._changed.notify_all()
+
+    def _late(self, name: str) -> Mapping[str, GroupReading | KafkaError]:
+        return {name: RetriableError(f"{self._files[name].place} was not read in time, {READ_TIMEOUT_S:g} s")}
 
 
 def _read_or_error(name: str, files: CheckpointFiles) -> Mapping[str, GroupReading | KafkaError]:
@@ -203,12 +289,13 @@ def _read_or_error(name: str, files: CheckpointFiles) -> Mapping[str, GroupReadi
         return read_checkpoint(name, files)
     except KafkaError as error:
         return {name: error}
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:  # text of any form
-        return {name: CorruptDataError(f"{files.place} has a file in no form that Spark writes: {error!r}")}
+    except Exception as error:  # noqa: BLE001 (text of any form makes a parser raise nearly anything)
+        kind = type(error).__name__  # its text may quote a file
+        return {name: CorruptDataError(f"{files.place} has a file in no form that Spark writes ({kind})")}
 
 
 def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading]:
-    """Return a query's position. A query with several sources that read Kafka has one for each: NAME/SOURCE.
+    """Return a query's position. A query of several sources has NAME/SOURCE for each that reads Kafka.
 
     Raises:
         NotFoundError: A folder is missing, or no source of the query reads Kafka.
@@ -239,7 +326,8 @@ def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading
     }
     if not found:
         raise NotFoundError(f"{files.place}: no source of the query reads Kafka, or none has offsets yet")
-    names = {source: name if len(found) == 1 else f"{name}/{source}" for source in found}
+    _check_positions(f"{files.place}/offsets/{max(batch, 0)}", [positions for positions, _ in found.values()])
+    names = {source: name if len(log.sources) == 1 else f"{name}/{source}" for source in found}
     return {
         names[source]: GroupReading(
             GroupDescription(names[source], GROUP_TYPE, "Unknown", "spark", "", ()),
@@ -253,19 +341,38 @@ def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading
 
 def _numbers(names: Sequence[str]) -> list[int]:
     """Return the batches; temporary files and checksums begin with a dot."""
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(int(name) for name in names if _BATCH.fullmatch(name))
+
+
+def _check_positions(path: str, sources: Sequence[Positions]) -> None:
+    """Check that a broker could have the positions: others would break the requests and metrics of all groups.
+
+    Raises:
+        CorruptDataError: One is none of a log, or there are too many.
+    """
+    if sum(map(len, sources)) > POSITIONS_MAX:
+        raise CorruptDataError(f"{path} has more than {POSITIONS_MAX} partitions")
+    for topic, partition, offset in ((*tp, offset) for positions in sources for tp, offset in positions.items()):
+        if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            raise CorruptDataError(f"{path} names a topic that no cluster can have")
+        if not 0 <= partition < 1 << 31:
+            raise CorruptDataError(f"{path} names a partition that no topic can have")
+        if not 0 <= offset < 1 << 63:
+            raise CorruptDataError(f"{path} names an offset that no partition can have")
 
 
 def _check_commit(files: CheckpointFiles, batch: int) -> None:
     path = f"commits/{batch}"
     raw = _needed(files, path)
-    version, _, body = raw.partition(b"\n")
+    version, newline, body = raw.partition(b"\n")
     try:
         json.loads(body or b"{}")
     except ValueError:
-        version = b""
-    if not version.startswith(b"v"):
+        newline = b""
+    if not newline or not _VERSION.fullmatch(version):
         raise _half_written(files, path)
+    if version not in (b"v1", b"v2"):
+        raise InvalidInputError(f"{files.place}/{path} has a version that this kohort does not know: a later Spark's")
 
 
 def _read_log(files: CheckpointFiles, batch: int) -> LogFile:
@@ -274,12 +381,30 @@ def _read_log(files: CheckpointFiles, batch: int) -> LogFile:
     raw = _needed(files, path)
     if raw.count(b"\n") < 2:
         raise _half_written(files, path)
-    log = LogFile.parse(f"{files.place}/{path}", raw)
+    log = _parsed_log(files, path, raw)
     before = files.read_file(f"offsets/{batch - 1}") if batch else None
-    names = set() if before is None else {line.name for line in LogFile.parse(f"offsets/{batch - 1}", before).sources}
+    names = set() if before is None else {line.name for line in _parsed_log(files, path, before).sources}
     is_cut = any(line.text.startswith("{") and line.offset is None for line in log.sources)
     if is_cut or not log.sources or names - {line.name for line in log.sources}:
         raise _half_written(files, path)
+    return log
+
+
+def _parsed_log(files: CheckpointFiles, path: str, raw: bytes) -> LogFile:
+    """Parse a file of the offset log, with errors that quote nothing of it."""
+    if raw.count(b"\n") > SOURCES_MAX + _HEAD_LINES:
+        raise CorruptDataError(f"{files.place}/{path} has more than {SOURCES_MAX} sources")
+    try:
+        log = LogFile.parse(path, raw)
+    except CorruptDataError:
+        raise CorruptDataError(f"{files.place}/{path} is not an offset log of Spark") from None
+    except InvalidInputError:
+        raise InvalidInputError(
+            f"{files.place}/{path} has a version that this kohort does not know: a later Spark wrote it, or it is not "
+            "an offset log"
+        ) from None
+    if not all(_SOURCE.fullmatch(line.name) for line in log.sources):
+        raise CorruptDataError(f"{files.place}/{path} has what is no name of a source")
     return log
 
 
@@ -300,17 +425,32 @@ def _read_source(
         return (positions_of(offset) if batch >= 0 else _initial(files, line.name)), said
     if not isinstance(offset, dict) or "kohort" not in offset:
         return None
-    found = BatchOffset.from_json(offset)
-    said += f" of a member of {found.group}" if found.group else ""
+    found = _batch_offset(files, offset)
+    if isinstance(found.group, str) and found.group.isprintable() and 0 < len(found.group) <= GROUP_CHARS_MAX:
+        said += f" of a member of {found.group}"
     if following is not None and isinstance(following.offset, dict) and "kohort" in following.offset:
-        found, batch = BatchOffset.from_json(following.offset), -1
+        found, batch = _batch_offset(files, following.offset), -1
     if batch >= 0:
         return found.ends(), said
     return {tp: span.start for tp, span in found.spans.items()}, said
 
 
+def _batch_offset(files: CheckpointFiles, found: Mapping[str, Any]) -> BatchOffset:
+    try:
+        return BatchOffset.from_json(found)
+    except InvalidInputError:
+        raise InvalidInputError(
+            f"{files.place} has offsets of a form that this kohort does not know: a later one wrote them"
+        ) from None
+
+
 def _initial(files: CheckpointFiles, source: str) -> Positions:
-    return read_initial(_needed(files, f"sources/{source}/0"))
+    path = f"sources/{source}/0"
+    raw = _needed(files, path)
+    try:
+        return read_initial(raw)
+    except CorruptDataError:
+        raise CorruptDataError(f"{files.place}/{path} has no initial offsets of Spark's Kafka source") from None
 
 
 def _needed(files: CheckpointFiles, path: str) -> bytes:

@@ -279,6 +279,12 @@ class ObjectStore:
         with self._translated(path):
             return bytes(self._raw.get(path).bytes())
 
+    def read_small_object(self, path: str, bytes_max: int) -> bytes | None:
+        """Return an object's content; None, before its content is fetched, if it has more bytes than that."""
+        with self._translated(path):
+            found = self._raw.get(path)
+            return None if found.meta["size"] > bytes_max else bytes(found.bytes())
+
     def read_objects(self, paths: Sequence[str]) -> dict[str, bytes]:
         """Return the content of objects that exist."""
         return dict(self._each(self._content, paths))
