@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from tests.cli.running import Kohort, fill
 from tests.support.processes import KOHORT
+from tests.support.waiting import until
 from tools import command_docs
 
 from kohort import Admin, Broker, Consumer, TopicPartition
@@ -114,7 +115,10 @@ def test_control_characters_of_others_stay_out_of_tables(
 @pytest.mark.parametrize("columns", [20, 40, 200])
 def test_a_narrow_terminal_loses_nothing(our_broker: Broker, odd_group: str, columns: int) -> None:
     where = ("--bootstrap-server", our_broker.bootstrap_servers)
-    shown = on_terminal("groups", "list", *where, columns=columns, no_color=True).decode()
+    with Consumer(our_broker.bootstrap_servers, group_id=f"narrow-{columns}") as consumer:
+        consumer.subscribe([odd_group.partition("\x1b")[0]])
+        until(lambda: consumer.poll(200) is not None and consumer.assignment(), "a member")
+        shown = on_terminal("groups", "list", *where, columns=columns, no_color=True).decode()
     assert re.search(r"\x1b\[[349]", shown) is None
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     assert max(map(len, lines)) <= columns
