@@ -477,8 +477,8 @@ class ConsumerCore:
         except BaseException:
             if any(part in self.partitions for part in gone):
                 self._seen = member.sequence - 1
-                raise
-            self._acknowledge(revocation, member)
+            else:
+                self._acknowledge(revocation, member)
             raise
         self._acknowledge(revocation, member)
 
