@@ -11,6 +11,7 @@ from simulation.scaling import TRACES, KedaRule, KohortRule, Outcome, Trace, run
 from kohort.client.admin.values import GroupDescription, GroupRebalanced, MemberDescription, RebalanceCause
 from kohort.ids import TopicPartition
 from kohort.lag import GroupLag, PartitionLag
+from kohort.lag.evaluation import Anchor, Trend
 from kohort.lag.scaling import DOWN_AFTER_MS, MEASURE_MS, START_MS, ScalingDecision, ScalingState, ScalingTarget, decide
 
 BY_NAME = {trace.name: trace for trace in TRACES}
@@ -75,6 +76,7 @@ class Group:
         self.rebalances: tuple[GroupRebalanced, ...] = ()
         self.kind = str(more.get("kind", "Consumer"))
         self.causes: dict[int, str] = {}
+        self.pauses_ms = (0, 0)
 
     def look(self, seconds: int, written: float, read: float, time_lag_ms: int) -> ScalingDecision:
         """Let time pass in which so much is written to and read from each partition, and decide."""
@@ -95,7 +97,7 @@ class Group:
         parts = tuple(
             PartitionLag(
                 tp, self.read, "", owner.get(tp), 0, self.end, 0, self.time_lag_ms, True,
-                cause=self.causes.get(tp.partition),
+                cause=self.causes.get(tp.partition), trend=self.trend(tp.partition // max(1, self.members) % 2),
             )
             for tp in tps
         )  # fmt: skip
@@ -103,6 +105,11 @@ class Group:
             "g", self.kind, "Stable", "consumer", "uniform", described, rebalances=self.rebalances
         )
         return GroupLag(description, True, parts)
+
+    def trend(self, number: int) -> Trend | None:
+        """Return the trend of a member's first or second partition."""
+        now = Anchor(self.now_ms, self.read, self.end)
+        return replace(Trend.started(now, 0), longest_pause_ms=self.pauses_ms[number])
 
     def busy(self, seconds: int = 30) -> ScalingDecision:
         """Look at a group whose members can't keep up."""
@@ -115,6 +122,30 @@ def test_first_looks_measure_and_change_nothing() -> None:
     assert group.look(1, 50, 25, 60_000).wanted == MEMBERS
     decision = group.look(MEASURE_MS // 1_000 - 2, 50, 25, 60_000)
     assert (decision.wanted, decision.needed, decision.why) == (MEMBERS, None, "rates are being measured")
+
+
+def test_measurement_begins_again_when_a_partition_gets_its_first_commit() -> None:
+    group = Group()
+    group.state = decide(replace(group.lag(), partitions=tuple(
+        replace(part, committed=None) for part in group.lag().partitions
+    )), group.now_ms, TARGET)[1]  # fmt: skip
+    assert group.look(1, 50, 25, 20_000).written_per_s is None
+    decision = group.look(MEASURE_MS // 1_000, 50, 25, 40_000)
+    assert (decision.written_per_s, decision.read_per_s, decision.member_per_s) == (400, 200, 50)
+    group.partitions += 1
+    assert group.look(1, 50, 25, 20_000).needed is None
+    assert group.look(MEASURE_MS // 1_000, 50, 25, 40_000).written_per_s == 450
+
+
+@pytest.mark.parametrize(("pauses_ms", "measure_s"), [((30_000, 12_000), 24), ((30_000, 0), 60), ((5_000, 5_000), 20)])
+def test_measurement_is_as_long_as_the_pauses_of_the_member_not_of_its_partitions(
+    pauses_ms: tuple[int, int], measure_s: int
+) -> None:
+    group = Group()
+    group.pauses_ms = pauses_ms
+    group.look(1, 50, 25, 20_000)
+    assert group.look(measure_s - 1, 50, 25, 40_000).why == "rates are being measured"
+    assert group.look(1, 50, 25, 40_000).needed is not None
 
 
 def test_members_that_cannot_keep_up_are_joined_by_others() -> None:

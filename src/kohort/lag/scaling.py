@@ -45,6 +45,7 @@ REBALANCES_LOOKED_AT = 5
 RELIEF = 1.5
 """A late partition gets a member of its own if that reads its backlog by this much faster."""
 NAMED_PARTITIONS = 3
+MEASURING = "rates are being measured"
 
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
@@ -219,10 +220,13 @@ class _Scaling:
                 before.wanted, self.members, self.now_ms, self.now_ms, _offsets(self.group), before.member_per_s
             )
             return self._hold(moved, "members have just joined or left: their rates are not known yet")
+        if _offsets(self.group).keys() - before.offsets.keys():
+            # Without offsets from before, what is read and written of a partition would count as nothing.
+            return self._hold(replace(before, since_ms=self.now_ms, offsets=_offsets(self.group)), MEASURING)
         if self.span_ms < self._measure_ms():
             if not self.members and before.wanted == 0 and self.group.sum_lag:
                 return self._changed(1, None, "records wait, and there are no members", before.loads)
-            return self._hold(replace(before, busy=self.busy), "rates are being measured")
+            return self._hold(replace(before, busy=self.busy), MEASURING)
         member_per_s = self._member_per_s()
         if not member_per_s:
             return self._without_rates()
@@ -238,10 +242,17 @@ class _Scaling:
         return _Load(part, max(0.0, written), max(0.0, read), is_stuck or part.cause == OPEN_TRANSACTION)
 
     def _measure_ms(self) -> int:
-        """Return how long rates are measured: over several commits, also of a group that commits rarely."""
-        trends = [part.trend for part in self.group.read]
-        pause_ms = max((trend.longest_pause_ms for trend in trends if trend is not None), default=0)
-        return max(MEASURE_MS, min(2 * pause_ms, MEASURE_MAX_MS))
+        """Return how long rates are measured: over several commits, also of a group that commits rarely.
+
+        A member that reads its partitions in turn commits as often as the one that pauses least.
+        """
+        pauses_ms: dict[object, int] = {}
+        for part in self.group.read:
+            if part.trend is not None and part.trend.longest_pause_ms:
+                reader = part.partition if part.owner is None else part.owner.member_id
+                pause_ms = part.trend.longest_pause_ms
+                pauses_ms[reader] = min(pause_ms, pauses_ms.get(reader, pause_ms))
+        return max(MEASURE_MS, min(2 * max(pauses_ms.values(), default=0), MEASURE_MAX_MS))
 
     def _busy(self) -> frozenset[str]:
         """Return the members with old records unread in a partition whose offset has just moved."""
