@@ -11,12 +11,13 @@ import sqlite3
 import ssl
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import deltalake
 import psycopg
+import pyarrow as pa
 import pyarrow.dataset
 import pytest
 from prometheus_client.core import CollectorRegistry
@@ -26,7 +27,8 @@ from kohort.region import DeltaTable, ParquetFolder, Region, SqlTable
 from kohort.region.metrics import RegionExporter
 from kohort.region.sinks import Sink
 from kohort.region.sinks.availability import is_away, is_final
-from tests.region.conftest import Worker, fill, make_topic
+from kohort.region.staged import StagedKey
+from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.postgres import Server, programs, running
 from tests.support.waiting import until
 
@@ -233,3 +235,56 @@ def rows_or_none(disk: Path, kind: str) -> Counter[int] | None:
         return rows_on(disk, kind)
     except (OSError, sqlite3.Error):
         return None
+
+
+class ReadOnlyLater(Collected):
+    """A sink whose place becomes read-only: first for publishing, then for staging too."""
+
+    publishes = stages = True
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        if not self.stages:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        super().stage(key, table)
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        if not self.publishes:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        super().publish(sequence, keys)
+
+
+def test_member_whose_sink_refuses_to_stage_and_to_publish_ends_at_once(own_servers: str, name: str) -> None:
+    """A sequence was on its way when the disk became read-only: the member stayed for a minute, for nothing."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    sink = ReadOnlyLater()
+    with Region(name, own_servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "m1", sink, name)
+        until(lambda: sink.rows() == Counter(range(100)), "what was there is published")
+        sink.publishes = False
+        fill(own_servers, name, range(100, 200))
+        until(lambda: region.describe().published < region.describe().sequence, "a sequence is on its way")
+        sink.stages = False
+        fill(own_servers, name, range(200, 300))
+        until(lambda: worker.error is not None, "the application has its error", 20)
+        assert isinstance(worker.error, OSError) and worker.error.errno == errno.EROFS, worker.error
+        worker.thread.join(60)
+        sink.publishes = sink.stages = True
+        again = Worker(region, "m2", sink, name)
+        until(lambda: sink.rows() == Counter(range(300)), "each row is there once")
+        assert region.describe().stopped == ""
+        again.close()
+    assert again.error is None
+
+
+def test_closing_a_member_that_leaves_by_itself_gives_it_no_more_time(own_servers: str, name: str) -> None:
+    with Region(name, own_servers) as region:
+        make_topic(own_servers, name)
+        worker = Worker(region, "m1", Collected(), name)
+        events = worker.consumer._events
+        events.end_within(5)
+        assert events._end_by is not None
+        soon = events._end_by[0]
+        worker.consumer.ask_to_close(60)
+        assert events._end_by[0] == soon
+        worker.thread.join(60)

@@ -82,7 +82,7 @@ class EventThread(MemberThread):
         self._reads: set[TopicPartition] = set()
         self._resumed: set[TopicPartition] = set()
         self._at: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._polls = self._slowly = self._full = self.aborting = False
+        self._polls = self._slowly = self._full = self._refused = self.aborting = False
         self._polled_s = 0.0
         self._end_by: tuple[float, float] | None = None
         self.late = ""
@@ -99,10 +99,16 @@ class EventThread(MemberThread):
         self._posted.put(event)
 
     def end_within(self, timeout_s: float) -> None:
-        """End without a sequence if closing takes longer than `timeout_s` from now; `late` then has the error text."""
-        self._end_by = (time.monotonic() + timeout_s, timeout_s)
+        """End without a sequence if closing takes longer than `timeout_s` from now; `late` then has the error text.
+
+        A later call does not give more time.
+        """
+        wanted = (time.monotonic() + timeout_s, timeout_s)
+        self._end_by = wanted if self._end_by is None else min(self._end_by, wanted)
 
     def _look_at_the_time(self) -> None:
+        if self._refused and any(publisher.refused for publisher in self._publishers.values()):
+            self._over = True  # no sequence can be published here, so that leaving would not end
         if self._end_by is not None and time.monotonic() > self._end_by[0]:
             self.late = f"{self.name}: no sequence was complete within {self._end_by[1]:g} s of the close"
             self._over = True
@@ -345,7 +351,7 @@ class EventThread(MemberThread):
         """
         log.error("%s: leaving the region: the rows could not be staged in the sink: %s", self.name, error)
         self._saves_no_more()
-        self._error, self.aborting = error, True
+        self._error, self.aborting, self._refused = error, True, True
         self._flow.end(error)
         self.end_within(LEAVE_S)
         self._step(events.ResetWanted(f"{self.name} could not stage its rows: {error!r}"))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kohort.region.member.events import PublishKeys
 from kohort.region.sinks import Keep, Sink, publish_rows
+from kohort.region.sinks.availability import is_final
 
 log = logging.getLogger("kohort.region")
 AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -16,11 +17,17 @@ CLOSE_S = 30.0
 
 
 class Publisher:
-    """The publishing thread of one sink of a member; a new order replaces the one before."""
+    """The publishing thread of one sink of a member; a new order replaces the one before.
+
+    Attributes:
+        refused: Whether the last attempt failed with an error that waiting does not end. It is repeated all the same,
+            because the sequence is committed.
+    """
 
     def __init__(self, sink: Sink, name: str) -> None:
         """Initialise the publisher; nothing runs before `start`."""
         self._sink, self._name, self.place = sink, name, sink.place
+        self.refused = False
         self._ended: Callable[[int, str], None] = lambda sequence, cause: None
         self._failed: Callable[[BaseException], None] = lambda error: None
         self._lock = threading.Condition()
@@ -86,8 +93,10 @@ class Publisher:
         except Exception as error:
             told = "%s: sequence %s is not published to %s yet: %s"
             log.warning(told, self._name, wanted.sequence, self.place, error, exc_info=failures == 0)
+            self.refused = is_final(error)
             self._ended(wanted.sequence, f"{type(error).__name__}: {error}")
             return False
+        self.refused = False
         with self._lock:
             if self._wanted == wanted:
                 self._wanted = None
