@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -48,3 +49,52 @@ def test_available_now_ends_with_its_share_read_where_a_member_comes_during_a_lo
         assert len(looks) > last and len(looks[last].partitions) < 2, "it looked again, at what it holds now"
     mine = {tp.partition for tp in looks[-1].partitions}
     assert read == [value for value in every if last == 2 or value % 2 in mine]
+
+
+@PROTOCOLS
+def test_available_now_waits_for_what_the_group_gives_it_and_another_member_still_has(
+    place: Place, protocol: str
+) -> None:
+    """Before, a query that owned nothing yet ended; so did the other one, and nobody read what was left."""
+    every = filled(place, "a")
+    settings: dict[str, Any] = {"group_protocol": protocol, "auto_offset_reset": "none", "heartbeat_interval_ms": 100}
+    with (
+        GroupMember(place.servers, place.group, topics=[place.topic()], **settings) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        until(lambda: other.owns() and len(other.assignment().partitions) == 2, "it has both partitions", STILL_S)
+        query = AvailableNow([place.options(**{"group.protocol": protocol})])
+        (reader,) = query.readers
+        driven: Any = reader._driver()
+        looks, look = [0], driven._plan_ranges
+
+        def count(held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
+            looks[0] += 1
+            spans: dict[TopicPartition, OffsetRange] | None = look(held, limited=limited)
+            return spans
+
+        driven._plan_ranges = count
+        read = threads.submit(query.run)
+        until(lambda: other.revocation() is not None, "it is to release one", STILL_S)
+        until(lambda: protocol != "consumer" or looks[0] > 3 or read.done(), "the query looks again and again", STILL_S)
+        assert not read.done(), read.result()
+
+        def released() -> bool:
+            other.release()
+            return read.done()
+
+        until(released, "the query has its share and reads it", STILL_S)
+        (mine,) = {value % 2 for value in read.result()}
+        assert read.result() == [value for value in every if value % 2 == mine]
+
+
+def test_available_now_ends_with_a_warning_where_another_member_keeps_its_share(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(place, "a")
+    settings: dict[str, Any] = {"group_protocol": "consumer", "heartbeat_interval_ms": 100}
+    with GroupMember(place.servers, place.group, topics=[place.topic()], **settings) as other:
+        until(lambda: other.owns() and len(other.assignment().partitions) == 2, "it has both partitions", STILL_S)
+        query = AvailableNow([place.options(**{"group.protocol": "consumer", "joinTimeoutMs": 2_000})])
+        assert query.run() == []
+    assert "the query ends without them" in caplog.text

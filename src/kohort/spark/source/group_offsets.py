@@ -515,6 +515,10 @@ class GroupOffsets:
         """Return whether `held` is still valid; False if the group has rebalanced since, or is about to."""
         return self._group is None or self._group.is_current(held)
 
+    def is_settled(self) -> bool:
+        """Return whether the group gives the query what it owns, and nothing that others have yet to release."""
+        return self._group is None or self._group.is_settled()
+
     def begin(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released.
 

@@ -14,7 +14,15 @@ from kohort.client.group.member import GroupMember
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets, committed_offsets
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import (
+    CommitFailedError,
+    ErrorCode,
+    FencedError,
+    InvalidInputError,
+    KafkaError,
+    NotAuthorizedError,
+    TimedOutError,
+)
 from kohort.ids import TopicId, TopicPartition
 from kohort.name_patterns import matching
 from kohort.spark.options import SourceOptions, client_settings
@@ -43,18 +51,45 @@ CLOSE_TIMEOUT_MS = 500
 """Timeout for closing the connections."""
 
 
-class SubscriptionCheck:
-    """A check, made once after the first assignment, of the other members' subscriptions.
+class GroupDescriber:
+    """A client that describes the group of a query.
 
     It has its own connections: responses come in order, and a heartbeat's would wait behind this one.
     """
 
     def __init__(self, options: SourceOptions) -> None:
+        """Set up the client; nothing is connected or requested yet."""
+        self._options, self.group = options, str(options.group_id)
+        self._lock = threading.Lock()
+        self._client: ThreadClient | None = None
+
+    def request(self) -> Future[Results[str, GroupDescription]]:
+        """Request a description."""
+        from kohort.client.admin.groups import describe_consumer_groups
+
+        with self._lock:
+            if self._client is None:
+                settings = client_settings(self._options) | {"group_id": self.group}
+                self._client = ThreadClient(client_config(ConsumerConfig, self._options.bootstrap_servers, settings))
+            asking = describe_consumer_groups(self._client.cluster, [self.group], timeout_ms=DESCRIBE_TIMEOUT_MS)
+            return self._client.submit(asking, f"description of {self.group}")
+
+    def close(self) -> None:
+        """Close the connections; another request opens them again."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close(client.until_s(CLOSE_TIMEOUT_MS))
+
+
+class SubscriptionCheck:
+    """A check, made once after the first assignment, of the other members' subscriptions."""
+
+    def __init__(self, options: SourceOptions) -> None:
         """Set up the check; nothing is connected or requested yet."""
-        self._options, self._group = options, str(options.group_id)
+        self._options, self._describer = options, GroupDescriber(options)
         self._lock = threading.Lock()
         self._left = DESCRIPTIONS_MAX
-        self._client: ThreadClient | None = None
         self._asked: Future[Results[str, GroupDescription]] | None = None
 
     def warning(self, mine: str) -> str | None:
@@ -70,14 +105,14 @@ class SubscriptionCheck:
             if not self._left or not mine:
                 return None
             if self._asked is None:
-                self._asked = self._ask()
+                self._asked = self._describer.request()
             if not self._asked.done():
                 return None
             description, self._asked = self._asked, None
             try:
-                group = description.result().result(self._group)
+                group = description.result().result(self._describer.group)
             except KafkaError as error:
-                log.debug("[group %s] can't describe the other members: %s", self._group, error)
+                log.debug("[group %s] can't describe the other members: %s", self._describer.group, error)
                 self._end()
                 return None
             self._left -= 1
@@ -91,25 +126,26 @@ class SubscriptionCheck:
         with self._lock:
             self._end()
 
-    def _ask(self) -> Future[Results[str, GroupDescription]]:
-        from kohort.client.admin.groups import describe_consumer_groups
-
-        if self._client is None:
-            settings = client_settings(self._options) | {"group_id": self._group}
-            self._client = ThreadClient(client_config(ConsumerConfig, self._options.bootstrap_servers, settings))
-        asking = describe_consumer_groups(self._client.cluster, [self._group], timeout_ms=DESCRIBE_TIMEOUT_MS)
-        return self._client.submit(asking, f"neighbours in {self._group}")
-
     def _end(self) -> None:
         self._left = 0
-        if self._client is not None:
-            self._client.close(self._client.until_s(CLOSE_TIMEOUT_MS))
+        self._describer.close()
 
 
 def has_subscriptions(group: GroupDescription, mine: str) -> bool:
     """Return whether the coordinator reports the subscription of every member, including this one."""
     known = {member.member_id for member in group.members if member.subscription is not None}
     return mine in known and len(known) == len(group.members)
+
+
+def assigned_by(group: GroupDescription, mine: str) -> frozenset[TopicPartition] | None:
+    """Return the partitions that the coordinator gives a member; None while it computes an assignment.
+
+    Those of a KIP-848 member are its target assignment, which it owns when others have released them.
+    """
+    me = next((member for member in group.members if member.member_id == mine), None)
+    if me is None or (group.state != "Stable" if group.epoch is None else group.epoch != group.assignment_epoch):
+        return None
+    return frozenset((me.assignment if me.target_assignment is None else me.target_assignment) or ())
 
 
 def warning_of(group: GroupDescription, mine: str, pattern: str | None = None) -> str | None:
@@ -225,6 +261,9 @@ class InGroup(Protocol):
     def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still the assignment; False if the group has rebalanced since, or is about to."""
 
+    def is_settled(self) -> bool:
+        """Return whether the coordinator gives the query the partitions of the last assignment, and no others."""
+
     def begin(self, held: AssignedPartitions) -> bool:
         """Begin a batch: until it ends, no partition is released.
 
@@ -294,7 +333,9 @@ class SourceMembership:
         self._gap_s = 0.0  # longest pause of this process in the running batch
         self._heard, self._warned = heard, False
         self._rebalances = Rebalances(self._member.group_id)
-        self._subscription_check = SubscriptionCheck(options)
+        self._subscription_check, self._describer = SubscriptionCheck(options), GroupDescriber(options)
+        self._may_describe = True
+        self._unsettled_since_s: float | None = None
         self._failure: Exception | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
@@ -307,7 +348,7 @@ class SourceMembership:
             TimedOutError: the wait exceeds `joinTimeoutMs`.
             KafkaError: the membership has failed.
         """
-        limit_ms = self._options.join_timeout_ms or self._bound.ms + JOIN_MARGIN_MS
+        limit_ms = self._limit_ms
         began_s, warned = time.monotonic(), False
         while self._failure is None:
             left_ms = limit_ms - (time.monotonic() - began_s) * 1000
@@ -332,6 +373,39 @@ class SourceMembership:
         """
         with self._lock:
             return self._holds(held) and set(self._member.assignment().partitions) == self._given
+
+    def is_settled(self) -> bool:
+        """Return whether the coordinator gives this member the partitions of the last assignment, and no others.
+
+        A member does not own yet what others still have to release. A push coordinator has no description. After
+        `joinTimeoutMs` without such an assignment it returns True with a warning.
+        """
+        if not self._may_describe or self._member.config.group_protocol == "push" or self._is_given():
+            self._unsettled_since_s = None
+            return True
+        now_s = time.monotonic()
+        if self._unsettled_since_s is None:
+            self._unsettled_since_s = now_s
+        if (now_s - self._unsettled_since_s) * 1000 <= self._limit_ms:
+            return False
+        log.warning(
+            "[group %s] the group gives this query other partitions than it owns, for %d ms: the query ends without "
+            "them; their records stay for the group's other members, or for the next run",
+            self._member.group_id,
+            self._limit_ms,
+        )
+        return True
+
+    def _is_given(self) -> bool:
+        try:
+            group = self._describer.request().result().result(self._member.group_id)
+        except NotAuthorizedError:
+            self._may_describe = False
+            return True
+        except KafkaError as error:
+            log.info("[group %s] can't describe the group, retrying: %s", self._member.group_id, error)
+            return False
+        return assigned_by(group, self._member.assignment().member_id) == self._given
 
     def _holds(self, held: AssignedPartitions) -> bool:
         if self._member.revocation() is not None or not self._member.owns():
@@ -429,6 +503,11 @@ class SourceMembership:
             return Limit("kafka.session.timeout.ms", config.session_timeout_ms)
         return Limit("kafka.max.poll.interval.ms", config.max_poll_interval_ms)
 
+    @property
+    def _limit_ms(self) -> int:
+        """How long the query waits for its partitions."""
+        return self._options.join_timeout_ms or self._bound.ms + JOIN_MARGIN_MS
+
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """Return the group's offsets with their stamps."""
         return _with_stamps(self._member.committed(list(partitions)))
@@ -449,6 +528,7 @@ class SourceMembership:
         """Leave the group."""
         self._ended.set()
         self._subscription_check.close()
+        self._describer.close()
         self._member.close(timeout_ms=LEAVE_TIMEOUT_MS)
 
     def _run(self) -> None:
@@ -585,6 +665,10 @@ class OffsetKeeper:
         return self._held
 
     def is_current(self, held: AssignedPartitions) -> bool:
+        """Return True: assigned partitions are never revoked."""
+        return True
+
+    def is_settled(self) -> bool:
         """Return True: assigned partitions are never revoked."""
         return True
 

@@ -126,6 +126,9 @@ class OffsetCoordinator(Protocol):
     def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still valid; False if the assignment has changed since, or is about to."""
 
+    def is_settled(self) -> bool:
+        """Return whether the group gives the query what it owns, and nothing that others have yet to release."""
+
     def begin(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released; return False if the assignment has changed."""
 

@@ -248,7 +248,9 @@ class SourceQuery:
     def plan(self, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         """Return the next batch, or None if there is nothing to read now.
 
-        None is true of the assignment at the time of the return, because Spark may end a query on it.
+        None is true of the assignment at the time of the return, because Spark may end a query on it. A query that
+        ends at the present ends also waits for what its group gives it and others have not released yet: when such a
+        query leaves, another one may have ended already, and nobody is left to read it.
 
         Args:
             start: the previous batch.
@@ -266,11 +268,14 @@ class SourceQuery:
                     if self._coordinator.begin(held, start.batch + 1):
                         self._triggered_s = time.monotonic()
                         return self._batch_of(held, start, spans)
-                elif self._coordinator.is_current(held):
+                elif self._is_settled() and self._coordinator.is_current(held):
                     if not self._held_back:
                         self._triggered_s = time.monotonic()
                     return None
             again.wait_and_warn()  # the assignment has changed, or a topic was deleted, since the lookup
+
+    def _is_settled(self) -> bool:
+        return self._targets is None or self._coordinator.is_settled()
 
     def _plan_ranges(self, held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
         """Return the ranges of a batch of the owned partitions; None if one of them no longer exists."""

@@ -230,6 +230,10 @@ class RegionOffsets:
         """Return True: the next answer has any change, and a region's query does not end on an empty result."""
         return True
 
+    def is_settled(self) -> bool:
+        """Return True: a region's query does not end on an empty result."""
+        return True
+
     def read(self) -> bool:
         """Return True: the application abandons no batch."""
         return True
