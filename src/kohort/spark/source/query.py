@@ -248,9 +248,9 @@ class SourceQuery:
     def plan(self, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         """Return the next batch, or None if there is nothing to read now.
 
-        None is true of the assignment at the time of the return, because Spark may end a query on it. A query that
-        ends at the present ends also waits for what its group gives it and others have not released yet: when such a
-        query leaves, another one may have ended already, and nobody is left to read it.
+        None is true of the assignment at the time of the return, because Spark may end a query on it. A query
+        with targets also waits for what its group gives it and others have not released yet. The others may have ended
+        when it leaves, and then nobody reads that.
 
         Args:
             start: the previous batch.
