@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.support.maven import MavenUnavailable
 
-from frameworks.brokers import start_broker
+from frameworks.brokers import KafkaProcess, KohortProcess, start_broker
 from frameworks.builds import FrameworkUnavailable
 from frameworks.connect import ConnectSink, ConnectSource
 from frameworks.flink import Flink
@@ -29,7 +29,7 @@ from frameworks.javascript_frameworks import JAVASCRIPT_FRAMEWORKS
 from frameworks.kafka_tools import KAFKA_TOOLS
 from frameworks.mirror import MirrorMaker
 from frameworks.page import main as write_page
-from frameworks.page import record_outcomes
+from frameworks.page import record_failure, record_outcomes
 from frameworks.python_frameworks import (
     AiokafkaProgram,
     ConfluentProgram,
@@ -62,6 +62,7 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
     ConfluentProgram,
 )
 BROKERS = {"kohort": ("kohort",), "kafka": ("kafka",), "both": ("kohort", "kafka")}
+BROKER_NAMES = {"kohort": KohortProcess.name, "kafka": KafkaProcess.name}
 
 
 def main() -> int:
@@ -100,6 +101,8 @@ def main() -> int:
                 console.print(f"{name} on {broker}: not here: {error}", highlight=False, markup=False)
             except (FrameworkStuck, KafkaError) as error:
                 failures.append(f"{name} on {broker}: {error}")
+                if asked.page:
+                    record_failure(name, BROKER_NAMES[broker], "stuck")
                 console.print(failures[-1], highlight=False, markup=False)
     if asked.json:
         print(json.dumps({"outcomes": [outcome.to_json() for outcome in outcomes], "stuck": failures}, indent=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from frameworks.run import Outcome
@@ -15,7 +16,7 @@ PAGE = HERE.parent / "docs" / "frameworks.md"
 PROGRAMS = ("framework", "version", "promise", "the program", "settings")
 ACCOUNTS = (
     "framework", "broker", "records", "members killed", "broker killed", "members ended", "lost", "repeated",
-    "out of order", "seconds", "broker's s", "broker's MiB", "seed", "seen",
+    "out of order", "clean runs (seeds)", "seconds", "broker's s", "broker's MiB", "seen",
 )  # fmt: skip
 
 
@@ -25,11 +26,29 @@ def kept_outcomes(path: Path = OUTCOMES) -> list[Outcome]:
 
 
 def record_outcomes(outcomes: list[Outcome], path: Path = OUTCOMES) -> None:
-    """Keep outcomes, in place of earlier ones of the same framework and broker."""
+    """Keep outcomes, in place of earlier ones of the same framework and broker, whose clean runs they continue."""
     kept = {(outcome.framework, outcome.broker): outcome for outcome in (kept_outcomes(path) if path.exists() else [])}
-    kept |= {(outcome.framework, outcome.broker): outcome for outcome in outcomes}
+    for outcome in outcomes:
+        place = (outcome.framework, outcome.broker)
+        kept[place] = replace(outcome, clean_seeds=_clean_seeds(outcome, kept.get(place)))
     ordered = sorted(kept.values(), key=lambda outcome: (outcome.title, outcome.broker != "kohort"))
     path.write_text(json.dumps([outcome.to_json() for outcome in ordered], indent=1) + "\n", encoding="utf-8")
+
+
+def record_failure(framework: str, broker: str, fault: str, path: Path = OUTCOMES) -> None:
+    """Note a run that gave no account as a fault of the outcome that is kept, if there is one."""
+    for outcome in kept_outcomes(path) if path.exists() else []:
+        if (outcome.framework, outcome.broker) == (framework, broker):
+            record_outcomes([replace(outcome, faults=[fault])], path)
+
+
+def _clean_seeds(outcome: Outcome, earlier: Outcome | None) -> list[int]:
+    if outcome.faults:
+        return []
+    versions = (outcome.version, outcome.broker_version)
+    if earlier is None or (earlier.version, earlier.broker_version) != versions:
+        return [outcome.seed]
+    return [*earlier.clean_seeds, outcome.seed]
 
 
 def page(current: str, outcomes: list[Outcome]) -> str:
@@ -67,10 +86,10 @@ def _account_row(outcome: Outcome) -> tuple[str, ...]:
         f"{account.lost:,}",
         f"{account.repeated:,}",
         f"{account.out_of_order:,}",
+        f"{len(outcome.clean_seeds)} ({', '.join(map(str, outcome.clean_seeds))})",
         f"{outcome.seconds:.0f}",
         f"{outcome.broker_processor_s:.1f}",
         f"{outcome.broker_peak_mib:.0f}",
-        str(outcome.seed),
         outcome.date,
     )
 

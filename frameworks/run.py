@@ -86,6 +86,7 @@ class Outcome:
         seconds: from the first member's start to the last record.
         broker_processor_s: processor time of the broker's processes.
         broker_peak_mib: the most resident memory of one of them.
+        clean_seeds: seeds of the runs in a row without a fault, of the same versions; the last is this run's.
     """
 
     framework: str
@@ -105,6 +106,7 @@ class Outcome:
     broker_peak_mib: float
     faults: list[str] = field(default_factory=list)
     date: str = ""
+    clean_seeds: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
