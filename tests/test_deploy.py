@@ -115,6 +115,12 @@ def test_image_without_login_is_published_on_loopback() -> None:
     assert published == ["127.0.0.1:9092:9092"]
 
 
+def test_pods_that_listen_for_other_machines_ask_for_certificates_or_logins() -> None:
+    args = {name: container["args"] for name, _, container in containers()}
+    assert {"--tls", "--client-ca"} <= set(args["scaler.yaml"])
+    assert [name for name, words in args.items() if "--insecure" in words] == []
+
+
 def test_published_files_are_made_by_pinned_tools_alone() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text())
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]

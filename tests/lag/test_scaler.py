@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +15,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as some
 from tests.support.processes import KOHORT, Start
+from tests.support.secured_broker import more_certificates
+from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
@@ -25,6 +29,7 @@ from kohort.lag.scaler import (
     GroupScaling,
     ScaledGroup,
     ScalerServer,
+    ScalerTls,
     decode_metrics_request,
     decode_scaled_object,
 )
@@ -83,8 +88,10 @@ MESSAGES = _messages()
 class Keda:
     """A client with KEDA's calls."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self.channel = (
+            grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
+        )
 
     def _call(self, name: str, answer: str) -> Any:
         return self.channel.unary_unary(
@@ -258,6 +265,181 @@ def test_decoder_reads_what_protobuf_writes(name: str, metadata: dict[str, str])
     sent = MESSAGES["ScaledObjectRef"](name=name, namespace="n", scalerMetadata=metadata)
     found = decode_scaled_object(sent.SerializeToString())
     assert (found.name, found.namespace, dict(found.metadata)) == (name, "n", metadata)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder)
+    more_certificates(folder)
+    return folder
+
+
+def credentials(folder: Path, client: str | None = "client", authority: str = "ca.pem") -> grpc.ChannelCredentials:
+    """A client's side of TLS: a trigger's caCert, and tlsClientKey with tlsClientCert if it has a certificate."""
+    trusted = (folder / authority).read_bytes()
+    if client is None:
+        return grpc.ssl_channel_credentials(trusted)
+    key = (folder / "client.key").read_bytes()
+    return grpc.ssl_channel_credentials(trusted, key, (folder / f"{client}.crt").read_bytes())
+
+
+@pytest.fixture
+def mutual(our_broker: Broker, certificates: Path) -> Iterator[str]:
+    """The address of a server whose clients must show a certificate."""
+    tls = ScalerTls(certificates / "broker.pem", certificates / "ca.pem")
+    with (
+        GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
+        ScalerServer("127.0.0.1", 0, scaling, tls) as server,
+    ):
+        yield server.address
+
+
+def test_client_with_a_certificate_of_the_authority_is_served(
+    our_broker: Broker, certificates: Path, mutual: str
+) -> None:
+    group, _ = committed_group(our_broker, 5)
+    keda = Keda(mutual, credentials(certificates))
+    assert keda.wanted(group=group, maxLag="30s") == 1
+    assert next(keda.stream(group=group, maxLag="30s")).result
+    keda.channel.close()
+
+
+@pytest.mark.parametrize(
+    ("client", "authority"),
+    [(None, "ca.pem"), ("stranger", "ca.pem"), ("old-client", "ca.pem"), ("client", "other-ca.pem")],
+    ids=["no certificate", "certificate of another authority", "expired certificate", "client trusts another"],
+)
+def test_client_that_can_not_prove_itself_or_does_not_trust_the_server_is_not_served(
+    certificates: Path, mutual: str, client: str | None, authority: str
+) -> None:
+    assert not is_served(mutual, credentials(certificates, client, authority))
+
+
+def is_served(address: str, credentials: grpc.ChannelCredentials | None) -> bool:
+    """Whether a call gets through; TLS that fails ends it with UNAVAILABLE."""
+    keda = Keda(address, credentials)
+    try:
+        keda.metric_spec(group="payments", maxLag="30s")
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        return False
+    finally:
+        keda.channel.close()
+    return True
+
+
+def test_plain_client_gets_nothing_from_a_server_with_tls_nor_the_other_way_round(
+    certificates: Path, mutual: str, keda: Keda, our_broker: Broker
+) -> None:
+    assert not is_served(mutual, None)
+    with (
+        GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
+        ScalerServer("127.0.0.1", 0, scaling) as plain,
+    ):
+        assert not is_served(plain.address, credentials(certificates))
+        assert is_served(plain.address, None)
+
+
+def test_server_without_authorities_serves_every_client_that_trusts_it(our_broker: Broker, certificates: Path) -> None:
+    with (
+        GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
+        ScalerServer("127.0.0.1", 0, scaling, ScalerTls(certificates / "broker.pem")) as server,
+    ):
+        assert is_served(server.address, credentials(certificates, None))
+        assert not is_served(server.address, credentials(certificates, None, "other-ca.pem"))
+
+
+def test_new_files_count_for_new_connections_and_broken_ones_do_not(
+    our_broker: Broker, certificates: Path, tmp_path: Path
+) -> None:
+    identity, authorities = tmp_path / "scaler.pem", tmp_path / "ca.pem"
+    shutil.copy(certificates / "broker.pem", identity)
+    shutil.copy(certificates / "other-ca.pem", authorities)
+    with (
+        GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
+        ScalerServer("127.0.0.1", 0, scaling, ScalerTls(identity, authorities)) as server,
+    ):
+        assert is_served(server.address, credentials(certificates, "stranger"))
+        assert not is_served(server.address, credentials(certificates))
+        identity.write_text("half a file")
+        assert is_served(server.address, credentials(certificates, "stranger"))
+        shutil.copy(certificates / "expired.pem", identity)
+        assert not is_served(server.address, credentials(certificates, "stranger"))
+        shutil.copy(certificates / "broker.pem", identity)
+        shutil.copy(certificates / "ca.pem", authorities)
+        assert is_served(server.address, credentials(certificates))
+        assert not is_served(server.address, credentials(certificates, "stranger"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "scaler.example"])
+def test_address_that_other_machines_reach_needs_client_certificates_or_consent(
+    our_broker: Broker, certificates: Path, host: str
+) -> None:
+    with GroupScaling(LagReader(our_broker.bootstrap_servers), 60) as scaling:
+        with pytest.raises(InvalidInputError, match="can be reached from other machines.*--client-ca.*--insecure"):
+            ScalerServer(host, 0, scaling)
+        with pytest.raises(InvalidInputError, match="is encrypted, but open to everyone"):
+            ScalerServer(host, 0, scaling, ScalerTls(certificates / "broker.pem"))
+
+
+def test_address_that_other_machines_reach_is_served_with_client_certificates_or_consent(
+    our_broker: Broker, certificates: Path
+) -> None:
+    mutual = ScalerTls(certificates / "broker.pem", certificates / "ca.pem")
+    with (
+        GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
+        ScalerServer("0.0.0.0", 0, scaling, mutual) as secured,
+        ScalerServer("0.0.0.0", 0, scaling, is_insecure=True) as open_to_all,
+    ):
+        assert is_served(secured.address.replace("0.0.0.0", "127.0.0.1"), credentials(certificates))
+        assert not is_served(secured.address.replace("0.0.0.0", "127.0.0.1"), credentials(certificates, None))
+        assert is_served(open_to_all.address.replace("0.0.0.0", "127.0.0.1"), None)
+
+
+@pytest.mark.parametrize(
+    ("identity", "authorities", "error"),
+    [
+        ("missing.pem", None, "can't load the key and certificate of .*missing.pem"),
+        ("client.crt", None, "can't load the key and certificate of .*client.crt"),
+        ("client.key", None, "can't load the key and certificate of .*client.key"),
+        ("ca.pem", None, "can't load the key and certificate of .*ca.pem"),
+        ("broker.pem", "missing.pem", "can't load the authorities of .*missing.pem"),
+        ("broker.pem", "client.key", "can't load the authorities of .*client.key"),
+    ],
+)
+def test_file_that_is_not_what_it_should_be_is_refused_at_the_start(
+    certificates: Path, identity: str, authorities: str | None, error: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=error):
+        ScalerTls(certificates / identity, None if authorities is None else certificates / authorities)
+
+
+def test_command_serves_clients_with_certificates(our_broker: Broker, certificates: Path, start: Start) -> None:
+    group, _ = committed_group(our_broker, 5)
+    secured = ("--tls", str(certificates / "broker.pem"), "--client-ca", str(certificates / "ca.pem"))
+    process = start("scaler", "--listen", "0.0.0.0:0", "--bootstrap-server", our_broker.bootstrap_servers, *secured)
+    assert process.stdout is not None
+    address = process.stdout.readline().split()[1].replace("0.0.0.0", "127.0.0.1")
+    keda = Keda(address, credentials(certificates))
+    assert keda.wanted(group=group, maxLag="30s") == 1
+    keda.channel.close()
+    assert not is_served(address, credentials(certificates, "stranger"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--listen", "0.0.0.0:0"], "0.0.0.0:0 can be reached from other machines"),
+        (["--client-ca", "ca.pem"], "--client-ca needs --tls"),
+        (["--tls", "missing.pem"], "missing.pem"),
+    ],
+)
+def test_command_refuses_options_that_would_let_everyone_in_or_can_not_work(options: list[str], error: str) -> None:
+    asked = subprocess.run([*KOHORT, "scaler", *options], capture_output=True, text=True, timeout=60, check=False)
+    assert asked.returncode == 2
+    assert error in asked.stderr
 
 
 def test_command_serves_only_the_groups_that_it_names(our_broker: Broker, start: Start) -> None:

@@ -65,7 +65,7 @@ class SecuredBroker:
         return chosen | others
 
 
-def _more_certificates(folder: Path) -> None:
+def more_certificates(folder: Path) -> None:
     """A client certificate that has expired, and an authority that nobody trusts with one of its own."""
     new = ("req", "-newkey", "rsa:2048", "-nodes")
     openssl(
@@ -104,7 +104,7 @@ def secured_broker(folder: Path, **config: str) -> Iterator[SecuredBroker]:
     """Start it."""
     folder.mkdir(exist_ok=True)
     make_certificates(folder)
-    _more_certificates(folder)
+    more_certificates(folder)
     key = ECKey.generate_key("P-256", {"kid": "key-1"})
     (folder / "keys.json").write_text(json.dumps(KeySet([key]).as_dict(private=False)))
     listen = ",".join(f"{name}://127.0.0.1:0" for name in PROTOCOLS)

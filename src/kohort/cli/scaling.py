@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -155,25 +156,34 @@ def scaler(
     listen: str = LISTEN_DEFAULT,
     interval: int = 10_000,
     group: tuple[str, ...] = (),
+    tls: Path | None = None,
+    client_ca: Path | None = None,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
     common: Common = _COMMON,
 ) -> int:
     """How many members groups need, for KEDA's external scaler over gRPC. Ends with SIGTERM or Ctrl-C.
 
     Prints the line `ready HOST:PORT`. The groups and their targets are in the metadata of KEDA's triggers. It changes
-    nothing in the cluster. It has neither login nor TLS: on another address than loopback everyone who reaches it can
-    ask about every group. Needs the extra `scaler`.
+    nothing in the cluster. An address that other machines can reach needs --tls with --client-ca, or --insecure. Needs
+    the extra `scaler`.
 
     Args:
         listen: HOST:PORT; port 0 picks a free one.
         interval: milliseconds between two reads of the cluster.
         group: serve only this group; may be given again. Calls for others end with PERMISSION_DENIED.
+        tls: a PEM file of the scaler's private key and certificates: connections are encrypted. A renewed file is used
+            without a restart.
+        client_ca: a PEM file of authorities: clients must show a certificate of theirs. Needs --tls.
+        insecure: serve everyone without a certificate, also at an address that other machines can reach.
     """
     check_names("group", *group)
     host, port = listen_address(listen)
     if interval < 1:
         raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
+    if client_ca is not None and tls is None:
+        raise UsageError("--client-ca needs --tls: certificates are shown over TLS only")
     try:
-        from kohort.lag.scaler import GroupScaling, ScalerServer
+        from kohort.lag.scaler import GroupScaling, ScalerServer, ScalerTls
     except ModuleNotFoundError as error:
         if error.name != "grpc":
             raise
@@ -187,10 +197,16 @@ def scaler(
     reader.rebalances = REBALANCES_ASKED
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     ended = EndingSignals()
-    with GroupScaling(reader, interval / 1000, group) as scaling, ScalerServer(host, port, scaling) as server:
-        if common.json:
-            show_json_line({"ready": server.address})
-        else:
-            print(f"ready {server.address}", flush=True)
-        ended.wait()
+    with GroupScaling(reader, interval / 1000, group) as scaling:
+        try:
+            secured = None if tls is None else ScalerTls(tls, client_ca)
+            server = ScalerServer(host, port, scaling, secured, is_insecure=insecure)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
+        with server:
+            if common.json:
+                show_json_line({"ready": server.address})
+            else:
+                print(f"ready {server.address}", flush=True)
+            ended.wait()
     return DONE

@@ -37,11 +37,11 @@ from kohort.region.message_codec import decode_heard, encode
 from kohort.region.region_key import KEY_VARIABLE, is_operators, region_key
 from kohort.region.region_log import Home
 from kohort.region.region_topic import client_id_of
-from kohort.region.server import ControlPlane, is_loopback
+from kohort.region.server import ControlPlane
 from kohort.region.sinks import Sink, known_there, place_of
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
-from kohort.settings.config import parse_listen
+from kohort.settings.config import is_loopback, parse_listen
 from kohort.settings.validation import duration_ms
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
@@ -33,6 +32,7 @@ from kohort.region.message_codec import decode_said, encode
 from kohort.region.messages import RegionSeen
 from kohort.region.parts import Part
 from kohort.region.records import Contribution, Fact, Manifest
+from kohort.settings.config import is_loopback
 
 log = logging.getLogger("kohort.region")
 T = TypeVar("T")
@@ -197,16 +197,6 @@ def listen(host: str) -> Listening:
         return Listening(socket.create_server((host, 0), backlog=CONNECTIONS_MAX))
     tls, pin = listener_context()
     return Listening(socket.create_server((host, 0), backlog=CONNECTIONS_MAX), tls, pin)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only processes of this machine reach an address; the name of another host counts as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class ControlPlane:

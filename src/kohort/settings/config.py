@@ -20,6 +20,7 @@ import collections.abc
 import dataclasses
 import difflib
 import inspect
+import ipaddress
 import re
 import types
 import typing
@@ -408,3 +409,13 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}")
     return host or "127.0.0.1", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this machine reach an address; the name of another host counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
