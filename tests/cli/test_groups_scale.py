@@ -44,7 +44,7 @@ def test_slow_member_is_to_be_joined_by_others(our_broker: Broker) -> None:
     for thread in threads:
         thread.start()
     try:
-        asked = said(name, "--max-lag", "4s", "--look", "45s", "--json", "--bootstrap-server", servers)
+        asked = said(name, "--max-lag", "4s", "--look", "25s", "--json", "--bootstrap-server", servers)
     finally:
         ended.set()
         for thread in threads:

@@ -32,9 +32,9 @@ def shown(mutant: str, seed: int) -> Plan:
     return SHOWN_BY[mutant](seed) if mutant in SHOWN_BY else remote_plan(seed)
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS, 20))
+@pytest.mark.parametrize("start", range(0, SEEDS, 10))
 def test_seeds_are_clean(start: int) -> None:
-    for seed in range(start, start + 20):
+    for seed in range(start, start + 10):
         result = RemoteRun(seed).play()
         assert result.failure is None, f"seed {seed}: {result.failure}"
 

@@ -99,7 +99,7 @@ class ChannelServer:
         self._sockets: set[socket.socket] = set()
         self._gate = ConnectionGate(SOURCES_MAX)
         self._links: dict[str, set[Link]] = {}
-        self._listening = socket.create_server((LOOPBACK, 0), backlog=SOURCES_MAX)
+        self._listening = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
         self.address = ChannelAddress(self._listening.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
         self._closed = threading.Event()
         _OPEN_ENDS.add(self)
