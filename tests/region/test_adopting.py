@@ -55,6 +55,36 @@ def test_facts_of_a_repeated_adoption_are_the_same(was: str, shows: int, is_know
     assert after == before
 
 
+@pytest.mark.parametrize("order", [(OLD, OTHER), (OTHER, OLD)], ids=["lower first", "higher first"])
+def test_sinks_that_are_adopted_one_after_the_other_are_not_emptied(order: tuple[str, str]) -> None:
+    """The topic's copy ended with a reset to the initial state: the second call had the first sink emptied."""
+    shows = {OLD: 8, OTHER: 9}
+    facts: list[Fact] = [
+        Birth("r", ID, 0),
+        Manifest("r", ID, 7, 1, 1, 0, (), (), (), True, (OLD, OTHER)),
+        *(Shown("r", place, 7, 0, empty=True) for place in shows),
+    ]
+    for place in order:
+        facts += adopt(saved_of("r", facts).history("r"), place, "", shows[place], 5)
+    known = saved_of("r", facts).known("r", 1)
+    assert known.owed() == {}
+    assert [known.bounds(place).allow(shows[place]) for place in shows] == [True, True]
+    assert known.sequence == 9
+
+
+def test_sink_that_has_not_seen_a_reset_to_the_initial_state_is_emptied_also_when_another_was_adopted() -> None:
+    facts: list[Fact] = [
+        Birth("r", ID, 0),
+        Manifest("r", ID, 7, 1, 1, 0, (), (), (), True, (OLD, OTHER)),
+        Shown("r", OLD, 7, 0, empty=True),
+    ]
+    for place, shows in ((OLD, 8), (OTHER, 8)):
+        facts += adopt(saved_of("r", facts).history("r"), place, "", shows, 5)
+    known = saved_of("r", facts).known("r", 1)
+    assert known.owed() == {OTHER: ()}
+    assert known.sequence == 9 and known.bounds(OTHER).allow(8) and known.bounds(OLD).allow(8)
+
+
 STEPS: dict[str, tuple[type, str, bool]] = {
     "before the topic has it": (Home, "adopt", False),
     "when the topic has it": (Home, "adopt", True),

@@ -152,7 +152,7 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
     Other sinks do, under its first number.
 
     A reset to the initial state that the sink has not seen yet gets a number past what the sink shows, and empties
-    it.
+    it. It empties no other sink that it did not have to empty before: what an operator has adopted stays.
 
     Args:
         history: the region's facts.
@@ -184,9 +184,21 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
                 letter_keys=given.letter_keys if letters_owed else (),
             )
         )
-    places = {place if name == was else name for name in last.places} | ({place} if shows else set())
+    places, empties = {place if name == was else name for name in last.places}, last.empties
+    if not empties:
+        places |= {place} if shows else set()
+    elif places:
+        has_seen_reset = was not in history.owed and (agrees or shows >= (last.made_as or last.sequence))
+        places = {name for name in places & set(history.owed) if name != place} | (set() if has_seen_reset else {place})
+        empties = bool(places)
+    elif shows:
+        empties = False
     made_as = last.made_as or (last.sequence if sequence != last.sequence else 0)
-    facts.append(replace(last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms, made_as=made_as))
+    facts.append(
+        replace(
+            last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms, made_as=made_as, empties=empties
+        )
+    )
     if was != place:
         facts.append(Shown(last.region, was, 0, now_ms))
     known = history.shown.get(was)

@@ -157,6 +157,7 @@ class Restoring:
         numbers = {place: stored.number_in(place) for place in stored.owed if place != disk.place}
         stored.numbers = {place: number for place, number in numbers.items() if number != known.sequence}
         stored.sequence, stored.places, stored.owed = known.sequence, frozenset(known.places), set(known.owed())
+        stored.empties = known.empties
         stored.differs.discard(disk.place)
         disk.lose_after(last)
         if stored.empties and disk.place in stored.owed:  # the last sequence is the initial state: it is emptied too

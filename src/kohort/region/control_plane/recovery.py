@@ -77,7 +77,7 @@ class Recovery:
 
     def _written(self) -> set[str]:
         """Return all sinks that the region writes to, or has published to since they were last emptied."""
-        return self.plane.places.union(*(member.places for member in self.plane.members.values()))
+        return self.plane.places_with_rows().union(*(member.places for member in self.plane.members.values()))
 
     def reset(self, wanted: ResetRequest) -> None:
         """Begin a reset, or defer it; during one, the next attempt begins at once."""

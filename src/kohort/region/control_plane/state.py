@@ -557,10 +557,17 @@ class Plane:
             self.region_id,
         )
 
+    def places_with_rows(self) -> set[str]:
+        """Return the sinks that the region has published to since they were last emptied.
+
+        The manifest of a reset to the initial state has those that it empties, and not one that was adopted after it.
+        """
+        return self.places | {place for place, known in self.shown.items() if known.sequence and not known.empty}
+
     def _sinks(self) -> tuple[SinkSeen, ...]:
         written = {place for member in self.members.values() for place in member.places}
         written |= {report.sink for report in self.waiting_to_register.values()}
-        places = self.places | set(self.owed) | (written - {""})
+        places = self.places_with_rows() | set(self.owed) | (written - {""})
         return tuple(
             SinkSeen(
                 place,
