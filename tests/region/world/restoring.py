@@ -104,6 +104,7 @@ class Restoring:
         world.stored = stored = _copied(kept.stored)
         stored.writes = {**writes, **stored.writes}
         world.group.bring_back(kept.group)
+        world.group.end(world.log.epoch, commit=False)  # a producer that begins aborts what was open in the copy
         saved = self._saved()
         stored.owed = set(saved.known(REGION, 0).owed())
         for place, disk in world.disks.items():
