@@ -29,6 +29,8 @@ PARTITIONS = 4
 WELL_MS = 30_000
 READ_MS = 10_000
 """So long after the last fault nothing goes back any more, and so long records still come then."""
+LONGEST_ENDS, AGAIN_MS = 3, 10_000
+"""A history ends this many times later at the latest, if the backlog got shorter in each of such times."""
 AWAY_OF, AWAY_IS, AWAY_MS = 7, 4, 12_000
 """In one world of so many, the one with this remainder, sinks are away for so long at the most."""
 LOSES_OF, LOSES_IS = 9, 5
@@ -143,8 +145,21 @@ class World:
         self.clock.after(self.clock.chance.randint(1, 3_000), self._trouble)
         self.clock.run(faults_ms)
         self._heal()
-        self.clock.run(faults_ms + healing_ms)
+        end_ms = faults_ms + healing_ms
+        self.clock.run(end_ms)
+        left = self._left()
+        while left and end_ms < faults_ms + LONGEST_ENDS * healing_ms:  # a backlog may be longer, if it gets shorter
+            end_ms += AGAIN_MS
+            self.clock.run(end_ms)
+            before, left = left, self._left()
+            if left >= before:
+                break
         self._check_end()
+
+    def _left(self) -> int:
+        """Records that no sequence has yet."""
+        read = self.stored.positions
+        return sum(end - (read[part].offset if part in read else 0) for part, end in self.ends.items())
 
     def _trouble(self) -> None:
         if self.healed:
