@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ import deltalake
 import pytest
 
 from kohort.region.agreement import History, adopt
+from kohort.region.control_plane.state import Known
 from kohort.region.records import Birth, Contribution, Fact, Manifest, Shown
 from kohort.region.region import Region
 from kohort.region.region_log import Home
@@ -55,34 +57,56 @@ def test_facts_of_a_repeated_adoption_are_the_same(was: str, shows: int, is_know
     assert after == before
 
 
-@pytest.mark.parametrize("order", [(OLD, OTHER), (OTHER, OLD)], ids=["lower first", "higher first"])
-def test_sinks_that_are_adopted_one_after_the_other_are_not_emptied(order: tuple[str, str]) -> None:
-    """The topic's copy ended with a reset to the initial state: the second call had the first sink emptied."""
-    shows = {OLD: 8, OTHER: 9}
-    facts: list[Fact] = [
-        Birth("r", ID, 0),
-        Manifest("r", ID, 7, 1, 1, 0, (), (), (), True, (OLD, OTHER)),
-        *(Shown("r", place, 7, 0, empty=True) for place in shows),
-    ]
-    for place in order:
-        facts += adopt(saved_of("r", facts).history("r"), place, "", shows[place], 5)
-    known = saved_of("r", facts).known("r", 1)
-    assert known.owed() == {}
-    assert [known.bounds(place).allow(shows[place]) for place in shows] == [True, True]
-    assert known.sequence == 9
+RESET = Manifest("r", ID, 7, 1, 1, 0, (), (), (), True, (OLD, OTHER))
+EMPTIED = tuple(Shown("r", place, 7, 0, empty=True) for place in (OLD, OTHER))
 
 
-def test_sink_that_has_not_seen_a_reset_to_the_initial_state_is_emptied_also_when_another_was_adopted() -> None:
-    facts: list[Fact] = [
-        Birth("r", ID, 0),
-        Manifest("r", ID, 7, 1, 1, 0, (), (), (), True, (OLD, OTHER)),
-        Shown("r", OLD, 7, 0, empty=True),
-    ]
-    for place, shows in ((OLD, 8), (OTHER, 8)):
-        facts += adopt(saved_of("r", facts).history("r"), place, "", shows, 5)
-    known = saved_of("r", facts).known("r", 1)
+def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> Known:
+    every: list[Fact] = [Birth("r", ID, 0), *facts]
+    for place, shows in calls:
+        every += adopt(saved_of("r", every).history("r"), place, "", shows, 5)
+    return saved_of("r", every).known("r", 1)
+
+
+@pytest.mark.parametrize("turn", [1, -1], ids=["first to last", "last to first"])
+@pytest.mark.parametrize(
+    ("shows", "owed"),
+    [
+        ({OLD: 8, OTHER: 9}, set()),
+        ({OLD: 9, OTHER: 9}, set()),
+        ({OLD: 8, OTHER: 3}, {OTHER}),
+        ({OLD: 3, OTHER: 9}, {OLD}),
+        ({OLD: 0, OTHER: 9}, set()),  # it is empty already
+        ({OLD: 3, OTHER: 4}, {OLD, OTHER}),
+    ],
+    ids=str,
+)
+def test_adopting_sinks_in_any_order_empties_those_alone_that_have_not_seen_the_reset(
+    shows: dict[str, int], owed: set[str], turn: int
+) -> None:
+    """The topic's copy ends with a reset to the initial state. The second call had the first sink emptied."""
+    known = adopted([RESET, *EMPTIED], list(shows.items())[::turn])
+    assert known.owed().keys() == owed
+    assert [known.bounds(place).allow(shown) for place, shown in shows.items()] == [True, True]
+    assert known.sequence == max(7, *shows.values())
+
+
+def test_sink_that_was_still_to_be_emptied_is_emptied_also_when_another_was_adopted() -> None:
+    known = adopted([RESET, EMPTIED[0]], [(OLD, 8), (OTHER, 8)])
     assert known.owed() == {OTHER: ()}
     assert known.sequence == 9 and known.bounds(OTHER).allow(8) and known.bounds(OLD).allow(8)
+
+
+@pytest.mark.parametrize(("shows", "owed"), [(3, {OLD}), (0, {""}), (8, set())])
+def test_sink_of_a_reset_without_names_is_emptied_unless_it_has_seen_the_reset(shows: int, owed: set[str]) -> None:
+    known = adopted([replace(RESET, places=())], [(OLD, shows)])
+    assert known.owed().keys() == owed
+    assert known.bounds(OLD).allow(shows)
+
+
+def test_sink_with_an_older_copy_after_it_was_adopted_is_emptied() -> None:
+    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OTHER, 9), (OLD, 3)]).owed() == {OLD: ()}
+    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OLD, 3)]).owed() == {OLD: ()}
 
 
 STEPS: dict[str, tuple[type, str, bool]] = {

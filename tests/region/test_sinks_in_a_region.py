@@ -36,14 +36,20 @@ def _iceberg(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
 
     def read() -> list[bytes]:
         uri, place = f"sqlite:///{folder}/lake/catalog.db", f"file://{folder}/lake"
-        if not (folder / "lake" / "catalog.db").exists():
-            return []
+        database = folder / "lake" / "catalog.db"
+        if not database.exists() or not _tables_of(database) >= {"iceberg_tables", "iceberg_namespace_properties"}:
+            return []  # the catalog makes tables that it lacks, and so may two processes at the same time
         catalog = load_catalog("default", type="sql", uri=uri, warehouse=place)
         if not catalog.namespace_exists("air") or not catalog.table_exists("air.flights"):
             return []
         return list(catalog.load_table("air.flights").scan().to_arrow().column("value").to_pylist())
 
     return sink, read
+
+
+def _tables_of(database: Path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def _sqlite(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:

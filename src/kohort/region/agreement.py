@@ -22,6 +22,8 @@ from kohort.region.records import Contribution, Fact, Manifest, Shown
 
 UNKNOWN = -1
 """Number of a sink whose sequence is unknown: the member has no sink, or is of an earlier release."""
+SOMEWHERE = ""
+"""Sink name for keys of an earlier release, when a region had one sink and did not name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,10 @@ class Last:
         """
         shows = 0 if known is None else known.sequence
         return self.made_as if self.made_as and shows <= self.made_as else self.sequence
+
+    def is_shown(self, known: Shown | None) -> bool:
+        """Return whether a sink shows this sequence, given what the sink is known to show."""
+        return known is not None and known.sequence == self.number_in(known)
 
 
 def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str, Shown]) -> SequenceBounds:
@@ -184,26 +190,25 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
                 letter_keys=given.letter_keys if letters_owed else (),
             )
         )
-    places, empties = {place if name == was else name for name in last.places}, last.empties
-    if not empties:
-        places |= {place} if shows else set()
-    elif places:
-        has_seen_reset = was not in history.owed and (agrees or shows >= (last.made_as or last.sequence))
-        places = {name for name in places & set(history.owed) if name != place} | (set() if has_seen_reset else {place})
-        empties = bool(places)
-    elif shows:
-        empties = False
     made_as = last.made_as or (last.sequence if sequence != last.sequence else 0)
+    known = history.shown.get(was)
+    if agrees and known is not None:
+        shown = replace(known, place=place, at_ms=now_ms)
+    else:
+        shown = Shown(last.region, place, 0 if agrees else shows, now_ms)
+    places = {place if name == was else name for name in last.places} | ({place} if shows else set())
+    if last.empties:
+        is_unseen = shows < (last.made_as or last.sequence) and (not agrees or SOMEWHERE in history.owed)
+        due = {name for name in history.owed if name not in (was, place)}
+        due |= {place} if was in history.owed or is_unseen else set()
+        renumbered = Last(sequence, True, made_as)
+        after = {**history.shown, place: shown}
+        places = {name for name in places if name in due or renumbered.is_shown(after.get(name))}
+    empties = last.empties and (bool(places) or not last.places)  # no places: all are to be emptied
     facts.append(
-        replace(
-            last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms, made_as=made_as, empties=empties
-        )
+        replace(last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms, made_as=made_as, empties=empties)
     )
     if was != place:
         facts.append(Shown(last.region, was, 0, now_ms))
-    known = history.shown.get(was)
-    if agrees and known is not None:
-        facts.append(replace(known, place=place, at_ms=now_ms))
-    else:
-        facts.append(Shown(last.region, place, 0 if agrees else shows, now_ms))
+    facts.append(shown)
     return facts

@@ -115,7 +115,8 @@ class Restoring:
             comes = max(last, stored.sequence)
             disk.wanted = {sequence: rows for sequence, rows in disk.wanted.items() if sequence <= comes}
             if place in stored.owed and not stored.empties:  # a person may have given it up since
-                disk.wanted[stored.sequence] = kept.wanted[place][stored.sequence]
+                number = stored.number_in(place)
+                disk.wanted[number] = kept.wanted[place][number]
 
     # -- the person
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kohort.region.agreement import compare
+from kohort.region.agreement import SOMEWHERE, compare
 from kohort.region.control_plane.events import (
     CheckpointMayBegin,
     DeferredResetDue,
@@ -25,7 +25,7 @@ from kohort.region.control_plane.events import (
     Why,
 )
 from kohort.region.control_plane.starts import StartOffsets
-from kohort.region.control_plane.state import NOWHERE, SOMEWHERE, MemberPhase, Plane, RegisteredMember
+from kohort.region.control_plane.state import NOWHERE, MemberPhase, Plane, RegisteredMember
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.agreement import Last, SequenceBounds, bounds_of
+from kohort.region.agreement import SOMEWHERE, Last, SequenceBounds, bounds_of
 from kohort.region.control_plane.events import (
     Close,
     Effect,
@@ -68,8 +68,6 @@ class RegionConfig:
 
 NOWHERE = -1
 """Connection of a member that has none."""
-SOMEWHERE = ""
-"""Sink name for keys of an earlier release, when a region had one sink and did not name it."""
 
 
 WAITS = "waits for its sink before it registers"
@@ -238,8 +236,7 @@ class Known:
         return {place: given for place, given in keys.items() if not self._shows_the_last(place)}
 
     def _shows_the_last(self, place: str) -> bool:
-        known = self.shown.get(place)
-        return known is not None and known.sequence == self.last().number_in(known)
+        return self.last().is_shown(self.shown.get(place))
 
     def last(self) -> Last:
         """The last complete sequence."""
