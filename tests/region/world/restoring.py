@@ -109,7 +109,7 @@ class Restoring:
         stored.owed = set(saved.known(REGION, 0).owed())
         for place, disk in world.disks.items():
             last, known = shows(disk), saved.shown.get(place)
-            if last not in _histories(saved, place, 0 if known is None else known.sequence):
+            if last not in _histories(saved, place, 0 if known is None else known.sequence, stored.number_in(place)):
                 stored.differs.add(place)
             disk.staged.clear()  # epochs come again
             comes = max(last, stored.sequence)
@@ -170,15 +170,18 @@ class Restoring:
             raise ViolatedError(f"{disk.place} shows {last} and was adopted, and is of another history still")
 
 
-def _histories(saved: SavedFacts, place: str, known: int) -> set[int]:
-    """The sequences that a place may show if it is of the topic's history: what it showed, or the last one."""
+def _histories(saved: SavedFacts, place: str, known: int, number: int) -> set[int]:
+    """The sequences that a place may show if it is of the topic's history: what it showed, or the last one.
+
+    `number` is the last one's in this place.
+    """
     manifest = saved.manifests.get(saved.sequence)
     given = saved.contributions.get(saved.sequence, {})
     staged = set(keys_by_place(given.values()))
     if manifest is not None and manifest.empties:
         staged = set(manifest.places)
     never_written = place in saved.shown and saved.shown[place].empty
-    return {known} | ({saved.sequence} if place in staged else set()) | ({0} if never_written else set())
+    return {known} | ({number} if place in staged else set()) | ({0} if never_written else set())
 
 
 def _copied(stored: Stored) -> Stored:
