@@ -124,7 +124,7 @@ def test_first_looks_measure_and_change_nothing() -> None:
     assert (decision.wanted, decision.needed, decision.why) == (MEMBERS, None, "rates are being measured")
 
 
-def test_measurement_begins_again_when_a_partition_gets_its_first_commit() -> None:
+def test_measurement_begins_with_a_first_commit() -> None:
     group = Group()
     group.state = decide(replace(group.lag(), partitions=tuple(
         replace(part, committed=None) for part in group.lag().partitions
@@ -132,9 +132,29 @@ def test_measurement_begins_again_when_a_partition_gets_its_first_commit() -> No
     assert group.look(1, 50, 25, 20_000).written_per_s is None
     decision = group.look(MEASURE_MS // 1_000, 50, 25, 40_000)
     assert (decision.written_per_s, decision.read_per_s, decision.member_per_s) == (400, 200, 50)
-    group.partitions += 1
-    assert group.look(1, 50, 25, 20_000).needed is None
-    assert group.look(MEASURE_MS // 1_000, 50, 25, 40_000).written_per_s == 450
+
+
+def test_members_that_keep_up_get_no_others() -> None:
+    """What they read was taken for all that they can read, so that a group without lag grew to its most."""
+    group = Group()
+    group.look(1, 50, 50, 0)
+    for _ in range(20):
+        decision = group.look(30, 50, 50, 0)
+        assert (decision.wanted, decision.needed) == (MEMBERS, MEMBERS)
+    assert "none of them is busy" in decision.why
+    group.look(1, 50, 50, 20_000)
+    assert group.look(30, 50, 50, 20_000).wanted > MEMBERS, "they are busy"
+
+
+def test_first_commit_of_another_partition_does_not_begin_the_measurement_again() -> None:
+    group = Group()
+    group.look(1, 50, 50, 0)
+    assert group.look(MEASURE_MS // 1_000, 50, 50, 0).written_per_s == 400
+    assert group.state is not None
+    group.state = replace(group.state, offsets=dict(list(group.state.offsets.items())[:7]))
+    assert group.look(1, 50, 50, 0).needed is not None
+    written = [group.look(MEASURE_MS // 1_000, 50, 50, 0).written_per_s or 0 for _ in range(9)]
+    assert written[0] < written[-1] == 400, written
 
 
 @pytest.mark.parametrize(("pauses_ms", "measure_s"), [((30_000, 12_000), 24), ((30_000, 0), 60), ((5_000, 5_000), 20)])

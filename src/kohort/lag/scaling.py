@@ -131,7 +131,8 @@ class ScalingState:
         offsets: Committed offset and log end of each partition then.
         later_ms: When the next measurement began; the present one ends when it is long enough.
         later_offsets: The offsets then.
-        member_per_s: What a busy member reads per second; None: not known yet.
+        member_per_s: What a busy member reads per second, or the most that one was seen to read; None: not known yet.
+        is_limit: Whether that was a busy member, which can't read more.
         loads: The loads of the last `DOWN_AFTER_MS`: time, and the demand in records per second.
         busy: The members that had old records unread. One look is no evidence: a partition that gets stuck shows such
             records for a moment while its offset still moved.
@@ -147,6 +148,7 @@ class ScalingState:
     later_ms: int = 0
     later_offsets: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     busy: frozenset[str] = frozenset()
+    is_limit: bool = False
 
 
 def decide(
@@ -200,7 +202,10 @@ class _Scaling:
     """One decision."""
 
     def __init__(self, group: GroupLag, now_ms: int, target: ScalingTarget, before: ScalingState) -> None:
-        self.group, self.now_ms, self.target, self.before = group, now_ms, target, before
+        self.group, self.now_ms, self.target = group, now_ms, target
+        # A partition that gets its first commit counts from now on.
+        known = {**_offsets(group), **before.offsets} if before.offsets else before.offsets
+        self.before = replace(before, offsets=known)
         self.members = frozenset(member.member_id for member in group.description.members)
         self.most = _most(group, target)
         self.partitions = max(1, len(group.read))
@@ -210,18 +215,23 @@ class _Scaling:
         self.free = [load for load in self.loads if not load.is_blocked]
         lags = [load.part.time_lag_ms for load in self.free if load.part.time_lag_ms is not None]
         self.time_lag_ms = max(lags, default=None)
-        self.busy = self._busy()
+        self.busy, self.is_limit = self._busy(), before.is_limit
 
     def decide(self) -> tuple[ScalingDecision, ScalingState]:
         """Return the decision and the next state."""
         before = self.before
         if self.members != before.members:
             moved = ScalingState(
-                before.wanted, self.members, self.now_ms, self.now_ms, _offsets(self.group), before.member_per_s
+                before.wanted,
+                self.members,
+                self.now_ms,
+                self.now_ms,
+                _offsets(self.group),
+                before.member_per_s,
+                is_limit=before.is_limit,
             )
             return self._hold(moved, "members have just joined or left: their rates are not known yet")
-        if _offsets(self.group).keys() - before.offsets.keys():
-            # Without offsets from before, what is read and written of a partition would count as nothing.
+        if not before.offsets:  # nothing was committed when the measurement began
             return self._hold(replace(before, since_ms=self.now_ms, offsets=_offsets(self.group)), MEASURING)
         if self.span_ms < self._measure_ms():
             if not self.members and before.wanted == 0 and self.group.sum_lag:
@@ -275,7 +285,8 @@ class _Scaling:
         measured = [rates[member] for member in self.busy & self.before.busy if rates.get(member)]
         known = self.before.member_per_s
         if measured:
-            return median(measured) if known is None else (known + median(measured)) / 2
+            self.is_limit = True
+            return (known + median(measured)) / 2 if known is not None and self.before.is_limit else median(measured)
         return max([known or 0.0, *rates.values()]) or None
 
     def _demand(self, load: _Load) -> float:
@@ -336,6 +347,9 @@ class _Scaling:
         if waited_ms < max(SETTLE_MS, 2 * (self.downtime_ms or 0)):
             return self._hold(measured, "the last change is still taking effect", needed)
         if needed > base and (relieves or not self._fits(base, demand, member_per_s, BUSY_UP)):
+            if not self.is_limit and not relieves:
+                why = "the members keep up, and none of them is busy: how much one could read is not known"
+                return self._hold(measured, why, base)
             if self._is_read_soon(member_per_s, base):
                 return self._hold(measured, "the backlog is read sooner than another rebalance would end", needed)
             why = f"{rates}; a backlog is read faster by a member of its own" if relieves else rates
@@ -410,6 +424,7 @@ class _Scaling:
             later_ms,
             later,
             self.busy,
+            self.is_limit,
         )
 
     def _hold(self, state: ScalingState, why: str, needed: int | None = None) -> tuple[ScalingDecision, ScalingState]:
@@ -432,6 +447,7 @@ class _Scaling:
             _offsets(self.group),
             self.before.member_per_s if member_per_s is None else member_per_s,
             loads,
+            is_limit=self.is_limit,
         )
         return self._decision(wanted, needed, why, state.member_per_s), state
 

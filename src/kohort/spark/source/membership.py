@@ -399,10 +399,11 @@ class SourceMembership:
     def _is_given(self) -> bool:
         try:
             group = self._describer.request().result().result(self._member.group_id)
-        except NotAuthorizedError:
-            self._may_describe = False
-            return True
         except KafkaError as error:
+            if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
+                log.info("[group %s] no right to describe the group: %s", self._member.group_id, error)
+                self._may_describe = False
+                return True
             log.info("[group %s] can't describe the group, retrying: %s", self._member.group_id, error)
             return False
         return assigned_by(group, self._member.assignment().member_id) == self._given
@@ -423,6 +424,7 @@ class SourceMembership:
                 return False
             self._count_rebalances()
             self._busy, self._unread, self._busy_since = True, True, time.monotonic()
+            self._unsettled_since_s = None
             self._rebalances.batch_began(self._busy_since * 1000)
             self._gap_s, self._looked_at = 0.0, self._busy_since
             return True
