@@ -20,7 +20,6 @@ from kohort.errors import (
     FencedError,
     InvalidInputError,
     KafkaError,
-    NotAuthorizedError,
     TimedOutError,
 )
 from kohort.ids import TopicId, TopicPartition
