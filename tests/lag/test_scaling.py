@@ -135,7 +135,7 @@ def test_measurement_begins_with_a_first_commit() -> None:
 
 
 def test_members_that_keep_up_get_no_others() -> None:
-    """What they read was taken for all that they can read, so that a group without lag grew to its most."""
+    """Their rate was taken for their limit, so that a group without lag grew to its most."""
     group = Group()
     group.look(1, 50, 50, 0)
     for _ in range(20):
