@@ -79,7 +79,7 @@ def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> Known:
         ({OLD: 0, OTHER: 9}, set()),  # it is empty already
         ({OLD: 3, OTHER: 4}, {OLD, OTHER}),
     ],
-    ids=str,
+    ids=["both ahead", "as far ahead", "second behind", "first behind", "first empty", "both behind"],
 )
 def test_adopting_sinks_in_any_order_empties_those_alone_that_have_not_seen_the_reset(
     shows: dict[str, int], owed: set[str], turn: int
@@ -97,7 +97,7 @@ def test_sink_that_was_still_to_be_emptied_is_emptied_also_when_another_was_adop
     assert known.sequence == 9 and known.bounds(OTHER).allow(8) and known.bounds(OLD).allow(8)
 
 
-@pytest.mark.parametrize(("shows", "owed"), [(3, {OLD}), (0, {""}), (8, set())])
+@pytest.mark.parametrize(("shows", "owed"), [(3, {OLD}), (0, {""}), (8, set())], ids=["behind", "empty", "ahead"])
 def test_sink_of_a_reset_without_names_is_emptied_unless_it_has_seen_the_reset(shows: int, owed: set[str]) -> None:
     known = adopted([replace(RESET, places=())], [(OLD, shows)])
     assert known.owed().keys() == owed

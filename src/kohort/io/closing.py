@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
+from types import TracebackType
 from typing import NoReturn, Self
+
+log = logging.getLogger("kohort")
 
 
 class OneProcess:
@@ -16,7 +20,10 @@ class OneProcess:
 
 
 class ClosedOnExit(OneProcess, ABC):
-    """An object that the end of its `with` block closes, whether or not the block raised."""
+    """An object that the end of its `with` block closes, whether or not the block raised.
+
+    If both the block and `close` raise, the block's error is the one that is raised, and the other is logged.
+    """
 
     __slots__ = ()
 
@@ -27,5 +34,13 @@ class ClosedOnExit(OneProcess, ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as late:  # noqa: BLE001 - the block's error is the cause
+            log.warning("%s could not be closed after an error: %s", type(self).__name__, late)
