@@ -202,10 +202,9 @@ class _Scaling:
     """One decision."""
 
     def __init__(self, group: GroupLag, now_ms: int, target: ScalingTarget, before: ScalingState) -> None:
-        self.group, self.now_ms, self.target = group, now_ms, target
-        # A partition that gets its first commit counts from now on.
-        known = {**_offsets(group), **before.offsets} if before.offsets else before.offsets
-        self.before = replace(before, offsets=known)
+        if before.offsets:  # a partition that gets its first commit counts from now on
+            before = replace(before, offsets={**_offsets(group), **before.offsets})
+        self.group, self.now_ms, self.target, self.before = group, now_ms, target, before
         self.members = frozenset(member.member_id for member in group.description.members)
         self.most = _most(group, target)
         self.partitions = max(1, len(group.read))

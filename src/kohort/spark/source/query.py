@@ -272,7 +272,8 @@ class SourceQuery:
                     if not self._held_back:
                         self._triggered_s = time.monotonic()
                     return None
-            again.wait_and_warn()  # the assignment has changed, or a topic was deleted, since the lookup
+            # The assignment has changed or is about to, or a topic was deleted, since the lookup.
+            again.wait_and_warn()
 
     def _is_settled(self) -> bool:
         return self._targets is None or self._coordinator.is_settled()
