@@ -31,7 +31,7 @@ SEEN_AT = {
     "partitions are let go in the middle of a batch": 0,
     "starts are handed out at any time": 49,
     "what is held is let go with a sequence that does not cover it": 145,
-    "where the region has published is forgotten": 17,
+    "where the region has published is forgotten": 96,
     "who is late is waited for": 0,
     "who leaves is not needed before the topic has a reset": 8,
     "what another place is to show is numbered anew with the sequence": 389,

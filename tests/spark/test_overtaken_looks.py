@@ -51,19 +51,28 @@ def test_available_now_ends_with_its_share_read_where_a_member_comes_during_a_lo
     assert read == [value for value in every if last == 2 or value % 2 in mine]
 
 
-@PROTOCOLS
+@pytest.mark.parametrize(
+    ("protocol", "strategy"),
+    [("classic", "range"), ("classic", "cooperative-sticky"), ("consumer", "range"), ("push", "range")],
+    ids=["classic", "classic cooperative", "consumer", "push"],
+)
 def test_available_now_waits_for_what_the_group_gives_it_and_another_member_still_has(
-    place: Place, protocol: str
+    place: Place, protocol: str, strategy: str
 ) -> None:
     """Before, a query that owned nothing yet ended; so did the other one, and nobody read what was left."""
     every = filled(place, "a")
     settings: dict[str, Any] = {"group_protocol": protocol, "auto_offset_reset": "none", "heartbeat_interval_ms": 100}
+    options = {"group.protocol": protocol}
+    if protocol == "classic":
+        settings["partition_assignment_strategy"] = [strategy]
+        options["kafka.partition.assignment.strategy"] = strategy
+    looks_again = protocol == "consumer" or strategy == "cooperative-sticky"
     with (
         GroupMember(place.servers, place.group, topics=[place.topic()], **settings) as other,
         ThreadPoolExecutor(1) as threads,
     ):
         until(lambda: other.owns() and len(other.assignment().partitions) == 2, "it has both partitions", STILL_S)
-        query = AvailableNow([place.options(**{"group.protocol": protocol})])
+        query = AvailableNow([place.options(**options)])
         (reader,) = query.readers
         driven: Any = reader._driver()
         looks, look = [0], driven._plan_ranges
@@ -76,7 +85,7 @@ def test_available_now_waits_for_what_the_group_gives_it_and_another_member_stil
         driven._plan_ranges = count
         read = threads.submit(query.run)
         until(lambda: other.revocation() is not None, "it is to release one", STILL_S)
-        until(lambda: protocol != "consumer" or looks[0] > 3 or read.done(), "the query looks again and again", STILL_S)
+        until(lambda: not looks_again or looks[0] > 3 or read.done(), "the query looks again and again", STILL_S)
         assert not read.done(), read.result()
 
         def released() -> bool:

@@ -515,9 +515,13 @@ class GroupOffsets:
         """Return whether `held` is still valid; False if the group has rebalanced since, or is about to."""
         return self._group is None or self._group.is_current(held)
 
-    def is_settled(self) -> bool:
-        """Return whether the group gives the query what it owns, and nothing that others have yet to release."""
-        return self._group is None or self._group.is_settled()
+    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+        """Return whether the group gives the query what it owns, and nothing that others have yet to release.
+
+        Args:
+            expected: partitions that some member has in a whole assignment.
+        """
+        return self._group is None or self._group.is_settled(expected)
 
     def begin(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released.

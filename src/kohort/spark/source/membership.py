@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.spark")
 
 DESCRIBE_TIMEOUT_MS = 30_000
-"""Timeout of the coordinator's description of the group; nothing waits for it."""
+"""Longest time for the coordinator's description of the group."""
 DESCRIPTIONS_MAX = 10
 """Most descriptions requested: a rebalancing classic group does not report its members' subscriptions."""
 NAMED_MEMBERS_MAX = 5
@@ -62,7 +62,7 @@ class GroupDescriber:
         self._lock = threading.Lock()
         self._client: ThreadClient | None = None
 
-    def request(self) -> Future[Results[str, GroupDescription]]:
+    def request(self, timeout_ms: float = DESCRIBE_TIMEOUT_MS) -> Future[Results[str, GroupDescription]]:
         """Request a description."""
         from kohort.client.admin.groups import describe_consumer_groups
 
@@ -70,7 +70,7 @@ class GroupDescriber:
             if self._client is None:
                 settings = client_settings(self._options) | {"group_id": self.group}
                 self._client = ThreadClient(client_config(ConsumerConfig, self._options.bootstrap_servers, settings))
-            asking = describe_consumer_groups(self._client.cluster, [self.group], timeout_ms=DESCRIBE_TIMEOUT_MS)
+            asking = describe_consumer_groups(self._client.cluster, [self.group], timeout_ms=timeout_ms)
             return self._client.submit(asking, f"description of {self.group}")
 
     def close(self) -> None:
@@ -136,14 +136,26 @@ def has_subscriptions(group: GroupDescription, mine: str) -> bool:
     return mine in known and len(known) == len(group.members)
 
 
-def assigned_by(group: GroupDescription, mine: str) -> frozenset[TopicPartition] | None:
+def assigned_by(
+    group: GroupDescription, mine: str, expected: Collection[TopicPartition]
+) -> frozenset[TopicPartition] | None:
     """Return the partitions that the coordinator gives a member; None while it computes an assignment.
 
-    Those of a KIP-848 member are its target assignment, which it owns when others have released them.
+    Those of a KIP-848 member are its target assignment, which it owns when others have released them. A classic group
+    that rebalances cooperatively is Stable between its two rounds, when nobody has what is to move.
+
+    Args:
+        group: the group as its coordinator describes it.
+        mine: the id of the member.
+        expected: partitions that some member has in a whole assignment.
     """
     me = next((member for member in group.members if member.member_id == mine), None)
     if me is None or (group.state != "Stable" if group.epoch is None else group.epoch != group.assignment_epoch):
         return None
+    if group.assignor.startswith("cooperative"):
+        assigned = {tp for member in group.members for tp in member.assignment or ()}
+        if not assigned.issuperset(expected):
+            return None
     return frozenset((me.assignment if me.target_assignment is None else me.target_assignment) or ())
 
 
@@ -260,8 +272,12 @@ class InGroup(Protocol):
     def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still the assignment; False if the group has rebalanced since, or is about to."""
 
-    def is_settled(self) -> bool:
-        """Return whether the coordinator gives the query the partitions of the last assignment, and no others."""
+    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+        """Return whether the coordinator gives the query the partitions of the last assignment, and no others.
+
+        Args:
+            expected: partitions that some member has in a whole assignment.
+        """
 
     def begin(self, held: AssignedPartitions) -> bool:
         """Begin a batch: until it ends, no partition is released.
@@ -373,13 +389,16 @@ class SourceMembership:
         with self._lock:
             return self._holds(held) and set(self._member.assignment().partitions) == self._given
 
-    def is_settled(self) -> bool:
+    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
         """Return whether the coordinator gives this member the partitions of the last assignment, and no others.
 
         A member does not own yet what others still have to release. A push coordinator has no description. After
         `joinTimeoutMs` without such an assignment it returns True with a warning.
+
+        Args:
+            expected: partitions that some member has in a whole assignment.
         """
-        if not self._may_describe or self._member.config.group_protocol == "push" or self._is_given():
+        if not self._may_describe or self._member.config.group_protocol == "push" or self._is_given(expected):
             self._unsettled_since_s = None
             return True
         now_s = time.monotonic()
@@ -395,9 +414,11 @@ class SourceMembership:
         )
         return True
 
-    def _is_given(self) -> bool:
+    def _is_given(self, expected: Collection[TopicPartition]) -> bool:
         try:
-            group = self._describer.request().result().result(self._member.group_id)
+            group = (
+                self._describer.request(min(DESCRIBE_TIMEOUT_MS, self._limit_ms)).result().result(self._member.group_id)
+            )
         except KafkaError as error:
             if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
                 log.info("[group %s] no right to describe the group: %s", self._member.group_id, error)
@@ -405,7 +426,7 @@ class SourceMembership:
                 return True
             log.info("[group %s] can't describe the group, retrying: %s", self._member.group_id, error)
             return False
-        return assigned_by(group, self._member.assignment().member_id) == self._given
+        return assigned_by(group, self._member.assignment().member_id, expected) == self._given
 
     def _holds(self, held: AssignedPartitions) -> bool:
         if self._member.revocation() is not None or not self._member.owns():
@@ -669,7 +690,7 @@ class OffsetKeeper:
         """Return True: assigned partitions are never revoked."""
         return True
 
-    def is_settled(self) -> bool:
+    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
         """Return True: assigned partitions are never revoked."""
         return True
 

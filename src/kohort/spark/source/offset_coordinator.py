@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,8 +39,9 @@ class AssignmentRetry:
         if self._attempts >= _WARNING_ATTEMPTS and time.monotonic() > self._warning_at_s:
             self._warning_at_s = float("inf")
             log.warning(
-                "the assignment has changed at each of %d lookups (the group rebalances again and again, or "
-                "topics are deleted and created): nothing is read, and lookups are repeated, until it is stable",
+                "the assignment was changing at each of %d lookups (the group rebalances again and again, another "
+                "member has yet to release partitions, or topics are deleted and created): nothing is read, and "
+                "lookups are repeated, until it is stable",
                 self._attempts,
             )
         time.sleep(RETRY_DELAY_S)
@@ -126,8 +127,12 @@ class OffsetCoordinator(Protocol):
     def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still valid; False if the assignment has changed since, or is about to."""
 
-    def is_settled(self) -> bool:
-        """Return whether the group gives the query what it owns, and nothing that others have yet to release."""
+    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+        """Return whether the group gives the query what it owns, and nothing that others have yet to release.
+
+        Args:
+            expected: partitions that some member has in a whole assignment.
+        """
 
     def begin(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released; return False if the assignment has changed."""

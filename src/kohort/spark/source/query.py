@@ -276,7 +276,7 @@ class SourceQuery:
             again.wait_and_warn()
 
     def _is_settled(self) -> bool:
-        return self._targets is None or self._coordinator.is_settled()
+        return self._targets is None or self._coordinator.is_settled(self._targets)
 
     def _plan_ranges(self, held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
         """Return the ranges of a batch of the owned partitions; None if one of them no longer exists."""

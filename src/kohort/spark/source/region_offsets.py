@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from kohort.errors import InvalidInputError, KafkaError
@@ -230,7 +230,7 @@ class RegionOffsets:
         """Return True: the next answer has any change, and a region's query does not end on an empty result."""
         return True
 
-    def is_settled(self) -> bool:
+    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
         """Return True: a region's query does not end on an empty result."""
         return True
 
