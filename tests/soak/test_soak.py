@@ -10,9 +10,9 @@ from tests.soak.run import Soak
 
 
 @pytest.mark.timeout(600)
-def test_half_a_minute(tmp_path: Path) -> None:
+def test_a_quarter_of_a_minute(tmp_path: Path) -> None:
     log: list[str] = []
-    report = Soak(tmp_path, seed=5, rate=100, spark=False, say=log.append).run(minutes=0.5, fault_s=6)
+    report = Soak(tmp_path, seed=5, rate=100, spark=False, say=log.append).run(minutes=0.25, fault_s=3)
     assert report.violations == [], log
     assert set(report.accounts) == {"transactions", "consumer", "region"}
     assert {account.produced for account in report.accounts.values()} == {sum(report.produced.values())} != {0}

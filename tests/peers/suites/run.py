@@ -61,7 +61,7 @@ def run(suite: Suite, log: Callable[[str], None] = lambda _: None, *, short: boo
     tests = _compiled(_go(), suite)
     with tempfile.TemporaryDirectory(prefix="kohort-suite-") as folder:
         with Broker(Path(folder), dict(suite.settings), listen=f"127.0.0.1:{_port(suite)}") as broker:
-            environment = {**os.environ, **suite.environment}
+            environment = {**os.environ, **suite.environment, **(suite.short_environment if short else {})}
             if suite.servers_variable:
                 environment[suite.servers_variable] = broker.bootstrap_servers
             return _follow(tests, short, environment, folder, log)
@@ -91,7 +91,8 @@ class _Tests:
         """Return the command that runs the tests and prints their events."""
         runs = [self.go, "tool", "test2json", str(self.program), "-test.v=test2json", f"-test.timeout={_TIMEOUT_S}s"]
         if short:
-            runs.append(f"-test.run={self.suite.short}")
+            # Tests wait for sessions that time out: more of them go together than there are cores.
+            runs += [f"-test.run={self.suite.short}", "-test.parallel=8"]
         if self.suite.left_out:
             names = "|".join(f"^{name.replace('/', '$/^')}$" for name in self.suite.left_out)
             runs.append(f"-test.skip={names}")
