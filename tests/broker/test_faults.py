@@ -14,7 +14,7 @@ import pytest
 
 from kohort import Broker
 from kohort.broker import Fault
-from kohort.errors import ErrorCode, InvalidInputError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.records import read_records
 from tests.broker.group_member import Member
@@ -153,3 +153,18 @@ def test_a_temporary_folder_is_deleted_and_a_given_one_kept(tmp_path: Path) -> N
         pass
     assert (tmp_path / "kept").exists()
     assert gone(1) is False
+
+
+def test_unreadable_answer_of_the_process_fails_a_waiting_call_and_no_later_one(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = broker._running()
+
+    def unreadable(answer: object) -> None:
+        raise KeyError("id")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(child, "_take_answer", unreadable)
+        with pytest.raises(KafkaError, match="can't be read: KeyError"):
+            broker.faults.clear()
+    broker.faults.clear()

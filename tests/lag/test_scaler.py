@@ -23,7 +23,7 @@ from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.lag import LagReader, scaler
+from kohort.lag import LagReader, LagReport, scaler
 from kohort.lag.scaler import (
     OBJECTS_MAX,
     GroupScaling,
@@ -231,6 +231,41 @@ def test_decision_is_given_no_more_when_reads_have_stopped(our_broker: Broker, m
         monkeypatch.setattr(scaling, "_read_groups", lambda names: None)
         with pytest.raises(KafkaError, match="have stopped"):
             until(lambda: scaling.decision(wanted) is None, "the decision is refused")
+
+
+@pytest.mark.parametrize("where", ["the read", "one group"])
+def test_unexpected_error_is_told_and_decisions_go_on_after_it(
+    our_broker: Broker, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    bad, good = (ScaledGroup(name, ScalingTarget(1_000)) for name in ("bad", "good"))
+    reader = LagReader(our_broker.bootstrap_servers)
+    decide = scaler._decide
+
+    def failing_read(*_: object, **__: object) -> LagReport:
+        raise RuntimeError("a bug")
+
+    def failing_decision(wanted: ScaledGroup, *rest: Any) -> None:
+        if wanted == bad:
+            raise RuntimeError("a bug")
+        decide(wanted, *rest)
+
+    with GroupScaling(reader, 0.05) as scaling:
+        with monkeypatch.context() as broken:
+            if where == "the read":
+                broken.setattr(reader, "read", failing_read)
+            else:
+                broken.setattr(scaler, "_decide", failing_decision)
+                until(lambda: scaling.decision(good) is not None, "the other group is decided")
+            with pytest.raises(KafkaError, match="RuntimeError: a bug"):
+                until(lambda: scaling.decision(bad) is not None, "the error is told")
+        until(lambda: _decided(scaling, bad), "the group is decided when the fault is gone")
+
+
+def _decided(scaling: GroupScaling, wanted: ScaledGroup) -> bool:
+    try:
+        return scaling.decision(wanted) is not None
+    except KafkaError:
+        return False
 
 
 def test_groups_that_clients_name_are_bounded(our_broker: Broker) -> None:

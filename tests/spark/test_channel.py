@@ -108,6 +108,46 @@ def test_a_line_that_breaks_is_made_again(closing: Callable[[Any], Any], monkeyp
     until(lambda: line.connected and board.send_message("one", {"kind": "over"}) == 1, "it is connected again")
 
 
+def test_source_whose_handler_fails_connects_again(
+    closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(driver_channel, "RECONNECT_DELAY_S", 0.01)
+    board = closing(ChannelServer())
+    heard = Heard()
+
+    def fail(message: Message) -> None:
+        raise RuntimeError("a bug")
+
+    line = closing(ChannelClient(board.address, heard.handlers | {"over": fail}))
+    line.drives("one")
+    line.start()
+    until(lambda: board.send_message("one", {"kind": "over"}) == 1, "the failing handler has its message")
+    until(lambda: "a bug" in caplog.text, "the failure is logged")
+    until(lambda: board.send_message("one", {"kind": "done", "end": "1"}) and not heard.messages.empty(), "it goes on")
+
+
+def test_source_that_gets_no_thread_connects_when_there_is_one(
+    closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process has all the threads that it may have, for a while."""
+    monkeypatch.setattr(driver_channel, "RECONNECT_DELAY_S", 0.01)
+    board = closing(ChannelServer())
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "kohort-channel-link":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    line = closing(ChannelClient(board.address, Heard().handlers))
+    line.drives("one")
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        line.start()
+        until(lambda: "can't start new thread" in caplog.text, "it is refused")
+    until(lambda: board.queries() == {"one"}, "it is connected")
+
+
 def test_when_the_application_is_gone_nothing_hangs(closing: Callable[[Any], Any]) -> None:
     board = ChannelServer()
     line = closing(ChannelClient(board.address, Heard().handlers))

@@ -38,6 +38,8 @@ from kohort.settings.arguments import checked, checked_call
 
 __all__ = ["Broker", "Fault"]
 
+log = logging.getLogger("kohort.broker")
+
 END_S = 15.0
 """Time that a broker gets to shut down before it is killed."""
 CONTROL_MS = 30_000
@@ -302,17 +304,27 @@ class _Child:
 
     def _read(self) -> None:
         for line in self._out:
-            answer = json.loads(line)
-            future = self._asked.pop(answer["id"], None)
-            if future is None:
-                continue
-            if "error" in answer:
-                future.set_exception(error_for(answer["code"], answer["error"]))
-            else:
-                future.set_result(answer["result"])
-        for future in list(self._asked.values()):
-            if not future.done():
-                future.set_exception(KafkaError("the broker has ended"))
+            try:
+                self._take_answer(json.loads(line))
+            except Exception as error:  # a bug must not leave callers waiting: the answer was one of theirs
+                log.exception("an answer of the broker's process can't be read")
+                self._fail_all(KafkaError(f"an answer of the broker's process can't be read: {error!r}"))
+        self._fail_all(KafkaError("the broker has ended"))
+
+    def _fail_all(self, error: KafkaError) -> None:
+        for number in list(self._asked):
+            future = self._asked.pop(number, None)
+            if future is not None and not future.done():
+                future.set_exception(error)
+
+    def _take_answer(self, answer: Mapping[str, Any]) -> None:
+        future = self._asked.pop(answer["id"], None)
+        if future is None:
+            return
+        if "error" in answer:
+            future.set_exception(error_for(answer["code"], answer["error"]))
+        else:
+            future.set_result(answer["result"])
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path | None, owner: int) -> None:

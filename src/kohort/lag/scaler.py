@@ -194,20 +194,37 @@ class GroupScaling(ClosedOnExit):
         report, failure = None, ""
         try:
             report = self._reader.read(names, timeout_ms=READ_TIMEOUT_MS)
-        except KafkaError as error:
+        except Exception as error:  # a bug must not end the thread: the decisions would stand still
             if self._ended:
                 return
-            failure = f"the cluster can't be read: {error}"
-            log.warning("[scaler] %s; the number of members stays as it is", failure)
+            failure = f"the cluster can't be read: {_text_of(error)}"
+            log.warning("[scaler] %s; the number of members stays as it is", failure, exc_info=_unexpected(error))
         with self._lock:
             for wanted, watched in self._watched.items():
                 if report is None:
                     watched.error = failure
                 elif wanted.group in names:
-                    _decide(wanted, watched, report)
+                    _decide_or_tell(wanted, watched, report)
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, KafkaError) else f"unexpected error {type(error).__name__}: {error}"
+
+
+def _unexpected(error: Exception) -> Exception | None:
+    return None if isinstance(error, KafkaError) else error
+
+
+def _decide_or_tell(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
+    """Decide about a group; one about which nothing can be decided stops none of the others."""
+    try:
+        _decide(wanted, watched, report)
+    except Exception as error:
+        watched.error = f"no decision about group {wanted.group}: {_text_of(error)}"
+        log.exception("[scaler] %s; the number of members stays as it is", watched.error)
 
 
 def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:

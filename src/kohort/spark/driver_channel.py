@@ -138,7 +138,17 @@ class ChannelServer:
                     return
                 self._sockets.add(sock)
             place = self._gate.enter(address, partial(_hang_up, sock))
+            self._serve_on_a_thread(sock, place)
+
+    def _serve_on_a_thread(self, sock: socket.socket, place: GatePlace) -> None:
+        try:
             threading.Thread(target=self._serve, args=(sock, place), name="kohort-channel-link", daemon=True).start()
+        except RuntimeError as error:  # the process has all the threads that it may have
+            log.warning("a source can't connect for now: %s", error)
+            place.give_back()
+            with self._lock:
+                self._sockets.discard(sock)
+            sock.close()
 
     def _serve(self, sock: socket.socket, place: GatePlace) -> None:
         query: str | None = None
@@ -358,6 +368,8 @@ class ChannelClient:
                     handler(message)
         except ValueError as error:
             log.warning("invalid message from the application: %s", error)
+        except Exception:  # a bug must not end the thread: the application would not be reached again
+            log.exception("[query %s] failed to handle a message from the application; connecting again", self._query)
         finally:
             with self._changed:
                 self._link = None
