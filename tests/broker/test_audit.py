@@ -172,6 +172,22 @@ def test_disk_that_can_not_be_written_loses_entries_and_says_so_once(
     assert [record.levelname for record in caplog.records if "audit log" in record.getMessage()] == ["ERROR", "WARNING"]
 
 
+def test_entry_that_can_not_be_written_ends_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+
+    def fail(entry: object) -> bytes:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(audit, "_line", fail)
+        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "lost"))
+        until(lambda: log.lost_entries == 1, "it is lost")
+    log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    log.close_log()
+    first, second = lines(tmp_path / FILE)
+    assert (first["event"], first["count"], second["resource"]) == ("lost", 1, "t")
+
+
 def test_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("kept")
     (tmp_path / FILE).symlink_to(tmp_path / "other")

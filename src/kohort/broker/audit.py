@@ -236,12 +236,12 @@ class AuditLog:
     def _write_entry(self, entry: Entry) -> None:
         lines = []
         lost = self.lost_entries
-        if lost > self._lost_logged:
-            lines.append(_line({"event": "lost", "count": lost - self._lost_logged, "time": time.time()}))
-        lines.append(_line(entry))
         try:
+            if lost > self._lost_logged:
+                lines.append(_line({"event": "lost", "count": lost - self._lost_logged, "time": time.time()}))
+            lines.append(_line(entry))
             self._file.write_lines(b"".join(lines))
-        except OSError as error:
+        except Exception as error:  # a full disk; or a bug, which must not end the thread
             self._lost_on_disk += 1
             if not self._failing:
                 log.error(
