@@ -342,5 +342,5 @@ def test_push_frames_count_toward_the_request_percentage(client: RawClient, name
             ask(sock, frame)
             return time.monotonic() - began
 
-        assert max(silent_s() for _ in range(30)) > 0.3
+        assert any(silent_s() > 0.3 for _ in range(30))
     set_quota(client, {"client-id": None}, request_percentage=None)

@@ -145,7 +145,7 @@ def test_a_push_consumer_waits_no_longer_for_a_coordinator_that_is_back() -> Non
 
 
 Ask = Callable[[str, dict[str, Any]], object]
-QUICK: dict[str, Any] = {"default_api_timeout_ms": 3_000}
+QUICK: dict[str, Any] = {"default_api_timeout_ms": 2_000}
 
 
 def ask_committed(servers: str, chosen: dict[str, Any]) -> None:
