@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import pytest
 from kohort import Admin, AsyncAdmin, AsyncProducer, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.net.security import SaslError, Scram, TlsError
-from kohort.errors import InvalidInputError, KafkaError
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from tests.support.secured_broker import SecuredBroker, secured_broker
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.waiting import until
 
@@ -97,6 +99,12 @@ def ask_member(servers: str, chosen: dict[str, Any]) -> None:
         consumer.poll(30_000)
 
 
+def ask_member_briefly(servers: str, chosen: dict[str, Any]) -> None:
+    with Consumer(servers, group_id="g", **chosen) as consumer:
+        consumer.subscribe(["a"])
+        consumer.poll(1_000)
+
+
 def ask_producer(servers: str, chosen: dict[str, Any]) -> None:
     with Producer(servers, **chosen) as producer:
         producer.send("a", b"x")
@@ -148,6 +156,12 @@ def test_a_login_that_expires_is_renewed_before(secured: SecuredKafka) -> None:
         assert [health.last_error for health in links._health.values() if health.last_error] == []
 
 
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as broker:
+        yield broker
+
+
 def untrusted(secured: SecuredKafka) -> tuple[str, dict[str, Any]]:
     servers, chosen = secured.client("BOTH")
     del chosen["ssl_ca_location"]
@@ -167,9 +181,12 @@ WRONG: dict[str, tuple[Callable[[SecuredKafka], tuple[str, dict[str, Any]]], str
 """Settings that can't work, and what the error says to do."""
 
 
+ASK = pytest.mark.parametrize("ask", [ask_consumer, ask_member, ask_producer, ask_admin, ask_asyncio])
+
+
 @pytest.mark.kafka
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("ask", [ask_consumer, ask_member, ask_producer, ask_admin, ask_asyncio])
+@ASK
 def test_wrong_tls_settings_are_final_at_once(
     secured: SecuredKafka,
     wrong: str,
@@ -182,6 +199,31 @@ def test_wrong_tls_settings_are_final_at_once(
         ask(servers, chosen)
     assert "calls that need it fail" in caplog.text
     assert "retrying" not in caplog.text
+
+
+@ASK
+def test_plain_client_at_a_tls_listener_of_kohorts_broker_fails_at_once(
+    own: SecuredBroker, ask: Callable[[str, dict[str, Any]], None]
+) -> None:
+    """Before, the broker sent no alert, and the call took all of its time."""
+    with pytest.raises(TlsError, match="answers in TLS: set security.protocol"):
+        ask(own.address("TLS"), {})
+
+
+@pytest.mark.parametrize("listener", ["SASL", "BOTH"])
+@pytest.mark.parametrize("ask", [ask_member_briefly, ask_admin, ask_asyncio])
+def test_client_without_the_login_that_a_listener_wants_is_told_so(
+    own: SecuredBroker, listener: str, ask: Callable[[str, dict[str, Any]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that shuts down looks the same, so the client tries again; it says at once what may be missing."""
+    servers, chosen = own.address(listener), {}
+    if listener == "BOTH":
+        chosen = {"security_protocol": "SSL", "ssl_ca_location": str(own.folder / "ca.pem")}
+    with contextlib.suppress(TimedOutError):
+        ask(servers, {"default_api_timeout_ms": 2_000, **chosen})
+    line, *_ = [record for record in caplog.records if record.getMessage().startswith("no connection to")]
+    assert line.levelname == "WARNING"
+    assert "does the broker want a login there?" in line.getMessage()
 
 
 @pytest.mark.kafka

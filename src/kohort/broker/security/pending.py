@@ -211,6 +211,8 @@ class TlsHandshake:
             self._end("")
             return
         if not self._received and not (data[0] == _TLS_HANDSHAKE and (len(data) < 2 or data[1] == _TLS_MAJOR)):
+            with contextlib.suppress(OSError):
+                self._transport.refuse_plain()
             self._end(_REASONS["WRONG_VERSION_NUMBER"])
             return
         self._received = True

@@ -29,6 +29,8 @@ log = logging.getLogger("kohort.broker")
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_PROTOCOL_VERSION_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
+"""A fatal alert, unencrypted (Source: RFC 5246, 6.2.1 and 7.2)."""
 NONE_ALTERED: Mapping[str, str] = MappingProxyType({})
 _Stamp: TypeAlias = tuple[int, int, int]
 
@@ -278,6 +280,14 @@ class TlsTransport:
         except ssl.SSLWantReadError:
             return False
         return True
+
+    def refuse_plain(self) -> None:
+        """Send the alert by which a client that does not speak TLS learns that this listener does, as Kafka's does.
+
+        Raises:
+            OSError: the connection has failed.
+        """
+        self._sock.send(_PROTOCOL_VERSION_ALERT)
 
     def send_encrypted(self) -> None:
         """Send encrypted bytes.

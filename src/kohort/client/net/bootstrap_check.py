@@ -61,7 +61,7 @@ class ReachabilityLog:
         Args:
             address: The broker's address.
             reason: The cause.
-            paused: The connection had been established.
+            paused: The connection had been established, and the broker had answered.
             named_by: The address of another broker, which named this one.
             final: Retries do not cure the failure: calls that need the connection fail.
         """
@@ -95,6 +95,16 @@ def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted
     if connected and not config.uses_tls and reason.startswith(("connection reset", "the broker closed")):
         return f"{reason} (security.protocol is {config.security_protocol}: does the broker want TLS there?)"
     return reason
+
+
+def explained_without_answer(reason: str, config: ConnectionConfig) -> str:
+    """Return why a connection ended before the first answer after its handshake, with a hint if a login may be missing.
+
+    A listener with SASL answers ApiVersions, and closes the connection at any other request before the login.
+    """
+    if config.uses_sasl or not reason.startswith(("connection reset", "the broker closed")):
+        return reason
+    return f"{reason} (security.protocol is {config.security_protocol}: does the broker want a login there?)"
 
 
 def unreachable(bootstrap: Iterable[A], named: Collection[A], trouble: Callable[[A], str]) -> str:

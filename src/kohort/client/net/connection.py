@@ -35,7 +35,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from kohort.client.net.bootstrap_check import SILENT_MS, NodeHealth, ReachabilityLog, explained
+from kohort.client.net.bootstrap_check import (
+    SILENT_MS,
+    NodeHealth,
+    ReachabilityLog,
+    explained,
+    explained_without_answer,
+)
 from kohort.client.net.buffers import FrameReader
 from kohort.client.net.failure_log import fault
 from kohort.client.net.negotiation import Negotiator
@@ -213,6 +219,7 @@ class BrokerConnection:
         coordinator_id: The coordinator's id, if the other end is a coordinator apart from the brokers; else -1.
         throttled_until_ms: No request is sent before this time, because the broker reads none (KIP-219).
         claimed: Set when one part of the client has claimed the link for frames without Kafka's header.
+        is_served: Whether the broker has answered anything after the handshake.
     """
 
     id: int
@@ -232,6 +239,7 @@ class BrokerConnection:
     coordinator_id: int = -1
     throttled_until_ms: float = 0.0
     claimed: RawConnection | None = None
+    is_served: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -301,6 +309,9 @@ class BrokerConnections:
         self.bytes_received += len(frame)
         if (health := self._health.get(link.address)) is not None:
             health.log_from_ms = 0.0
+        if link.is_ready and not link.is_served:
+            link.is_served = True
+            self._reachability.log_connected(link.address)
         if link.claimed is not None:
             if not link.claimed.receive_frame(frame):
                 self.fail(link, "the broker asks more than it was answered")
@@ -497,10 +508,15 @@ class BrokerConnections:
         if self._by_channel.get((link.node, link.channel)) is link:
             del self._by_channel[link.node, link.channel]
         if failed:
-            if not was_ready and not final:
+            was_served = was_ready and (link.is_served or not link.in_flight)
+            if was_ready and not was_served:
+                reason = explained_without_answer(reason, self.config)
+            elif not was_ready and not final:
                 reason = explained(reason, self.config, connected=connected, greeted=bool(link.versions))
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
-            self._reachability.connection_failed(link.address, reason, paused=was_ready, named_by=named_by, final=final)
+            self._reachability.connection_failed(
+                link.address, reason, paused=was_served, named_by=named_by, final=final
+            )
             health = self.health(link.address)
             health.fail(reason, link.began_ms, self.runtime.now_ms, paused=was_ready)
             base_ms, max_ms = self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
@@ -541,7 +557,6 @@ class BrokerConnections:
         else:
             if link.state is ConnectionState.HANDSHAKE:
                 link.state = ConnectionState.READY
-                self._reachability.log_connected(link.address)
                 if link.node < 0:
                     self._entrance = link.address
                 self.health(link.address).failures = 0
