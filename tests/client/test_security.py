@@ -212,7 +212,7 @@ def test_plain_client_at_a_tls_listener_of_kohorts_broker_fails_at_once(
 
 @pytest.mark.parametrize("listener", ["SASL", "BOTH"])
 @pytest.mark.parametrize("ask", [ask_member_briefly, ask_admin, ask_asyncio])
-def test_client_without_the_login_that_a_listener_wants_is_told_so(
+def test_missing_login_is_reported_with_the_first_attempt(
     own: SecuredBroker, listener: str, ask: Callable[[str, dict[str, Any]], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker that shuts down looks the same, so the client tries again; it says at once what may be missing."""

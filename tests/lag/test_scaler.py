@@ -234,7 +234,7 @@ def test_decision_is_given_no_more_when_reads_have_stopped(our_broker: Broker, m
 
 
 @pytest.mark.parametrize("where", ["the read", "one group"])
-def test_unexpected_error_is_told_and_decisions_go_on_after_it(
+def test_unexpected_error_is_reported_and_decisions_continue_after_it(
     our_broker: Broker, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     bad, good = (ScaledGroup(name, ScalingTarget(1_000)) for name in ("bad", "good"))

@@ -204,7 +204,7 @@ class GroupScaling(ClosedOnExit):
                 if report is None:
                     watched.error = failure
                 elif wanted.group in names:
-                    _decide_or_tell(wanted, watched, report)
+                    _decide_or_log(wanted, watched, report)
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
@@ -218,7 +218,7 @@ def _unexpected(error: Exception) -> Exception | None:
     return None if isinstance(error, KafkaError) else error
 
 
-def _decide_or_tell(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
+def _decide_or_log(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
     """Decide about a group; one about which nothing can be decided stops none of the others."""
     try:
         _decide(wanted, watched, report)
