@@ -24,7 +24,15 @@ from frameworks.flink import Flink
 from frameworks.framework import Framework
 from frameworks.go_frameworks import GO_FRAMEWORKS
 from frameworks.group_programs import GROUP_PROGRAMS
-from frameworks.java_frameworks import KafkaStreams, KafkaStreamsUpgrade, SpringKafka, SpringKafkaNextProtocol
+from frameworks.java_frameworks import (
+    CamelKafka,
+    KafkaStreams,
+    KafkaStreamsUpgrade,
+    ParallelConsumer,
+    ReactorKafka,
+    SpringKafka,
+    SpringKafkaNextProtocol,
+)
 from frameworks.javascript_frameworks import JAVASCRIPT_FRAMEWORKS
 from frameworks.kafka_tools import KAFKA_TOOLS
 from frameworks.mirror import MirrorMaker
@@ -50,6 +58,9 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
     Flink,
     SpringKafka,
     SpringKafkaNextProtocol,
+    ParallelConsumer,
+    ReactorKafka,
+    CamelKafka,
     *KAFKA_TOOLS,
     *GO_FRAMEWORKS,
     *JAVASCRIPT_FRAMEWORKS,

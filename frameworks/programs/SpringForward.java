@@ -31,7 +31,6 @@ public final class SpringForward {
         Map<String, Object> producer = new HashMap<>();
         producer.put("bootstrap.servers", args[0]);
         producer.put("transaction.timeout.ms", 10_000);
-        producer.put("max.block.ms", 10_000);
         var producers =
             new DefaultKafkaProducerFactory<String, String>(producer, new StringSerializer(), new StringSerializer());
         producers.setTransactionIdPrefix(args[3]);

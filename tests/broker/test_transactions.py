@@ -21,7 +21,7 @@ from kohort.wire.transactions import (
     TxnOffsetCommitRequest,
 )
 from tests.broker.group_member import committed
-from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, fetch, produce_request
+from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, fetch, fetch_request, produce_request
 from tests.broker.test_groups import when_loaded
 
 
@@ -117,6 +117,13 @@ def stable_end(client: RawClient, topic: str) -> int:
     return int(answer.topics[0].partitions[0].offset)
 
 
+def stable_offset_error(client: RawClient, group: str, topic: str) -> int:
+    wanted = OffsetFetchRequest.OffsetFetchRequestTopics(name=topic, partition_indexes=[0])
+    asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=[wanted])
+    answer = client.ask(OffsetFetchRequest(groups=[asked], require_stable=True), 9).groups[0]
+    return int(answer.topics[0].partitions[0].error_code)
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_commit_and_abort(client: RawClient, topic: str, version: int) -> None:
     producer = Producer(client, f"tx-{topic}", version)
@@ -160,10 +167,7 @@ def test_offsets_count_when_the_transaction_commits(client: RawClient, topic: st
     producer.init()
     assert producer.commit_offset(topic, topic, 5) == 0
     assert committed(client, topic, topic) == -1
-    wanted = OffsetFetchRequest.OffsetFetchRequestTopics(name=topic, partition_indexes=[0])
-    group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=topic, topics=[wanted])
-    pending = client.ask(OffsetFetchRequest(groups=[group], require_stable=True), 9).groups[0]
-    assert pending.topics[0].partitions[0].error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    assert stable_offset_error(client, topic, topic) == ErrorCode.UNSTABLE_OFFSET_COMMIT
     assert producer.end(True) == 0
     assert committed(client, topic, topic) == 5
     assert producer.commit_offset(topic, topic, 9) == 0
@@ -247,12 +251,38 @@ def test_a_transaction_past_its_timeout_is_aborted(tmp_path: Path) -> None:
         producer.init()
         producer.add("t", 0)
         producer.write("t", 0, b"x")
-        from tests.broker.raw import fetch_request
-
         client.send(fetch_request("t", 0, 0, isolation_level=1, max_wait_ms=20_000), 12)
         part = client.receive().responses[0].partitions[0]
         assert part.last_stable_offset == 2
         assert producer.end(True) == ErrorCode.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("version", [1, 2])
+def test_late_writes_of_a_timed_out_producer_open_no_transaction(tmp_path: Path, version: int, killed: bool) -> None:
+    """Neither a partition that has not seen the producer yet nor a group takes its old epoch, also after a crash."""
+    config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
+    with Broker(tmp_path / "data", config) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            for topic in ("seen", "unseen"):
+                create_topic(client, topic)
+            late = Producer(client, "tx", version, timeout_ms=200)
+            assert late.init() == 0
+            assert version == 2 or late.add("seen", 0) == [0]
+            assert late.write("seen", 0, b"x") == 0
+            client.send(fetch_request("seen", 0, 0, isolation_level=1, max_wait_ms=20_000), 12)
+            assert client.receive().responses[0].partitions[0].last_stable_offset == 2
+        if killed:
+            broker.kill()
+            broker.restart()
+        with RawClient(broker.bootstrap_servers) as client:
+            when_loaded(client, "g")
+            late.client = client
+            assert late.write("unseen", 0, b"late") == ErrorCode.INVALID_PRODUCER_EPOCH
+            assert late.commit_offset("g", "seen", 1) != 0
+            assert late.add("unseen", 0) == [ErrorCode.PRODUCER_FENCED]
+            assert stable_end(client, "unseen") == end_offset(client, "unseen", 0) == 0
+            assert stable_offset_error(client, "g", "seen") == 0
 
 
 @pytest.mark.parametrize("version", [1, 2])
