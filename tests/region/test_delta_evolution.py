@@ -427,6 +427,22 @@ def test_a_column_is_durable_before_rows_with_it_are_staged(root: Path) -> None:
     assert f"fsync /_kohort/{place_runs.REGION.hex}" in trace[named:]
 
 
+def test_commits_of_others_before_a_sequence_are_durable_with_it(root: Path) -> None:
+    """A log with a gap can't be read, and other writers do not sync their commits."""
+    place = begun("delta", root).place
+    place.sink().publish(1, [FIRST])
+    others = deltalake.Schema.from_arrow(pa.schema([GROWN.field("crew")])).fields
+    deltalake.DeltaTable(place.path).alter.add_columns(others)  # type: ignore[attr-defined]
+    deltalake.write_deltalake(place.path, grown((9, "nine", 9)), mode="append")  # type: ignore[attr-defined]
+    calls = Calls()
+    sink = place.sink(calls)
+    sink.stage(SECOND, place_table([(2, "two")]))
+    sink.publish(2, [SECOND])
+    trace = [call.replace(str(place.path), "") for call in calls.trace]  # type: ignore[attr-defined]
+    marked = next(at for at, call in enumerate(trace) if call.startswith("open ") and "published-2" in call)
+    assert {f"fsync /_delta_log/{version:020}.json" for version in (2, 3, 4)} <= set(trace[:marked])
+
+
 Patch = pytest.MonkeyPatch
 
 

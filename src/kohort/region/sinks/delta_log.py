@@ -177,22 +177,27 @@ class DeltaLog:
     def settle(self, newest: int, synced: re.Pattern[str]) -> None:
         """Make the region's last commit up to this version survive a power loss, which the library does not do.
 
+        The commits of others since the sequence before are synced too: a log with a gap can't be read.
+
         Args:
             newest: the version where the search begins.
             synced: the pattern of files that are durable already.
         """
-        files = self._files
+        files, found = self._files, False
         for version in range(newest, -1, -1):
             path = f"{self._folder}/{version:020}.json"
             try:
                 said = [msgspec.json.decode(line) for line in read_file(files, path).splitlines()]
             except FileNotFoundError:  # it was cleaned away, long after it was written
                 break
+            ours = any(action.get("txn", {}).get("appId") == self._app for action in said)
+            if ours and found:  # it was settled, with all before it, before the next sequence began
+                break
             sync_file(files, path)
-            if any(action.get("txn", {}).get("appId") == self._app for action in said):
+            if ours:
+                found = True
                 added = [unquote(action["add"]["path"]) for action in said if "add" in action]
                 self._settle_files([f"{self._path}/{file}" for file in added if not synced.fullmatch(file)])
-                break
         sync_folder(files, self._path)
         sync_folder(files, self._folder)
 
