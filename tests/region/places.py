@@ -118,6 +118,9 @@ class HeldLog(DeltaLog):
     def merge(self, *args: Any) -> bool:
         return bool(self.calls.do("merge", lambda: DeltaLog.merge(self, *args)))
 
+    def add_columns(self, *args: Any) -> bool:
+        return bool(self.calls.do("add columns", lambda: DeltaLog.add_columns(self, *args)))
+
 
 class HeldDelta(DeltaTable):
     """A Delta table of such a log."""
@@ -345,8 +348,8 @@ class DeltaPlace(_Files):
         self.kind, self._options = kind, options
         self.replaces = options.get("mode") == "update"
 
-    def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
-        made = HeldDelta(self.path, **self._options)
+    def sink(self, calls: Calls | None = None, region: UUID = REGION, **options: Any) -> Sink:
+        made = HeldDelta(self.path, **self._options | options)
         made._place = "delta:out"
         made._files = HeldFiles(calls or Calls())  # type: ignore[assignment]
         return made.bind(f"region-{region.int}", region)

@@ -6,6 +6,7 @@ import urllib.request
 from collections import Counter
 from typing import Any
 
+import deltalake
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import udf
@@ -15,6 +16,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.region import Region
+from kohort.region.sinks.delta_table import DeltaTable
 
 __all__ = ["application"]
 pytestmark = LAST_RESORT
@@ -72,6 +74,28 @@ def test_a_query_without_state_may_give_other_columns_into_another_place(applica
     run(lambda frame: wider(frame).select("more", "offset", "line", "partition"), "wide")
     assert app.lines("out") == once(range(20)) and app.lines("wide") == once(range(20, 50))
     assert all(row["more"] == 2 * row["offset"] for row in app.rows("wide"))
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_a_query_without_state_may_get_a_column_where_the_place_takes_it(application: Application, mode: str) -> None:
+    """The column is new in the second run, and left out in the third."""
+    app, stage = application, application.stage
+    keys = ["line"] if mode == "update" else []
+
+    def wider(frame: DataFrame) -> DataFrame:
+        return lines(frame).withColumn("more", frame["offset"] * 2)
+
+    stage.produce(10)
+    for run, build in enumerate((lines, wider, lines)):
+        app.send(stage.topic, *(str(number) for number in range(10 * run + 10, 10 * run + 20)))
+        region = app.region()
+        into = DeltaTable(stage.folder / "delta", mode=mode, keys=keys, evolve="add")  # type: ignore[arg-type]
+        app.query(region, "q", build, into, output_mode=mode)
+        region.run(until="caught-up")
+    found = deltalake.DeltaTable(stage.folder / "delta").to_pyarrow_table().to_pylist()
+    assert Counter(row["line"] for row in found) == once(range(40))
+    assert {int(row["line"]) for row in found if row["more"] is not None} == set(range(20, 30))
+    assert all(row["more"] in (None, 2 * row["offset"]) for row in found)
 
 
 def test_a_record_that_the_program_can_not_read(application: Application) -> None:

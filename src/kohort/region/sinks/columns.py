@@ -60,6 +60,11 @@ def filled(given: pa.DataType, kept: pa.DataType) -> pa.DataType:
     return given
 
 
+def is_empty(field: pa.Field[Any]) -> bool:
+    """Return whether a column has no value, and thus no type, in a table."""
+    return pa.types.is_null(field.type) and field.nullable
+
+
 def untyped(kind: pa.DataType) -> bool:
     """Return whether a type, or one within it, is the null type."""
     if isinstance(kind, pa.ListType):

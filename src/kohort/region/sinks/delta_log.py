@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
@@ -20,7 +20,13 @@ from uuid import UUID
 import deltalake
 import msgspec
 import pyarrow as pa
-from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    DeltaProtocolError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
 from deltalake.transaction import AddAction, RemoveAction
 
 from kohort.errors import InvalidInputError, RetriableError
@@ -113,6 +119,36 @@ class DeltaLog:
                 return False
         return True
 
+    def add_columns(self, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> bool:
+        """Commit the next version of the table, which has these columns too. Return as `commit`.
+
+        Raises:
+            InvalidInputError: the table can't have a column.
+        """
+        fields = deltalake.Schema.from_arrow(pa.schema(columns)).fields
+        try:
+            with _translated_errors(self._path):
+                try:
+                    table.alter.add_columns(fields, commit_properties=deltalake.CommitProperties(max_commit_retries=0))
+                except CommitFailedError:
+                    return False
+        except SchemaMismatchError as error:
+            raise InvalidInputError(f"{self._path} can't be given a column: {error}") from error
+        return True
+
+    def settle_columns(self, newest: int) -> None:
+        """Make the last change of the table's columns up to this version survive a power loss."""
+        for version in range(newest, -1, -1):
+            path = f"{self._folder}/{version:020}.json"
+            try:
+                said = [msgspec.json.decode(line) for line in read_file(self._files, path).splitlines()]
+            except FileNotFoundError:  # it was cleaned away, long after it was written
+                break
+            if any("metaData" in action for action in said):
+                sync_file(self._files, path)
+                break
+        sync_folder(self._files, self._folder)
+
     def merge(self, table: deltalake.DeltaTable, sequence: int, rows: pa.Table, keys: Sequence[str]) -> bool:
         """Commit the next version of the table, in which these rows replace those of the same keys.
 
@@ -141,22 +177,27 @@ class DeltaLog:
     def settle(self, newest: int, synced: re.Pattern[str]) -> None:
         """Make the region's last commit up to this version survive a power loss, which the library does not do.
 
+        The commits of others since the sequence before are synced too: a log with a gap can't be read.
+
         Args:
             newest: the version where the search begins.
             synced: the pattern of files that are durable already.
         """
-        files = self._files
+        files, found = self._files, False
         for version in range(newest, -1, -1):
             path = f"{self._folder}/{version:020}.json"
             try:
                 said = [msgspec.json.decode(line) for line in read_file(files, path).splitlines()]
             except FileNotFoundError:  # it was cleaned away, long after it was written
                 break
+            ours = any(action.get("txn", {}).get("appId") == self._app for action in said)
+            if ours and found:  # it was settled, with all before it, before the next sequence began
+                break
             sync_file(files, path)
-            if any(action.get("txn", {}).get("appId") == self._app for action in said):
+            if ours:
+                found = True
                 added = [unquote(action["add"]["path"]) for action in said if "add" in action]
                 self._settle_files([f"{self._path}/{file}" for file in added if not synced.fullmatch(file)])
-                break
         sync_folder(files, self._path)
         sync_folder(files, self._folder)
 
@@ -173,7 +214,7 @@ def _translated_errors(path: str) -> Iterator[None]:
     """Translate the library's errors."""
     try:
         yield
-    except (CommitFailedError, TableNotFoundError):
+    except (CommitFailedError, SchemaMismatchError, TableNotFoundError):
         raise
     except DeltaProtocolError as error:
         raise InvalidInputError(f"{path} is a Delta table that can't be written to: {error}") from error

@@ -2,6 +2,7 @@
 
     table/_delta_log/                         Delta's own
     table/_kohort/REGION-ID/region.json       that this region writes here, under which name, and the schema of its rows
+    table/_kohort/REGION-ID/columns-1.json    columns that were added to them later, with `evolve="add"`
     table/_kohort/REGION-ID/published-17      sequence 17 is done (an empty file; a few of the newest are kept)
     table/_kohort/REGION-ID/staged/KEY.json   what a member staged: names of files, what the log is to say of them
     table/_kohort/REGION-ID/staged/eEPOCH-REGION-ID-ATTEMPT-0.parquet  its rows, a file for each partition
@@ -17,7 +18,8 @@ details. A second transaction id counts the region's rows. `empty` uses it to de
 files (OPTIMIZE).
 
 The order of durability: staged files and their names before `stage` returns. Second names before the commit. The
-commit's file and the files that it names before `published-N`, and before anything staged is removed.
+commit's file and the files that it names before `published-N`, and before anything staged is removed. A new column is
+in the log before `columns-N.json` names it, and both before rows with it are staged.
 """
 
 from __future__ import annotations
@@ -49,18 +51,25 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.availability import NO_LINKS_ERRNOS
 from kohort.region.sinks.bound import InFolder
-from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.columns import filled_schema, is_empty, refuse_untyped, untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
+    Evolution,
     Mode,
+    check_evolution,
     check_fits,
     check_keys,
     check_mode,
     check_names,
+    completed,
+    completed_schema,
     in_order,
     last_of_each,
+    new_columns,
     plain,
     refusal_of,
+    refuse_changed,
+    refuse_foreign,
     rows_where,
     shaped,
 )
@@ -85,6 +94,7 @@ _FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
     "vacuumProtocolCheck", "v2Checkpoint",
 })  # fmt: skip
+_LOCAL_TIMES: Final = "timestampNtz"
 _SETTINGS: Final = {
     "delta.constraints.": "has a constraint",
     "delta.columnMapping.mode": "maps its columns",
@@ -158,6 +168,29 @@ def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
             f"{place} can't be written exactly once: it {'; it '.join(found)}. Take that away, or give the region "
             "another table"
         )
+
+
+def check_feature(place: str, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> None:
+    """Check that columns can be added to a table without a feature that some of its readers may lack.
+
+    The library would enable the feature by itself, and so shut these readers out.
+
+    Raises:
+        InvalidInputError: a column needs one; the message says what to do.
+    """
+    needing = [f"{field.name!r} of type {field.type}" for field in columns if _has_local_time(field.type)]
+    if needing and _LOCAL_TIMES not in (table.protocol().reader_features or ()):
+        raise InvalidInputError(
+            f"{place} can't be given the column {', '.join(needing)}: a time without a zone needs the table feature "
+            f"{_LOCAL_TIMES}, and programs that lack it could no longer read the table. Cast the column to a time "
+            "with a zone, or enable the feature by hand"
+        )
+
+
+def _has_local_time(kind: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kind):
+        return kind.tz is None
+    return any(_has_local_time(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def statistics(table: pa.Table) -> str:
@@ -240,9 +273,16 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """The content of `KEY.json`."""
+    """The content of `KEY.json`, which has one of the two.
 
-    files: tuple[_File, ...]
+    Attributes:
+        files: the files of the key's rows.
+        grown: the same, if the rows replace others and have columns that were added. A publisher that does not know
+            added columns would leave their values out of its merge. It finds no `files`, and refuses the piece.
+    """
+
+    files: tuple[_File, ...] = ()
+    grown: tuple[_File, ...] = ()
 
 
 class DeltaTable(InFolder):
@@ -260,6 +300,7 @@ class DeltaTable(InFolder):
         keys: the columns by which rows replace one another, for `update`.
         partition_by: the columns that partition the files, if the table is created here.
         compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
+        evolve: whether to add a new column that may be null to the table, or to refuse tables that have one.
     """
 
     KIND = "delta"
@@ -273,14 +314,16 @@ class DeltaTable(InFolder):
         keys: Sequence[str] = (),
         partition_by: Sequence[str] = (),
         compression: Codec = "zstd",
+        evolve: Evolution = "refuse",
     ) -> None:
         if isinstance(partition_by, str):
             raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
         check_mode(mode, keys)
         staged_files.check_pages(compression, None)
+        check_evolution(evolve)
         self.path = local_path(path, "A DeltaTable")
         self.mode, self.keys, self.partition_by = mode, tuple(keys), tuple(partition_by)
-        self.compression = compression
+        self.compression, self.evolve = compression, evolve
 
     # -- before the first record
 
@@ -297,15 +340,58 @@ class DeltaTable(InFolder):
             self._probe()
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the Delta table {self.path}: {error}") from error
-        check_fits(self.path, self._claim().rows(), given)
+        self._evolve(given)
+
+    def _evolve(self, given: pa.Schema) -> None:
+        """Add the new columns of tables to the Delta table, once: the commit of a second writer is too late.
+
+        A process that ends after that commit leaves a column that no marker names. Whoever finds it next takes it for
+        one that others have added.
+        """
+        for _ in range(COMMITS_MAX):
+            claim, number = self._reload()
+            kept = claim.rows()
+            given = completed_schema(given, kept, claim.added)
+            if self.evolve == "refuse":
+                return check_fits(self.path, kept, given)
+            new = new_columns(self.path, kept, given)
+            if not new and not claim.added:
+                return None
+            table = self._log.load()
+            refuse_foreign(self.path, schema_of(table), new)
+            if self._adds_columns(table, [*(kept.field(name) for name in claim.added), *new]):
+                continue
+            if not new:
+                return None
+            self._log.settle_columns(table.version())
+            if owner_marker.add_columns(self._files, self._own, number + 1, new):
+                self._reload()
+                return None
+        raise self._too_late()
+
+    def _adds_columns(self, table: deltalake.DeltaTable, columns: Sequence[pa.Field[Any]]) -> bool:
+        """Try to add those columns that the table lacks, durably. Return whether it lacked one; load it again then."""
+        there = schema_of(table)
+        missing = [field for field in columns if field.name not in there.names]
+        if missing:
+            check_names(pa.schema([*there, *missing]), (), "")
+            check_feature(self.path, table, missing)
+            if self._log.add_columns(table, missing):
+                self._log.settle_columns(table.version())
+        return bool(missing)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema with a type for each column: the table's, where a column has no value."""
+        """Return the schema with a type for each column: the table's, where a column has no value.
+
+        With `evolve="add"` a new column without any value is left out, until a table gives it a type.
+        """
         if any(untyped(field.type) for field in schema):
             if self._is_claimed():
-                schema = filled_schema(schema, self._claim().rows())
+                schema = filled_schema(schema, self._reload()[0].rows())
             elif self._log.exists():
                 schema = filled_schema(schema, schema_of(self._log.load()))
+            if self.evolve == "add" and (self._is_claimed() or self._log.exists()):
+                schema = pa.schema([field for field in schema if not is_empty(field)])
             refuse_untyped(schema)
         return schema
 
@@ -319,7 +405,7 @@ class DeltaTable(InFolder):
             parts = tuple(table.metadata().partition_columns)
             if self.partition_by and parts != self.partition_by:
                 raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
-            check_fits(self.path, schema_of(table), schema)
+            schema = self._fitting(schema_of(table), schema)
             make_folder(files, self._staging)
             if not self._is_claimed():
                 text, alone = owner_marker.text_of(schema), not table.file_uris()
@@ -333,6 +419,24 @@ class DeltaTable(InFolder):
                 f"Region {self._region!r} writes {self.path} with keys={list(kept.keys)}, not {list(self.keys)}: "
                 "all members say the same"
             )
+
+    def _fitting(self, there: pa.Schema, schema: pa.Schema) -> pa.Schema:
+        """Return those columns of tables that the Delta table must have by now, checked against its own.
+
+        Others may have added columns that may be null since the region began to write.
+        """
+        if self._is_claimed():
+            claim = self._reload()[0]
+            rows = claim.rows()
+            there = pa.schema([field for field in there if field.name in rows.names or not field.nullable])
+            schema = completed_schema(schema, rows, claim.added)
+            lost = {name for name in claim.added if name not in there.names}
+            schema = pa.schema([field for field in schema if field.name not in lost])
+        if self.evolve == "add":
+            new = {field.name for field in new_columns(self.path, there, schema)}
+            schema = pa.schema([field for field in schema if field.name not in new])
+        check_fits(self.path, there, schema)
+        return schema
 
     def _table(self, schema: pa.Schema) -> deltalake.DeltaTable:
         """Return the table; create it if it is missing."""
@@ -397,12 +501,23 @@ class DeltaTable(InFolder):
     def _is_claimed(self) -> bool:
         if self._kept is None:
             try:
-                claim = owner_marker.read_claim(self._files, self._own)
+                self._reload()
             except FileNotFoundError:
                 return False
-            self._refuse_other_name(claim)
-            self._kept = claim
         return True
+
+    def _reload(self) -> tuple[OwnerMarker, int]:
+        """Return this region's claim as it is now, and how often columns were added to it.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        claim, number = owner_marker.read_grown(self._files, self._own)
+        self._refuse_other_name(claim)
+        if claim.added != (() if self._kept is None else self._kept.added):
+            sync_folder(self._files, self._own)  # another process may have written it a moment ago
+        self._kept = claim
+        return claim, number
 
     def _claim(self) -> OwnerMarker:
         if not self._is_claimed() or self._kept is None:
@@ -413,8 +528,19 @@ class DeltaTable(InFolder):
 
     def check_rows(self, table: pa.Table) -> pa.Table:
         """Refuse the first row that can't be written; return the rows as they are staged."""
+        return self._checked(table)[1]
+
+    def _checked(self, table: pa.Table) -> tuple[OwnerMarker, pa.Table]:
+        """Return the rows as they are staged, with the claim that they fit; another thread may cache an older one."""
         claim = self._claim()
+        unknown = set(table.column_names).difference(claim.rows().names)
+        if any(not is_empty(table.schema.field(name)) for name in unknown):
+            claim = self._reload()[0]
         kept = claim.rows()
+        if self.evolve == "add":
+            unknown = set(table.column_names).difference(kept.names)
+            table = table.drop_columns([name for name in unknown if is_empty(table.schema.field(name))])
+        table = completed(table, kept, claim.added)
         check_fits(self.path, kept, delta_schema(filled_schema(table.schema, kept)))
         rows = shaped(table, kept, self.keys)
         for name in claim.partition_by:
@@ -423,14 +549,14 @@ class DeltaTable(InFolder):
             if must and is_text and (empty := rows_where(pc.equal(rows.column(name), pa.scalar("")))):
                 why = f"An empty text in {name!r}: as a partition, Delta can't tell it from null"
                 raise refusal_of(dict.fromkeys(empty, why), table, name)
-        return rows
+        return claim, rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
-        claim, table = self._claim(), self.check_rows(table)
+        claim, table = self._checked(table)
         files, staging, name = self._files, self._staging, key.text()
-        before = self._piece(name)
+        before = self._piece(name) or ()
         written: list[_File] = []
         stem = f"e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}"
         try:
@@ -441,19 +567,22 @@ class DeltaTable(InFolder):
                     staged_files.write_parquet(part, output, self.path, self.compression, None)
                     output.sync()
                     written[-1] = msgspec.structs.replace(written[-1], size=output.tell())
-            piece = msgspec.json.encode(_Piece(tuple(written)))
+            grown = self.mode == "update" and claim.added
+            piece = msgspec.json.encode({"grown" if grown else "files": written})
             staged_files.write_staged(files, staging, name + _PIECE, lambda output: output.write(piece))
         except BaseException:
             with contextlib.suppress(OSError):
                 for part_of in written:
                     remove(files, f"{staging}/{part_of.name}")
             raise
-        for old in before.files if before else ():
+        for old in before:
             remove(files, f"{staging}/{old.name}")
 
-    def _piece(self, name: str) -> _Piece | None:
+    def _piece(self, name: str) -> tuple[_File, ...] | None:
+        """Return the files of a staged key; None: it is not staged, or no longer."""
         try:
-            return msgspec.json.decode(read_file(self._files, f"{self._staging}/{name}{_PIECE}"), type=_Piece)
+            piece = msgspec.json.decode(read_file(self._files, f"{self._staging}/{name}{_PIECE}"), type=_Piece)
+            return piece.files + piece.grown
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
@@ -470,7 +599,7 @@ class DeltaTable(InFolder):
         if not self._is_marked(sequence):
             pieces = [self._piece(key.text()) for key in named]
             lost = [key.text() for key, piece in zip(named, pieces, strict=True) if piece is None]
-            staged = [file for piece in pieces if piece is not None for file in piece.files]
+            staged = [file for piece in pieces if piece is not None for file in piece]
             if lost or staged:
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
                 self._bring(sequence, staged, gone)
@@ -480,14 +609,20 @@ class DeltaTable(InFolder):
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
         """Commit the sequence, unless another process has."""
+        claim = self._reload()[0]  # other members may have added columns, which the staged rows have
+        kept = claim.rows()
 
         def commit(table: deltalake.DeltaTable) -> bool:
             nonlocal lost
             if lost:
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
+            if self._adds_columns(table, [kept.field(name) for name in claim.added]):
+                return False
+            refuse_changed(self.path, schema_of(table), kept)
             try:
-                write = self._merge if self.mode == "update" else self._add
-                return write(table, sequence, staged)
+                if self.mode == "update":
+                    return self._merge(table, sequence, staged, claim)
+                return self._add(table, sequence, staged)
             except FileNotFoundError as error:
                 lost = str(error)  # because another process has published and swept it: the log shows it
                 return False
@@ -505,7 +640,10 @@ class DeltaTable(InFolder):
             before = table.version()  # a merge updates the table object
             if commit(table):
                 return self._log.settle(before + 1, _DATA)
-        raise RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
+        raise self._too_late()
+
+    def _too_late(self) -> RetriableError:
+        return RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
 
     def _add(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
         for file in staged:
@@ -519,8 +657,7 @@ class DeltaTable(InFolder):
         rows = self._log.row_count(table) + sum(file.rows for file in staged)
         return self._log.commit(table, sequence, adds, rows)
 
-    def _merge(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
-        claim = self._claim()
+    def _merge(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File], claim: OwnerMarker) -> bool:
         kept = claim.rows()
         rows = pa.concat_tables([self._read(file, kept) for file in staged])
         return self._log.merge(table, sequence, last_of_each(rows, claim.keys), claim.keys)
@@ -532,8 +669,10 @@ class DeltaTable(InFolder):
             if field.name in file.partition:
                 value = pa.scalar(file.partition[field.name], pa.string()).cast(field.type)
                 columns.append(pa.repeat(value, read.num_rows))
-            else:
+            elif field.name in read.column_names:
                 columns.append(read.column(field.name))
+            else:  # staged before the column was added
+                columns.append(pa.nulls(read.num_rows, field.type))
         return pa.Table.from_arrays(columns, schema=kept)
 
     def empty(self, sequence: int, floor: int) -> None:
@@ -604,8 +743,7 @@ class DeltaTable(InFolder):
             return
         kept = {key.text() for key in keep.keys}
         for name in kept:
-            piece = self._piece(name)
-            kept = kept.union(file.name for file in piece.files) if piece else kept
+            kept = kept.union(file.name for file in self._piece(name) or ())
         for name in names_in(self._files, self._staging):
             data = _DATA.fullmatch(name)
             stem = name if data else staged_files.stem_of(name)
@@ -619,6 +757,6 @@ class DeltaTable(InFolder):
         A file system takes a hundred times as long to free a file as to rename it, and a sequence waits for this.
         """
         piece = self._piece(name)
-        for file_name in (*(file.name for file in piece.files), name + _PIECE) if piece else ():
+        for file_name in (*(file.name for file in piece), name + _PIECE) if piece is not None else ():
             with contextlib.suppress(FileNotFoundError):
                 self._files.rename(f"{self._staging}/{file_name}", f"{self._staging}/{_DONE}{file_name}")

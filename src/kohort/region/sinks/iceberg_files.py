@@ -38,7 +38,7 @@ from kohort.errors import InvalidInputError
 from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.sinks import staged_files
-from kohort.region.sinks.rows import completed
+from kohort.region.sinks.rows import completed, lacking
 from kohort.region.sinks.staged_files import MARKS_KEPT, Codec
 
 _MARK = "published-"
@@ -355,10 +355,7 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
     schema = table.schema()
     there = {field.name for field in schema.fields}
     if lost := [f"{field.name!r} of type {field.type}" for field in file.rows.schema if field.name not in there]:
-        raise InvalidInputError(
-            f"{place} lacks the column {', '.join(lost)}, which others have dropped or renamed: rename it back, or add "
-            "it again as one that may be null"
-        )
+        raise lacking(place, lost)
     buffer = pa.BufferOutputStream()
     try:
         fields = schema_to_pyarrow(schema.select(*file.rows.column_names))

@@ -20,7 +20,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -31,7 +31,7 @@ from kohort.region.files import SYSTEM, local_path, make_folder
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import Bound
-from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.columns import filled_schema, is_empty, refuse_untyped, untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
@@ -42,6 +42,7 @@ from kohort.region.sinks.rows import (
     completed_schema,
     in_order,
     new_columns,
+    refuse_foreign,
     shaped,
 )
 from kohort.region.sinks.staged_files import Codec
@@ -286,24 +287,13 @@ class IcebergTable(Bound):
             missing = [schema.field(name) for name in added if name not in there.names]
             if not new and not missing:
                 return None
-            self._refuse_foreign(there, new)
+            refuse_foreign(self.place, there, new)
             check_names(pa.schema([*there, *missing]), (), "")
             grown = msgspec.structs.replace(claim, schema=owner_marker.text_of(schema), added=added)
             if self._log.write_owner_marker(lake, grown, missing):
                 self._kept = grown
                 return None
         raise self._too_late()
-
-    def _refuse_foreign(self, there: pa.Schema, new: Sequence[pa.Field[pa.DataType]]) -> None:
-        """Refuse a new column that others have added with another type, or as one that may not be null."""
-        for field in new:
-            if field.name in there.names and (
-                there.field(field.name).type != field.type or not there.field(field.name).nullable
-            ):
-                raise InvalidInputError(
-                    f"{self.place} has a column {field.name!r} of type {there.field(field.name)} that others have "
-                    f"added, and the rows have it as {field.type}: cast the column"
-                )
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema with a type for each column: the table's, where a column has no value.
@@ -315,7 +305,7 @@ class IcebergTable(Bound):
             if table is not None:
                 schema = filled_schema(schema, arrow_of(table.schema()))
                 if self.evolve == "add":
-                    schema = pa.schema([field for field in schema if not _is_empty(field)])
+                    schema = pa.schema([field for field in schema if not is_empty(field)])
             refuse_untyped(schema)
         return schema
 
@@ -360,7 +350,7 @@ class IcebergTable(Bound):
         """Refuse the first row that can't be written; return the rows as they are staged."""
         claim = self._claim()
         unknown = set(table.column_names).difference(claim.rows().names)
-        if any(not _is_empty(table.schema.field(name)) for name in unknown):
+        if any(not is_empty(table.schema.field(name)) for name in unknown):
             claim = self._load_claimed()[1]
         return self._shaped(table, claim)
 
@@ -368,7 +358,7 @@ class IcebergTable(Bound):
         kept = claim.rows()
         if self.evolve == "add":
             table = table.drop_columns(
-                [field.name for field in table.schema if field.name not in kept.names and _is_empty(field)]
+                [field.name for field in table.schema if field.name not in kept.names and is_empty(field)]
             )
         table = completed(table, kept, claim.added)
         if not table.schema.equals(kept):  # which takes milliseconds
@@ -588,11 +578,6 @@ class IcebergTable(Bound):
             if sequence or piece.others:
                 self._remove_unused((*(file.path for file in piece.files), *piece.others), sequence)
             store_of(lake.io, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
-
-
-def _is_empty(field: pa.Field[Any]) -> bool:
-    """Return whether a column has no value, and thus no type, in a table."""
-    return pa.types.is_null(field.type) and field.nullable
 
 
 def _local(warehouse: str) -> str:

@@ -1,11 +1,17 @@
-"""The owner marker of a folder: its region and the schema of its rows, in one small file that is written once."""
+"""The owner marker of a folder: its region and the schema of its rows, in one small file that is written once.
+
+Columns that are added later are in files beside it, each written once too.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import shlex
 import uuid
+from collections.abc import Iterable
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -15,6 +21,8 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.files import FileCalls, read_file, remove, sync_folder, write_file
 
 CLAIM = "region.json"
+_ADDED = "columns-"
+"""Prefix of the files that name added columns: `columns-1.json` is the first."""
 UNFINISHED = ".part"
 """Suffix of files that are not written to the end."""
 
@@ -101,14 +109,7 @@ def decoded(data: bytes, folder: str) -> OwnerMarker:
 
 def write_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Write the marker, unless another process was faster; its name does not survive a power loss yet."""
-    temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
-    try:
-        write_file(files, temporary, encoded(claim))
-        with contextlib.suppress(FileExistsError):
-            files.link(temporary, f"{folder}/{CLAIM}")
-    finally:
-        with contextlib.suppress(OSError):
-            remove(files, temporary)
+    _write_once(files, f"{folder}/{CLAIM}", encoded(claim))
 
 
 def replace_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
@@ -122,6 +123,71 @@ def replace_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
         with contextlib.suppress(OSError):
             remove(files, temporary)
         raise
+
+
+class _AddedColumns(msgspec.Struct, frozen=True):
+    """The content of `columns-N.json`.
+
+    Attributes:
+        format: the format's version, 1.
+        schema: the columns, as a schema that is serialised by Arrow, in base64.
+    """
+
+    format: int
+    schema: str
+
+
+def read_grown(files: FileCalls, folder: str) -> tuple[OwnerMarker, int]:
+    """Read the owner marker of a folder with the columns that were added later; return also how often some were.
+
+    Raises:
+        FileNotFoundError: there is no marker yet.
+        InvalidInputError: a newer kohort has written it.
+        CorruptDataError: the marker, or what was added, can't be read.
+    """
+    claim, number = read_claim(files, folder), 0
+    fields, added = list(claim.rows()), list(claim.added)
+    while True:
+        path = f"{folder}/{_ADDED}{number + 1}.json"
+        try:
+            found = msgspec.json.decode(read_file(files, path), type=_AddedColumns)
+            columns = schema_of(found.schema)
+        except FileNotFoundError:
+            break
+        except (msgspec.DecodeError, CorruptDataError) as error:
+            raise CorruptDataError(f"{path} can't be read: {error}") from error
+        if found.format != 1:
+            raise InvalidInputError(f"{path} was written by a newer kohort, in format {found.format}")
+        fields += columns
+        added += columns.names
+        number += 1
+    if not number:
+        return claim, 0
+    return msgspec.structs.replace(claim, schema=text_of(pa.schema(fields)), added=tuple(added)), number
+
+
+def add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa.Field[Any]]) -> bool:
+    """Add columns to a marker as the addition of this number, durably; return False if another process was faster."""
+    data = msgspec.json.encode(_AddedColumns(1, text_of(pa.schema(columns))))
+    if not _write_once(files, f"{folder}/{_ADDED}{number}.json", data):
+        return False
+    sync_folder(files, folder)
+    return True
+
+
+def _write_once(files: FileCalls, path: str, data: bytes) -> bool:
+    """Write a file, unless it is there; return whether this call did. Its name does not survive a power loss yet."""
+    temporary = f"{os.path.dirname(path)}/{uuid.uuid4().hex}{UNFINISHED}"
+    try:
+        write_file(files, temporary, data)
+        try:
+            files.link(temporary, path)
+        except FileExistsError:
+            return False
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            remove(files, temporary)
 
 
 def other_name(region: str, known: str, given: str) -> InvalidInputError:

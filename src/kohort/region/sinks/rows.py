@@ -139,6 +139,46 @@ def new_columns(place: str, kept: pa.Schema, given: pa.Schema) -> list[pa.Field[
     return new
 
 
+def refuse_foreign(place: str, there: pa.Schema, new: Iterable[pa.Field[Any]]) -> None:
+    """Refuse a new column that others have added with another type, or as one that may not be null.
+
+    Raises:
+        InvalidInputError: there is one; the message names both types.
+    """
+    for field in new:
+        if field.name in there.names and (
+            there.field(field.name).type != field.type or not there.field(field.name).nullable
+        ):
+            raise InvalidInputError(
+                f"{place} has a column {field.name!r} of type {there.field(field.name)} that others have added, and "
+                f"the rows have it as {field.type}: cast the column"
+            )
+
+
+def refuse_changed(place: str, there: pa.Schema, kept: pa.Schema) -> None:
+    """Check that a table still has the columns of a region's rows.
+
+    Raises:
+        InvalidInputError: it lacks one, or has it with another type; the message names it.
+    """
+    if lost := [f"{field.name!r} of type {field.type}" for field in kept if field.name not in there.names]:
+        raise lacking(place, lost)
+    for field in kept:
+        if (kind := there.field(field.name).type) != field.type:
+            raise InvalidInputError(
+                f"{place} has a column {field.name!r} of type {kind}, which others have changed: the region's rows "
+                f"have it as {field.type}. Change it back, or drop it and add it again with that type"
+            )
+
+
+def lacking(place: str, lost: Iterable[str]) -> InvalidInputError:
+    """Return the error for a table that has lost columns; each is given with its type."""
+    return InvalidInputError(
+        f"{place} lacks the column {', '.join(lost)}, which others have dropped or renamed: rename it back, or add "
+        "it again as one that may be null"
+    )
+
+
 def completed_schema(given: pa.Schema, kept: pa.Schema, added: Iterable[str]) -> pa.Schema:
     """Return the schema with those added columns that it leaves out."""
     return pa.schema([*given, *(kept.field(name) for name in added if name not in given.names)])
