@@ -291,6 +291,20 @@ def print_errors(errors: Mapping[Any, KafkaError]) -> int:
     return FAILED if errors else DONE
 
 
+def duration_option(option: str, text: str, longest_ms: int | None = None) -> int:
+    """Return a duration in milliseconds.
+
+    Raises:
+        UsageError: the text is no duration, or a longer one; None: than a week.
+    """
+    from kohort.lag.scaling import MAX_LAG_MAX_MS, duration_ms
+
+    try:
+        return duration_ms(text, MAX_LAG_MAX_MS if longest_ms is None else longest_ms)
+    except InvalidInputError as error:
+        raise UsageError(f"{option} {text}: {error.message}") from error
+
+
 # -- The options of `kohort broker` and `kohort coordinator`
 
 

@@ -16,6 +16,7 @@ from kohort.cli.common import (
     EndingSignals,
     ServerOptions,
     check_names,
+    duration_option,
     groups_with_nearest_of,
     listen_address,
     make_client,
@@ -112,20 +113,6 @@ def scaling_target(max_lag: str, fewest: int, most: int | None) -> ScalingTarget
         return ScalingTarget(duration_option("--max-lag", max_lag), fewest, most)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
-
-
-def duration_option(option: str, text: str) -> int:
-    """Return a duration in milliseconds.
-
-    Raises:
-        UsageError: the text is no duration.
-    """
-    from kohort.lag.scaling import duration_ms
-
-    try:
-        return duration_ms(text)
-    except InvalidInputError as error:
-        raise UsageError(f"{option} {text}: {error.message}") from error
 
 
 def scale_row(decision: ScalingDecision) -> dict[str, Any]:

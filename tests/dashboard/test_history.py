@@ -1,0 +1,173 @@
+"""The dashboard with a history file: what a page shows after a restart, disks that refuse, and `groups history`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from tests.dashboard.conftest import Dashboard, behind
+from tests.support.processes import KOHORT, Start, ready
+from tests.support.waiting import until
+
+from kohort import Broker, Consumer
+
+pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+
+Serve = Callable[..., Dashboard]
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.db"
+
+
+def group_of(dashboard: Dashboard, name: str) -> Any:
+    return dashboard.get("group", name=name)["group"]
+
+
+def test_page_shows_after_a_restart_what_it_showed_before(serve: Serve, broker: Broker, path: Path) -> None:
+    servers = broker.bootstrap_servers
+    behind(servers, "t", "g")
+    with ExitStack() as first:
+        before = Dashboard(first, servers, path)
+        until(lambda: "g" in before.groups(), "the group is read")
+        with Consumer(servers, group_id="g", client_id="reader", enable_auto_commit=False) as consumer:
+            consumer.subscribe(["t"])
+            until(lambda: bool(consumer.poll(50) or consumer.assignment()), "the consumer has its partitions")
+            until(lambda: group_of(before, "g")["members"] == 1, "the member is seen")
+        until(lambda: group_of(before, "g")["members"] == 0, "its end is seen")
+        until(lambda: len(group_of(before, "g")["lags"]) >= 5, "the group is read five times")
+        was = group_of(before, "g")
+        assert before.get("overview")["cluster"]["history_error"] == ""
+    after = serve(servers, path)
+    until(lambda: "g" in after.groups(), "the group is read")
+    found = group_of(after, "g")
+    seen = len(was["times_ms"])
+    assert found["times_ms"][:seen] == was["times_ms"] and len(found["times_ms"]) > seen
+    assert found["lags"][:seen] == was["lags"]
+    assert found["time_lags_ms"][:seen] == was["time_lags_ms"]
+    lags = {row["partition"]: row["lags"] for row in found["partition_rows"]}
+    assert {row["partition"]: row["lags"] for row in was["partition_rows"]} == {
+        number: values[:seen] for number, values in lags.items()
+    }
+    assert len(after.groups()["g"]["lags"]) > len(lags) and {"joined", "left"} <= kinds(found).keys()
+    until(lambda: len(group_of(after, "g")["times_ms"]) > seen + 2, "it is read again")
+    changes = Counter(json.dumps(change) for change in group_of(after, "g")["timeline"])
+    assert set(changes.values()) == {1}, "rebalances that the coordinator still tells are not there twice"
+    assert {json.dumps(change) for change in was["timeline"]} <= changes.keys()
+
+
+def kinds(group: Any) -> Counter[str]:
+    return Counter(change["kind"] for change in group["timeline"])
+
+
+def test_file_that_can_not_be_written_is_said_and_stops_no_page(serve: Serve, broker: Broker, path: Path) -> None:
+    behind(broker.bootstrap_servers, "t", "g")
+    lock = path.with_name("history.db.lock")
+    lock.mkdir()  # can't be opened as a file, whoever asks
+    dashboard = serve(broker.bootstrap_servers, path)
+    until(lambda: "g" in dashboard.groups(), "the group is read")
+    said = dashboard.get("overview")["cluster"]["history_error"]
+    assert "Is a directory" in said and str(path) in said
+    assert group_of(dashboard, "g")["lag"] == 7
+    lock.rmdir()
+    until(lambda: dashboard.get("overview")["cluster"]["history_error"] == "", "it is written when it can be", 30)
+
+
+# -- The commands
+
+
+def begin(start: Start, servers: str, path: Path) -> tuple[subprocess.Popen[str], str]:
+    """Starts a dashboard that reads often; returns it and its address."""
+    often = ("--listen", "127.0.0.1:0", "--interval", "100", "--window", "200")
+    kept = ("--history", str(path), "--history-retention", "1d")
+    process = start("dashboard", "--bootstrap-server", servers, *often, *kept)
+    return process, ready(process)
+
+
+def overview(url: str) -> Any:
+    with urlopen(f"{url}api/overview", timeout=20) as answer:
+        return json.loads(answer.read())["overview"]
+
+
+def asked(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*KOHORT, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_killed_dashboard_leaves_its_history_to_the_next_one_and_to_the_command(
+    start: Start, broker: Broker, path: Path
+) -> None:
+    behind(broker.bootstrap_servers, "t", "g")
+    process, url = begin(start, broker.bootstrap_servers, path)
+    until(lambda: [row["status"] for row in overview(url)["groups"]] == ["STOP"], "the group has stopped", 60)
+    until(lambda: len(overview(url)["times_ms"]) >= 5, "the cluster is read five times", 60)
+    before = overview(url)["times_ms"]
+    second = asked("dashboard", "--listen", "127.0.0.1:0", "--history", str(path))
+    assert second.returncode == 2 and "another process writes the history" in " ".join(second.stderr.split())
+    rows = json.loads(asked("groups", "history", "g", "--file", str(path), "--json").stdout)
+    assert (rows[-1]["group"], rows[-1]["lag"], rows[-1]["status"]) == ("g", 7, "STOP")
+    assert 0 < rows[-1]["time_lag"] < 600
+    process.kill()
+    process.wait(60)
+    process, url = begin(start, broker.bootstrap_servers, path)
+    until(lambda: bool(overview(url)["times_ms"]), "the cluster is read", 60)
+    assert overview(url)["times_ms"][: len(before) - 1] == before[:-1], "the read of the kill alone may be missing"
+    process.terminate()
+    assert process.wait(60) == 0
+    table = asked("groups", "history", "g", "--file", str(path), "--last", "1d").stdout.splitlines()
+    assert table[0].split() == ["TIME", "GROUP", "STATUS", "LAG", "TIME-LAG", "MEMBERS"]
+    assert table[-1].split()[1:4] == ["g", "STOP", "7"]
+
+
+def test_command_shows_changes(serve: Serve, broker: Broker, path: Path) -> None:
+    behind(broker.bootstrap_servers, "t", "g")
+    dashboard = serve(broker.bootstrap_servers, path)
+    until(lambda: "g" in dashboard.groups(), "the group is read")
+    behind(broker.bootstrap_servers, "u", "later")
+    until(lambda: "later" in dashboard.groups(), "another group is there")
+    words = ("groups", "history", "later", "--file", str(path), "--changes", "--json")
+    until(lambda: asked(*words).returncode == 0, "it is written")
+    found = json.loads(asked(*words).stdout)
+    assert {row["group"] for row in found} == {"later"}
+    assert (found[0]["kind"], found[0]["text"]) == ("created", "the group is there")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (
+            ("dashboard", "--history", "FILE", "--history-retention", "soon"),
+            2,
+            "--history-retention soon: give a number",
+        ),
+        (("dashboard", "--history", "FILE", "--history-retention", "401d"), 2, "up to 9600h"),
+        (("dashboard", "--history", "FILE", "--history-max-bytes", "5"), 2, "--history-max-bytes 5: give at least"),
+        (("dashboard", "--history", "FOLDER"), 2, "is a folder: name a file"),
+        (("dashboard", "--history", "FOLDER/missing/file"), 2, "there is no folder"),
+        (("dashboard", "--history", "DAMAGED"), 1, "is damaged or none"),
+        (("groups", "history", "g", "--file", "DAMAGED"), 1, "move it away"),
+        (("groups", "history", "g", "--file", "FILE"), 1, "there is no history"),
+        (("groups", "history", "g", "--file", "FILE", "--last", "x"), 2, "--last x: give a number"),
+    ],
+)
+def test_wrong_use_is_reported(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.write_text("not a database " * 500)
+    places = {"FILE": "file", "DAMAGED": "damaged", "FOLDER": ".", "FOLDER/missing/file": "missing/file"}
+    ended = asked(*(str(tmp_path / places[word]) if word in places else word for word in words))
+    assert ended.returncode == code
+    assert said in " ".join(ended.stderr.split())
+    assert damaged.read_text() == "not a database " * 500
