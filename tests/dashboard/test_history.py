@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,10 +14,12 @@ from urllib.request import urlopen
 
 import pytest
 from tests.dashboard.conftest import Dashboard, behind
+from tests.lag.test_history_file import report
 from tests.support.processes import KOHORT, Start, ready
 from tests.support.waiting import until
 
 from kohort import Broker, Consumer
+from kohort.lag.history_file import STEP_MS, HistoryWriter
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
@@ -85,6 +88,29 @@ def test_file_that_can_not_be_written_is_said_and_stops_no_page(serve: Serve, br
     assert group_of(dashboard, "g")["lag"] == 7
     lock.rmdir()
     until(lambda: dashboard.get("overview")["cluster"]["history_error"] == "", "it is written when it can be", 30)
+
+
+def test_page_has_a_longer_time_from_the_file(serve: Serve, broker: Broker, path: Path) -> None:
+    behind(broker.bootstrap_servers, "t", "g")
+    at_ms = round(time.time() * 1000)
+    minutes = {at_ms - number * STEP_MS: number for number in range(10, 100) if not 40 <= number < 60}
+    with HistoryWriter(path) as writer:
+        for taken_ms, lag in minutes.items():
+            writer.add_report(report(taken_ms, {"g": (lag,)}), None)
+            until(lambda: not writer._pending, "it is written")
+    dashboard = serve(broker.bootstrap_servers, path)
+    until(lambda: dashboard.get("past", name="g", last_ms=3_600_000)["lags"][-1:] == [7], "the present is there too")
+    hour = dashboard.get("past", name="g", last_ms=50 * 60_000)
+    assert hour["is_kept"] and len(hour["times_ms"]) == len(hour["time_lags_ms"])
+    assert max(lag for lag in hour["lags"] if lag is not None) == 39
+    day = dashboard.get("past", name="g", last_ms=24 * 3_600_000)
+    known = [lag for lag in day["lags"] if lag is not None]
+    assert known == [*range(99, 59, -1), *range(39, 9, -1), 7]
+    assert [number for number, lag in enumerate(day["lags"]) if lag is None] == [40, 71], "gaps are gaps"
+    assert dashboard.get("past", name="unknown", last_ms=1)["lags"] == []
+    for wrong in (0, "x", 10**18):
+        assert dashboard.ask("past", name="g", last_ms=wrong)[0] == 400
+    assert serve(broker.bootstrap_servers).get("past", name="g", last_ms=1)["is_kept"] is False
 
 
 # -- The commands

@@ -24,10 +24,12 @@ from kohort.lag.history_file import (
     READS_KEPT,
     STEP_MS,
     VERSION,
+    GroupMinute,
     HistoryReader,
     HistoryWriter,
     ReadValues,
     TimedChange,
+    thinned,
 )
 
 START_MS = 1_700_000_000_000 // STEP_MS * STEP_MS
@@ -150,6 +152,25 @@ def test_minute_has_the_largest_lag_the_worst_status_and_the_last_members(path: 
         assert reader.groups() == ["g", "h"]
         with pytest.raises(NotFoundError, match="has no group 'gg'; did you mean g"):
             reader.minutes("gg")
+
+
+def test_picture_has_the_largest_of_each_part_and_gaps() -> None:
+    week = [
+        GroupMinute(START_MS + number * STEP_MS, number % 100, None, LagStatus(number % 2), number)
+        for number in range(10_080)
+        if not 2_000 <= number < 3_000
+    ]
+    found = thinned(week, 300)
+    assert len(found) <= 302
+    known = [point for point in found if point is not None]
+    assert len(found) - len(known) == 1, "one gap"
+    assert max(point.lag or 0 for point in known) == 99
+    assert {point.status for point in known[:-1]} == {LagStatus.WARN}
+    assert {point.time_lag_ms for point in known} == {None}
+    assert thinned(week[:5], 300) == week[:5]
+    assert thinned(week[:50:5], 300, 5 * STEP_MS) == week[:50:5], "an interval is no gap"
+    assert thinned(week[:50:5], 300)[1] is None
+    assert thinned([], 300) == []
 
 
 def test_what_is_older_than_the_retention_is_deleted(path: Path) -> None:

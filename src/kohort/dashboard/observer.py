@@ -8,6 +8,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -19,7 +20,15 @@ from kohort.io.closing import ClosedOnExit
 from kohort.lag import CAUSES, GroupChange, GroupLag, LagReader, LagReport, PartitionLag
 from kohort.lag.cluster_watch import ClusterWatch, WatchState
 from kohort.lag.evaluation import ABANDONED
-from kohort.lag.history_file import PARTITIONS_MAX, READS_KEPT, HistoryWriter, ReadValues, TimedChange
+from kohort.lag.history_file import (
+    PARTITIONS_MAX,
+    READS_KEPT,
+    GroupMinute,
+    HistoryWriter,
+    ReadValues,
+    TimedChange,
+    thinned,
+)
 from kohort.lag.snapshot import reason_of
 from kohort.lag.timeline import past_rebalances
 from kohort.settings.config import did_you_mean
@@ -27,6 +36,8 @@ from kohort.settings.config import did_you_mean
 RESTORED_INTERVALS = 2 * READS_KEPT
 """A page shows reads of an earlier process that are at most so many intervals old: older ones would squeeze the new
 ones together."""
+PAST_POINTS = 300
+"""The most points of a picture of a longer time: about as many as it has pixels."""
 CHANGES_KEPT = 100
 """The last changes of a group that its timeline shows."""
 CHANGES_MAX = 20_000
@@ -258,6 +269,24 @@ class ClusterObserver(ClosedOnExit):
         if found is None:
             raise NotFoundError(f"there is no group {name!r}{did_you_mean(name, report.groups)}")
         return {"cluster": self.cluster(), "group": found}
+
+    def past(self, name: str, last_ms: int) -> View:
+        """Return a group's lag of a longer time, from the file; it is read for each answer.
+
+        Raises:
+            KafkaError: The file can't be read.
+        """
+        points: list[GroupMinute | None] = []
+        if self._file is not None:
+            with suppress(NotFoundError), self._file.reader() as reader:
+                minutes = reader.minutes(name, round(time.time() * 1000) - last_ms)
+                points = thinned(minutes, PAST_POINTS, self._interval_ms)
+        return {
+            "is_kept": self._file is not None,
+            "times_ms": [None if point is None else point.at_ms for point in points],
+            "lags": [None if point is None else point.lag for point in points],
+            "time_lags_ms": [None if point is None else point.time_lag_ms for point in points],
+        }
 
     def readers(self) -> View:
         """Return for each topic the groups that read it, as far as the cluster has been read."""

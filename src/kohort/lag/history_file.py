@@ -22,8 +22,10 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
 from pathlib import Path
 from typing import IO, Any
 
@@ -178,6 +180,34 @@ class GroupMinute:
     members: int | None
 
 
+def thinned(minutes: Sequence[GroupMinute], most: int, interval_ms: float = 0) -> list[GroupMinute | None]:
+    """Return at most about `most` points of equal length, each with the largest values in it; None for each gap.
+
+    A picture has fewer points than a week has minutes, and the largest lag is the one to look at.
+
+    Args:
+        minutes: The minutes, the oldest first.
+        most: The most points.
+        interval_ms: The time between two reads. Minutes between them are no gap.
+    """
+    if not minutes:
+        return []
+    span_ms = minutes[-1].at_ms - minutes[0].at_ms
+    length_ms = max(1, ceil(max(span_ms / most, interval_ms) / STEP_MS)) * STEP_MS
+    points: list[GroupMinute | None] = []
+    before = None
+    for place, part in groupby(minutes, key=lambda minute: minute.at_ms // length_ms):
+        found = list(part)
+        if before is not None and place - before > 1:
+            points.append(None)
+        before = place
+        lag = max((minute.lag for minute in found if minute.lag is not None), default=None)
+        time_lag_ms = max((minute.time_lag_ms for minute in found if minute.time_lag_ms is not None), default=None)
+        worst = max(minute.status for minute in found)
+        points.append(GroupMinute(found[0].at_ms, lag, time_lag_ms, worst, found[-1].members))
+    return points
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """A read that is to be written."""
@@ -303,6 +333,14 @@ class HistoryWriter(ClosedOnExit):
         except KafkaError as error:
             self._say(error.message)
         return []
+
+    def reader(self) -> HistoryReader:
+        """Return a reader of the file.
+
+        Raises:
+            KafkaError: It can't be read.
+        """
+        return HistoryReader(self._path)
 
     def _check_whole(self) -> None:
         """Open the file for the first time, and look for damage; a disk that can't be used is no fault of the file."""
