@@ -310,7 +310,12 @@ def test_disk_that_becomes_read_only_or_is_so_from_the_start_stops_nothing(small
     def make(mode: str) -> None:
         subprocess.run([word.format(mode) for word in remount], check=True)
 
+    kept = small_disk / "kept.db"
+    with HistoryWriter(kept) as writer:
+        writer.add_report(report(START_MS, {"g": (5,)}), "c")
     make("ro")
+    with HistoryReader(kept) as reader:
+        assert [minute.lag for minute in reader.minutes("g")] == [5], "it is read where nothing can be written"
     with HistoryWriter(path) as writer:
         assert "Read-only file system" in writer.error
         writer.add_report(report(START_MS, {"g": (1,)}), "c")

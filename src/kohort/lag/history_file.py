@@ -587,7 +587,7 @@ class HistoryReader(ClosedOnExit):
         if not path.is_file():
             raise NotFoundError(f"there is no history {path}; `kohort dashboard --history {path}` makes it")
         with self._reading():
-            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+            self._connection = _opened_for_reading(path)
         with self._reading():
             try:
                 self.is_empty = _check_version(self._connection, path)
@@ -654,6 +654,23 @@ class HistoryReader(ClosedOnExit):
     def groups(self) -> list[str]:
         """Return the names of all groups in the file."""
         return [name for (name,) in self._rows("SELECT name FROM group_names ORDER BY name")]
+
+
+def _opened_for_reading(path: Path) -> sqlite3.Connection:
+    """Return a connection. In WAL mode it needs files beside the file, which a read-only disk can't take."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    connection = sqlite3.connect(address, uri=True, timeout=BUSY_S)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CANTOPEN or path.with_name(path.name + "-wal").exists():
+            raise
+        return sqlite3.connect(f"{address}&immutable=1", uri=True)  # nobody has it open
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> bool:
