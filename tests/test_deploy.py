@@ -117,7 +117,8 @@ def test_image_without_login_is_published_on_loopback() -> None:
 
 def test_pods_that_listen_for_other_machines_ask_for_certificates_or_logins() -> None:
     args = {name: container["args"] for name, _, container in containers()}
-    assert {"--tls", "--client-ca"} <= set(args["scaler.yaml"])
+    for name in ("scaler.yaml", "exporter.yaml"):
+        assert {"--tls", "--client-ca"} <= set(args[name])
     assert [name for name, words in args.items() if "--insecure" in words] == []
 
 

@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,12 +16,14 @@ import pytest
 from kohort import Admin, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.lag import LagReader
+from kohort.lag.history_file import HistoryWriter
+from kohort.lag.reading import REBALANCES_ASKED
 
 
 class Dashboard:
     """A dashboard that reads its cluster every 100 ms, and a browser's part of talking to it."""
 
-    def __init__(self, stack: ExitStack, servers: str, **settings: Any) -> None:
+    def __init__(self, stack: ExitStack, servers: str, history: Path | None = None, **settings: Any) -> None:
         pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
         from kohort.dashboard.cluster_lookups import ClusterLookups
         from kohort.dashboard.observer import ClusterObserver
@@ -28,7 +31,9 @@ class Dashboard:
 
         reader = LagReader(servers, **settings)
         reader.window_ms = 500
-        observer = stack.enter_context(ClusterObserver(servers, reader, 100))
+        reader.rebalances = REBALANCES_ASKED
+        file = None if history is None else stack.enter_context(HistoryWriter(history))
+        observer = stack.enter_context(ClusterObserver(servers, reader, 100, file))
         dotted = {key.replace("_", "."): value for key, value in settings.items()}
         self.server = stack.enter_context(
             DashboardServer("127.0.0.1", 0, observer, ClusterLookups(servers, dotted, dotted))
@@ -65,7 +70,7 @@ class Dashboard:
 def serve() -> Iterator[Callable[..., Dashboard]]:
     """Makes dashboards, which end with the test."""
     with ExitStack() as stack:
-        yield lambda servers, **settings: Dashboard(stack, servers, **settings)
+        yield lambda servers, history=None, **settings: Dashboard(stack, servers, history, **settings)
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import pytest
 
 from kohort.client.admin.values import GroupDescription
 from kohort.dashboard import observer
-from kohort.dashboard.observer import CHANGES_KEPT, READS_KEPT, LagHistory
+from kohort.dashboard.observer import CHANGES_KEPT, LagHistory
 from kohort.errors import TimedOutError
 from kohort.ids import TopicPartition
 from kohort.lag import GroupChange, GroupLag, LagReport, PartitionLag, ReadFailure
+from kohort.lag.history_file import READS_KEPT
 
 AWAY = TimedOutError("no answer")
 

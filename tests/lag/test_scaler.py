@@ -23,13 +23,13 @@ from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError, KafkaError
+from kohort.io.server_certificates import ServerCertificates
 from kohort.lag import LagReader, LagReport, scaler
 from kohort.lag.scaler import (
     OBJECTS_MAX,
     GroupScaling,
     ScaledGroup,
     ScalerServer,
-    ScalerTls,
     decode_metrics_request,
     decode_scaled_object,
 )
@@ -322,7 +322,7 @@ def credentials(folder: Path, client: str | None = "client", authority: str = "c
 @pytest.fixture
 def mutual(our_broker: Broker, certificates: Path) -> Iterator[str]:
     """The address of a server whose clients must show a certificate."""
-    tls = ScalerTls(certificates / "broker.pem", certificates / "ca.pem")
+    tls = ServerCertificates("scaler", certificates / "broker.pem", certificates / "ca.pem")
     with (
         GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
         ScalerServer("127.0.0.1", 0, scaling, tls) as server,
@@ -380,7 +380,7 @@ def test_plain_client_gets_nothing_from_a_server_with_tls_nor_the_other_way_roun
 def test_server_without_authorities_serves_every_client_that_trusts_it(our_broker: Broker, certificates: Path) -> None:
     with (
         GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
-        ScalerServer("127.0.0.1", 0, scaling, ScalerTls(certificates / "broker.pem")) as server,
+        ScalerServer("127.0.0.1", 0, scaling, ServerCertificates("scaler", certificates / "broker.pem")) as server,
     ):
         assert is_served(server.address, credentials(certificates, None))
         assert not is_served(server.address, credentials(certificates, None, "other-ca.pem"))
@@ -394,7 +394,7 @@ def test_new_files_count_for_new_connections_and_broken_ones_do_not(
     shutil.copy(certificates / "other-ca.pem", authorities)
     with (
         GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
-        ScalerServer("127.0.0.1", 0, scaling, ScalerTls(identity, authorities)) as server,
+        ScalerServer("127.0.0.1", 0, scaling, ServerCertificates("scaler", identity, authorities)) as server,
     ):
         assert is_served(server.address, credentials(certificates, "stranger"))
         assert not is_served(server.address, credentials(certificates))
@@ -416,13 +416,13 @@ def test_address_that_other_machines_reach_needs_client_certificates_or_consent(
         with pytest.raises(InvalidInputError, match="can be reached from other machines.*--client-ca.*--insecure"):
             ScalerServer(host, 0, scaling)
         with pytest.raises(InvalidInputError, match="is encrypted, but open to everyone"):
-            ScalerServer(host, 0, scaling, ScalerTls(certificates / "broker.pem"))
+            ScalerServer(host, 0, scaling, ServerCertificates("scaler", certificates / "broker.pem"))
 
 
 def test_address_that_other_machines_reach_is_served_with_client_certificates_or_consent(
     our_broker: Broker, certificates: Path
 ) -> None:
-    mutual = ScalerTls(certificates / "broker.pem", certificates / "ca.pem")
+    mutual = ServerCertificates("scaler", certificates / "broker.pem", certificates / "ca.pem")
     with (
         GroupScaling(LagReader(our_broker.bootstrap_servers), 0.2) as scaling,
         ScalerServer("0.0.0.0", 0, scaling, mutual) as secured,
@@ -448,7 +448,9 @@ def test_file_that_is_not_what_it_should_be_is_refused_at_the_start(
     certificates: Path, identity: str, authorities: str | None, error: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=error):
-        ScalerTls(certificates / identity, None if authorities is None else certificates / authorities)
+        ServerCertificates(
+            "scaler", certificates / identity, None if authorities is None else certificates / authorities
+        )
 
 
 def test_command_serves_clients_with_certificates(our_broker: Broker, certificates: Path, start: Start) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kohort.broker.security.development import DevelopmentFiles
     from kohort.client.admin.admin import Admin
     from kohort.cluster.zookeeper.security import ZooKeeperAddress
+    from kohort.io.server_certificates import ServerCertificates
     from kohort.lag import LagReader
     from kohort.lag.reading import ReadOthers
 
@@ -290,6 +291,20 @@ def print_errors(errors: Mapping[Any, KafkaError]) -> int:
     return FAILED if errors else DONE
 
 
+def duration_option(option: str, text: str, longest_ms: int | None = None) -> int:
+    """Return a duration in milliseconds.
+
+    Raises:
+        UsageError: the text is no duration, or a longer one; None: than a week.
+    """
+    from kohort.lag.scaling import MAX_LAG_MAX_MS, duration_ms
+
+    try:
+        return duration_ms(text, MAX_LAG_MAX_MS if longest_ms is None else longest_ms)
+    except InvalidInputError as error:
+        raise UsageError(f"{option} {text}: {error.message}") from error
+
+
 # -- The options of `kohort broker` and `kohort coordinator`
 
 
@@ -345,6 +360,42 @@ class SecurityOptions:
                 chosen[f"listener.name.{protocol.lower()}.ssl.client.auth"] = "required"
             listen = f"{protocol}://{listen}"
         return listen, {**chosen, **properties}
+
+
+# -- The options of `kohort exporter` and `kohort scaler`
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The options about who may connect to a server that only answers questions."""
+
+    tls: Path | None = None
+    """A PEM file of the server's private key and certificates: connections are encrypted. A renewed file is used
+    without a restart."""
+
+    client_ca: Path | None = None
+    """A PEM file of authorities: clients must show a certificate of theirs. Needs --tls."""
+
+    insecure: Annotated[bool, Parameter(negative="")] = False
+    """Serve everyone without a certificate, also at an address that other machines can reach."""
+
+    def certificates(self, server: str) -> ServerCertificates | None:
+        """Return what connections speak; None: no TLS. `server` is its name in log lines.
+
+        Raises:
+            UsageError: options do not fit together, or a file can't be read or has something else.
+        """
+        if self.client_ca is not None and self.tls is None:
+            raise UsageError("--client-ca needs --tls: certificates are shown over TLS only")
+        if self.tls is None:
+            return None
+        from kohort.io.server_certificates import ServerCertificates
+
+        try:
+            return ServerCertificates(server, self.tls, self.client_ca)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
 
 
 @Parameter(name="*")

@@ -5,15 +5,21 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cyclopts import Parameter
+
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, EndingSignals, listen_address, make_client, spark_checkpoints
+from kohort.cli.common import Common, EndingSignals, duration_option, listen_address, make_client, spark_checkpoints
 from kohort.cli.output import show_json_line
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:  # a web server is imported by the command that needs it
     from kohort.dashboard.server import DashboardServer
+    from kohort.lag.history_file import HistoryWriter
 
 LISTEN_DEFAULT = "127.0.0.1:8480"
 COLLECT_AFTER = (10_000, 1_000, 10)
@@ -23,12 +29,51 @@ so that they are freed without it. These thresholds make one in many reads of th
 _COMMON = Common()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class HistoryOptions:
+    """The options about the file with the history."""
+
+    history: Path | None = None
+    """A file that keeps the lag of groups and their changes across restarts; made if it does not exist. `kohort groups
+    history` prints it. A file has one cluster, and one dashboard that writes it."""
+
+    history_retention: str = "7d"
+    """What is older is deleted from the file, as in 12h or 30d."""
+
+    history_max_bytes: int = 512 << 20
+    """The most bytes of the file. Beyond them the oldest is deleted sooner."""
+
+    def writer(self) -> HistoryWriter | None:
+        """Return the writer of the file; None: the history is in memory alone.
+
+        Raises:
+            UsageError: an option is invalid, or the file can't be used for it.
+            CorruptDataError: the file is damaged.
+        """
+        if self.history is None:
+            return None
+        from kohort.lag.history_file import BYTES_MIN, RETENTION_MAX_MS, HistoryWriter
+
+        kept_ms = duration_option("--history-retention", self.history_retention, RETENTION_MAX_MS)
+        if self.history_max_bytes < BYTES_MIN:
+            raise UsageError(f"--history-max-bytes {self.history_max_bytes}: give at least {BYTES_MIN}")
+        try:
+            return HistoryWriter(self.history, kept_ms, self.history_max_bytes)
+        except InvalidInputError as error:
+            raise UsageError(f"--history: {error.message}") from error
+
+
+_HISTORY = HistoryOptions()
+
+
 def dashboard(
     *,
     listen: str = LISTEN_DEFAULT,
     interval: int = 10_000,
     window: int = 60_000,
     spark_checkpoint: tuple[str, ...] = (),
+    kept: HistoryOptions = _HISTORY,
     common: Common = _COMMON,
 ) -> int:
     """Web page of a cluster's groups: lag, members, changes, topics, records, regions. Ends with SIGTERM or Ctrl-C.
@@ -63,6 +108,7 @@ def dashboard(
     from kohort.lag.reading import REBALANCES_ASKED
 
     checkpoints = spark_checkpoints(spark_checkpoint)
+    file = kept.writer()
     servers, connection = common.client_settings(ConnectionConfig)
     reader = make_client(LagReader, servers, connection)
     reader.window_ms, reader.rebalances, reader.read_others = window, REBALANCES_ASKED, checkpoints
@@ -70,7 +116,10 @@ def dashboard(
     lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS)
     gc.set_threshold(*COLLECT_AFTER)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with ClusterObserver(servers, reader, interval) as observer:
+    with ExitStack() as stack:
+        if file is not None:
+            stack.enter_context(file)
+        observer = stack.enter_context(ClusterObserver(servers, reader, interval, file))
         try:
             server = DashboardServer(host, port, observer, lookups)
         except InvalidInputError as error:

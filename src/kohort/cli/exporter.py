@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, EndingSignals, listen_address, make_client, spark_checkpoints
+from kohort.cli.common import Common, EndingSignals, ServerOptions, listen_address, make_client, spark_checkpoints
+from kohort.errors import InvalidInputError
+from kohort.settings.config import refuse_beyond_loopback
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.lag import LagReader
@@ -17,6 +19,7 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
 
 LISTEN_DEFAULT = "127.0.0.1:9308"
 """The port that Prometheus' list of ports gives to Kafka exporters."""
+_SECURITY = ServerOptions()
 
 
 def exporter(
@@ -27,11 +30,13 @@ def exporter(
     interval: int = 10_000,
     window: int = 60_000,
     spark_checkpoint: tuple[str, ...] = (),
+    security: ServerOptions = _SECURITY,
 ) -> int:
     """Lag of all groups of one or several clusters, for Prometheus. Ends with SIGTERM or Ctrl-C.
 
-    Prints the line `ready HOST:PORT`, and answers at http://HOST:PORT/metrics. The page answers while a cluster is
-    away, and says so: see kohort_exporter_up. It has no login: listen on a loopback address, or behind a proxy.
+    Prints the line `ready HOST:PORT`, and answers at http://HOST:PORT/metrics, or https with --tls. The page answers
+    while a cluster is away, and says so: see kohort_exporter_up. An address that other machines can reach needs --tls
+    with --client-ca, or --insecure.
 
     Args:
         servers: HOST:PORT of a cluster, several with commas between, or NAME=HOST:PORT; may be given again for other
@@ -47,6 +52,12 @@ def exporter(
     for option, value in (("--interval", interval), ("--window", window)):
         if value < 1:
             raise UsageError(f"{option} {value}: give a number of milliseconds from 1 on")
+    tls = security.certificates("exporter")
+    if not (security.insecure or (tls is not None and tls.asks_clients)):
+        try:
+            refuse_beyond_loopback(host, port, "exporter", "read every group's lag", is_encrypted=tls is not None)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
     from kohort.io.metrics_http import MetricsServer
     from kohort.lag.cluster_watch import ClusterWatch
     from kohort.lag.exporter import LagExporter
@@ -63,7 +74,7 @@ def exporter(
             stack.callback(watch.close)
             watches.append(watch)
         ended = EndingSignals()
-        server = MetricsServer(host, port, LagExporter(watches))
+        server = MetricsServer(host, port, LagExporter(watches), tls)
         stack.callback(server.close)
         print(f"ready {server.address}", flush=True)
         ended.wait()

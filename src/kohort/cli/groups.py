@@ -174,6 +174,7 @@ for _name, _command in group_changes.COMMANDS.items():
 
 app.command(watch)
 app.command("kohort.cli.scaling:scale", name="scale")  # imported when it is needed, as `kohort scaler` is
+app.command("kohort.cli.lag_history:history", name="history")
 
 STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",

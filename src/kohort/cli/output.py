@@ -48,7 +48,7 @@ NAMES = {
     "rate": "offsets per second by which `committed` moved over the last looks",
     "written_rate": "offsets per second by which `log_end` moved",
     "catch_up": "seconds until nothing is unread, at these rates; empty: never",
-    "time": "when a look was taken",
+    "time": "when a look was taken; of `groups history` when the minute began, or something changed",
     "changes": "what changed since the look before: members, state, partitions, status",
     "kind": "the kind of a change",
     "rebalances": "the group's last rebalances, the newest first; null: its coordinator is not kohort's",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -15,7 +14,9 @@ from kohort.cli.common import (
     DEFAULT_CALL_MS,
     Common,
     EndingSignals,
+    ServerOptions,
     check_names,
+    duration_option,
     groups_with_nearest_of,
     listen_address,
     make_client,
@@ -36,6 +37,7 @@ LISTEN_DEFAULT = "127.0.0.1:9309"
 LOOK_INTERVAL_S = 5.0
 """The time between two reads: that of the usual commits."""
 _COMMON = Common()
+_SECURITY = ServerOptions()
 
 
 def scale(
@@ -113,20 +115,6 @@ def scaling_target(max_lag: str, fewest: int, most: int | None) -> ScalingTarget
         raise UsageError(error.message) from error
 
 
-def duration_option(option: str, text: str) -> int:
-    """Return a duration in milliseconds.
-
-    Raises:
-        UsageError: the text is no duration.
-    """
-    from kohort.lag.scaling import duration_ms
-
-    try:
-        return duration_ms(text)
-    except InvalidInputError as error:
-        raise UsageError(f"{option} {text}: {error.message}") from error
-
-
 def scale_row(decision: ScalingDecision) -> dict[str, Any]:
     """Return the row of a decision."""
     return {
@@ -156,9 +144,7 @@ def scaler(
     listen: str = LISTEN_DEFAULT,
     interval: int = 10_000,
     group: tuple[str, ...] = (),
-    tls: Path | None = None,
-    client_ca: Path | None = None,
-    insecure: Annotated[bool, Parameter(negative="")] = False,
+    security: ServerOptions = _SECURITY,
     common: Common = _COMMON,
 ) -> int:
     """How many members groups need, for KEDA's external scaler over gRPC. Ends with SIGTERM or Ctrl-C.
@@ -171,19 +157,14 @@ def scaler(
         listen: HOST:PORT; port 0 picks a free one.
         interval: milliseconds between two reads of the cluster.
         group: serve only this group; may be given again. Calls for others end with PERMISSION_DENIED.
-        tls: a PEM file of the scaler's private key and certificates: connections are encrypted. A renewed file is used
-            without a restart.
-        client_ca: a PEM file of authorities: clients must show a certificate of theirs. Needs --tls.
-        insecure: serve everyone without a certificate, also at an address that other machines can reach.
     """
     check_names("group", *group)
     host, port = listen_address(listen)
     if interval < 1:
         raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
-    if client_ca is not None and tls is None:
-        raise UsageError("--client-ca needs --tls: certificates are shown over TLS only")
+    certificates = security.certificates("scaler")
     try:
-        from kohort.lag.scaler import GroupScaling, ScalerServer, ScalerTls
+        from kohort.lag.scaler import GroupScaling, ScalerServer
     except ModuleNotFoundError as error:
         if error.name != "grpc":
             raise
@@ -199,8 +180,7 @@ def scaler(
     ended = EndingSignals()
     with GroupScaling(reader, interval / 1000, group) as scaling:
         try:
-            secured = None if tls is None else ScalerTls(tls, client_ca)
-            server = ScalerServer(host, port, scaling, secured, is_insecure=insecure)
+            server = ScalerServer(host, port, scaling, certificates, is_insecure=security.insecure)
         except InvalidInputError as error:
             raise UsageError(error.message) from error
         with server:

@@ -8,7 +8,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,14 +20,24 @@ from kohort.io.closing import ClosedOnExit
 from kohort.lag import CAUSES, GroupChange, GroupLag, LagReader, LagReport, PartitionLag
 from kohort.lag.cluster_watch import ClusterWatch, WatchState
 from kohort.lag.evaluation import ABANDONED
+from kohort.lag.history_file import (
+    PARTITIONS_MAX,
+    READS_KEPT,
+    GroupMinute,
+    HistoryWriter,
+    ReadValues,
+    TimedChange,
+    thinned,
+)
 from kohort.lag.snapshot import reason_of
 from kohort.lag.timeline import past_rebalances
 from kohort.settings.config import did_you_mean
 
-READS_KEPT = 120
-"""The reads that a history shows: 20 minutes at an interval of 10 s."""
-PARTITIONS_MAX = 50_000
-"""The most partitions of groups with a history of their own: 24 MB."""
+RESTORED_INTERVALS = 2 * READS_KEPT
+"""A page shows reads of an earlier process that are at most so many intervals old: older ones would squeeze the new
+ones together."""
+PAST_POINTS = 300
+"""The most points of a picture of a longer time: about as many as it has pixels."""
 CHANGES_KEPT = 100
 """The last changes of a group that its timeline shows."""
 CHANGES_MAX = 20_000
@@ -48,15 +58,6 @@ View = dict[str, Any]
 # -- The last reads
 
 
-@dataclass(frozen=True, slots=True)
-class TimedChange:
-    """A change of a group, and when it was seen, in milliseconds since 1970."""
-
-    at_ms: int
-    group: str
-    change: GroupChange
-
-
 class _Rings(Generic[K]):
     """One ring of values for each key, all with the same positions. Single precision is enough for a picture."""
 
@@ -64,7 +65,7 @@ class _Rings(Generic[K]):
         self._keys_max = keys_max
         self._rings: dict[K, array[float]] = {}
 
-    def put(self, slot: int, values: Mapping[K, float], gone: Iterable[K]) -> None:
+    def put(self, slot: int, values: Mapping[K, int], gone: Iterable[K]) -> None:
         """Set the value of each key at a position; not a number where a key has none."""
         for key in gone:
             self._rings.pop(key, None)
@@ -90,33 +91,51 @@ class LagHistory:
 
     def __init__(self) -> None:
         self._reads = 0
+        self._has_report = False
         self._times = array("d", (0.0,)) * READS_KEPT
         self._lag: _Rings[str] = _Rings(PARTITIONS_MAX)
         self._time_lag: _Rings[str] = _Rings(PARTITIONS_MAX)
         self._partitions: _Rings[tuple[str, TopicPartition]] = _Rings(PARTITIONS_MAX)
         self._changes: deque[TimedChange] = deque(maxlen=CHANGES_MAX)
 
-    def add_report(self, report: LagReport, latest: Iterable[tuple[str, GroupChange]] = ()) -> None:
-        """Add a read. A group that could not be read has a gap; one that is not there any more loses its history."""
-        slot, groups = self._reads % READS_KEPT, report.groups
-        self._reads += 1
-        self._times[slot] = report.taken_ms
+    def add_report(
+        self, report: LagReport, latest: Iterable[tuple[str, GroupChange]] = ()
+    ) -> tuple[ReadValues, list[TimedChange]]:
+        """Add a read, and return its values and the changes that are new with it.
+
+        A group that could not be read has a gap; one that is not there any more loses its history.
+        """
+        values = ReadValues.of(report)
+        groups = report.groups
         gone = [] if report.failures else [name for name in self._lag.ring_keys() if _is_gone(name, report)]
-        self._lag.put(slot, {name: group.sum_lag for name, group in groups.items() if group.read}, gone)
-        times = {name: group.max_time_lag_ms for name, group in groups.items()}
-        self._time_lag.put(slot, {name: lag for name, lag in times.items() if lag is not None}, gone)
-        lags = {
-            (name, part.partition): float(part.lag)
-            for name, group in groups.items()
-            for part in group.partitions
-            if part.lag is not None
-        }
         here = {(name, part.partition) for name, group in groups.items() for part in group.partitions}
         left = [key for key in self._partitions.ring_keys() if key not in here and key[0] not in report.errors]
-        self._partitions.put(slot, lags, [] if report.failures else left)
-        if self._reads == 1:
+        self._put_values(values, gone, [] if report.failures else left)
+        known: set[TimedChange] = set()
+        if not self._has_report:
             latest = [(name, change) for name, group in groups.items() for change in past_rebalances(group)]
-        self._changes.extend(TimedChange(change.at_ms or report.taken_ms, name, change) for name, change in latest)
+            known.update(self._changes)  # an earlier process has seen some of the rebalances
+        self._has_report = True
+        timed = [TimedChange(change.at_ms or report.taken_ms, name, change) for name, change in latest]
+        added = [change for change in timed if change not in known]
+        self._changes.extend(added)
+        return values, added
+
+    def restore_read(self, values: ReadValues) -> None:
+        """Add a read of an earlier process, before the first report."""
+        self._put_values(values, (), ())
+
+    def restore_changes(self, changes: Iterable[TimedChange]) -> None:
+        """Add the changes that an earlier process has seen, before the first report."""
+        self._changes.extend(changes)
+
+    def _put_values(self, values: ReadValues, gone: Iterable[str], left: Iterable[tuple[str, TopicPartition]]) -> None:
+        slot = self._reads % READS_KEPT
+        self._reads += 1
+        self._times[slot] = values.at_ms
+        self._lag.put(slot, values.lags, gone)
+        self._time_lag.put(slot, values.time_lags_ms, gone)
+        self._partitions.put(slot, values.partitions, left)
 
     def times_ms(self, last: int = READS_KEPT) -> list[int]:
         """Return the times of the last reads, the oldest first."""
@@ -160,10 +179,11 @@ class ClusterObserver(ClosedOnExit):
         name: The cluster's name on the page.
         reader: Reads the cluster; closed with the observer.
         interval_ms: The time between two reads.
+        file: Keeps the history across restarts; not closed with the observer. None: it is in memory alone.
     """
 
-    def __init__(self, name: str, reader: LagReader, interval_ms: float) -> None:
-        self._name, self._interval_ms = name, interval_ms
+    def __init__(self, name: str, reader: LagReader, interval_ms: float, file: HistoryWriter | None = None) -> None:
+        self._name, self._reader, self._interval_ms, self._file = name, reader, interval_ms, file
         self._lock = threading.Lock()
         self._history = LagHistory()
         self._added: LagReport | None = None
@@ -178,13 +198,31 @@ class ClusterObserver(ClosedOnExit):
         self.wake_pages()
 
     def _on_read(self, state: WatchState) -> None:
+        report = state.report
+        if report is not None and report is not self._added:
+            if self._added is None and self._file is not None:
+                self._restore(report, self._file)
+            with self._lock:
+                self._added = report
+                values, changes = self._history.add_report(report, state.latest_changes)
+                self._overview = msgspec.Raw(msgspec.json.encode(overview(report, self._history)))
+            if self._file is not None:
+                self._file.add_report(report, self._reader.cluster_id, changes, values)
         with self._lock:
-            if state.report is not None and state.report is not self._added:
-                self._added = state.report
-                self._history.add_report(state.report, state.latest_changes)
-                self._overview = msgspec.Raw(msgspec.json.encode(overview(state.report, self._history)))
             self.version += 1
         self.wake_pages()
+
+    def _restore(self, report: LagReport, file: HistoryWriter) -> None:
+        """Take over what an earlier process has seen: reads as far as a picture goes, and the last changes."""
+
+        def add(values: ReadValues) -> None:
+            with self._lock:
+                self._history.restore_read(values)
+
+        since_ms = report.taken_ms - round(RESTORED_INTERVALS * self._interval_ms)
+        changes = file.restore(self._reader.cluster_id, since_ms, add, CHANGES_MAX)
+        with self._lock:
+            self._history.restore_changes(changes)
 
     def wake_pages(self) -> None:
         """Call the listeners."""
@@ -207,7 +245,12 @@ class ClusterObserver(ClosedOnExit):
         """Return how the cluster and the last read are; the read's age is by this machine's clock alone."""
         state = self._watch.state
         age_ms = None if state.report is None else round((time.monotonic() - state.read_s) * 1000)
-        return {**cluster_view(self._name, state, self._interval_ms), "age_ms": age_ms, "version": self.version}
+        return {
+            **cluster_view(self._name, state, self._interval_ms),
+            "age_ms": age_ms,
+            "version": self.version,
+            "history_error": "" if self._file is None else self._file.error,
+        }
 
     def overview(self) -> View:
         """Return all groups."""
@@ -226,6 +269,24 @@ class ClusterObserver(ClosedOnExit):
         if found is None:
             raise NotFoundError(f"there is no group {name!r}{did_you_mean(name, report.groups)}")
         return {"cluster": self.cluster(), "group": found}
+
+    def past(self, name: str, last_ms: int) -> View:
+        """Return a group's lag of a longer time, from the file; it is read for each answer.
+
+        Raises:
+            KafkaError: The file can't be read.
+        """
+        points: list[GroupMinute | None] = []
+        if self._file is not None:
+            with suppress(NotFoundError), self._file.reader() as reader:
+                minutes = reader.minutes(name, round(time.time() * 1000) - last_ms)
+                points = thinned(minutes, PAST_POINTS, self._interval_ms)
+        return {
+            "is_kept": self._file is not None,
+            "times_ms": [None if point is None else point.at_ms for point in points],
+            "lags": [None if point is None else point.lag for point in points],
+            "time_lags_ms": [None if point is None else point.time_lag_ms for point in points],
+        }
 
     def readers(self) -> View:
         """Return for each topic the groups that read it, as far as the cluster has been read."""

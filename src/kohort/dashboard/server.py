@@ -30,6 +30,7 @@ from kohort.dashboard.record_peek import PeekRequest
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.io.closing import ClosedOnExit
 from kohort.io.platforms import reserve_port
+from kohort.lag.history_file import RETENTION_MAX_MS
 from kohort.lag.snapshot import reason_of
 
 log = logging.getLogger("kohort.dashboard")
@@ -151,6 +152,7 @@ class DashboardRoutes:
         self._cluster = ThreadPoolExecutor(LOOKUP_THREADS, "kohort-dashboard-lookup")
         self._regions = ThreadPoolExecutor(REGION_THREADS, "kohort-dashboard-region")
         self._memory = ThreadPoolExecutor(1, "kohort-dashboard-group")  # waits for no cluster
+        self._disk = ThreadPoolExecutor(1, "kohort-dashboard-history")  # a disk that hangs delays nothing else
         self._files = {path: _file(name, kind) for path, (name, kind) in FILES.items()}
         self._streams = 0
         self.is_closing = False
@@ -158,7 +160,7 @@ class DashboardRoutes:
     def close(self) -> None:
         """End the streams, and start no more calls."""
         self.is_closing = True
-        for threads in (self._cluster, self._regions, self._memory):
+        for threads in (self._cluster, self._regions, self._memory, self._disk):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def app(self) -> ASGIApp:
@@ -166,6 +168,7 @@ class DashboardRoutes:
         observer, lookups = self._observer, self._lookups
         answers: dict[str, tuple[ThreadPoolExecutor, Callable[[Request], Any]]] = {
             "/api/group": (self._memory, lambda request: observer.group(_text(request, "name"))),
+            "/api/past": (self._disk, lambda request: observer.past(_text(request, "name"), _last_ms(request))),
             "/api/topics": (self._cluster, lambda request: self._with_readers(lookups.topics())),
             "/api/topic": (self._cluster, lambda request: self._with_readers(lookups.topic(_text(request, "name")))),
             "/api/records": (self._cluster, lambda request: lookups.records(_peek_request(request))),
@@ -259,6 +262,13 @@ def _number(request: Request, name: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
         raise InvalidInputError(f"{name}: give a number, not {text[:40]!r}")
     return int(text)
+
+
+def _last_ms(request: Request) -> int:
+    found = _number(request, "last_ms")
+    if found is None or not 0 < found <= RETENTION_MAX_MS:
+        raise InvalidInputError(f"last_ms: give milliseconds up to {RETENTION_MAX_MS}")
+    return found
 
 
 def _peek_request(request: Request) -> PeekRequest:

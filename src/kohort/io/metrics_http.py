@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: a small HTTP server on its own thread, by prometheus-client."""
+"""Metrics for Prometheus: a small HTTP or HTTPS server on its own thread, by prometheus-client."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import io
 import logging
 import socket
 import socketserver
+import ssl
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -20,7 +21,9 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from kohort.errors import KafkaError
+from kohort.io.log_throttle import FailureThrottle
 from kohort.io.platforms import reserve_port
+from kohort.io.server_certificates import ServerCertificates
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -78,8 +81,8 @@ class _Request(WSGIRequestHandler):
 
 @dataclass(slots=True)
 class _Scrape:
+    has_asked: bool
     since: float
-    has_asked: bool = False
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -93,10 +96,12 @@ class _Server(ThreadingMixIn, WSGIServer):
     block_on_close = False
     allow_reuse_address = False  # `reserve_port` decides
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], tls: ServerCertificates | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._tls = tls
+        self._failures = FailureThrottle(lambda: time.monotonic() * 1000)
         self._lock = threading.Lock()
-        self._scrapes: dict[socket.socket, _Scrape] = {}  # the oldest first
+        self._scrapes: dict[socket.socket, _Scrape] = {}
         super().__init__(address, _Request)
 
     def server_bind(self) -> None:
@@ -111,19 +116,58 @@ class _Server(ThreadingMixIn, WSGIServer):
         assert isinstance(request, socket.socket)
         with self._lock:
             if len(self._scrapes) >= SCRAPES_MAX:
-                waiting = (sock for sock, scrape in self._scrapes.items() if not scrape.has_asked)
-                self._abort(next(waiting, next(iter(self._scrapes))))
-            self._scrapes[request] = _Scrape(time.monotonic())
+                self._abort(min(self._scrapes, key=lambda sock: astuple(self._scrapes[sock])))
+            self._scrapes[request] = _Scrape(False, time.monotonic())
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: RequestSocket, client_address: Address) -> None:
-        """Serve the request."""
+        """Serve the request, after the handshake if the server speaks TLS."""
         assert isinstance(request, socket.socket)
+        served: socket.socket | None = request
         try:
-            super().process_request_thread(request, client_address)
+            if self._tls is not None:
+                served = self._after_handshake(request, client_address, self._tls)
+            if served is not None:
+                super().process_request_thread(served, client_address)
         finally:
             with self._lock:
-                self._scrapes.pop(request, None)
+                self._scrapes.pop(served or request, None)
+
+    def _after_handshake(
+        self, request: socket.socket, client_address: Address, tls: ServerCertificates
+    ) -> ssl.SSLSocket | None:
+        """Return the encrypted connection; None: it ended before."""
+        context = tls.context()
+        request.settimeout(SCRAPE_S)
+        secured = None
+        try:
+            with self._lock:
+                scrape = self._scrapes.pop(request, None)
+                if scrape is not None:
+                    secured = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+                    self._scrapes[secured] = scrape
+            if secured is not None:
+                secured.do_handshake()
+                return secured
+        except ssl.SSLEOFError:
+            pass  # a probe of the port alone, or an abort
+        except ssl.SSLError as error:
+            if self._failures.due(error.reason):
+                log.warning("TLS with %s failed, its scrape is not answered: %s", client_address[0], error.reason)
+        except OSError:
+            pass  # the client has gone, or was too slow
+        with self._lock:
+            self._scrapes.pop(secured or request, None)
+        (secured or request).close()
+        return None
+
+    def shutdown_request(self, request: RequestSocket) -> None:
+        """End a connection; a client of TLS is told that the answer is whole."""
+        if isinstance(request, ssl.SSLSocket):
+            request.setblocking(False)
+            with contextlib.suppress(OSError, ValueError):  # the client's own end is not waited for
+                request.unwrap()
+        super().shutdown_request(request)
 
     def has_asked(self, request: socket.socket) -> None:
         """Record that a whole request has arrived."""
@@ -142,7 +186,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         """End a connection; its thread finds out and closes the socket."""
         del self._scrapes[request]
         with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would send the rest in plain text
 
     def handle_error(self, request: RequestSocket, client_address: Address) -> None:
         """Ignore a client that disconnected; log other errors with their traceback."""
@@ -158,19 +202,19 @@ class MetricsServer:
         KafkaError: the address can't be listened on.
     """
 
-    def __init__(self, host: str, port: int, collector: Collector) -> None:
+    def __init__(self, host: str, port: int, collector: Collector, tls: ServerCertificates | None = None) -> None:
         """Start the server. Each scrape queries `collector` on a thread of its own."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
         try:
-            self._server = _Server((host, port))
+            self._server = _Server((host, port), tls)
         except OSError as error:
             raise KafkaError(f"can't serve metrics on {host}:{port}: {error.strerror or error}") from None
         self._server.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, name="kohort-metrics", daemon=True)
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
-        log.info("metrics on http://%s/metrics", self.address)
+        log.info("metrics on %s://%s/metrics", "http" if tls is None else "https", self.address)
 
     def close(self) -> None:
         """Stop the server and release the port."""

@@ -554,6 +554,11 @@ class LagReader(ClosedOnExit):
         self.report = evaluate(snapshot, self.report, self.window_ms)
         return self.report
 
+    @property
+    def cluster_id(self) -> str | None:
+        """The cluster's id; None before the first read, and for brokers that have none."""
+        return self._client.cluster.metadata.cluster_id
+
     def close(self) -> None:
         """Close the connections; may be called again."""
         close_others = getattr(self.read_others, "close", None)

@@ -11,24 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import ssl
 import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
 from grpc import aio
 
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.io.closing import ClosedOnExit
-from kohort.io.log_throttle import FailureThrottle
+from kohort.io.server_certificates import LoadedCertificates, ServerCertificates
 from kohort.lag.evaluation import LagReport
 from kohort.lag.reading import LagReader
 from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide, duration_ms
-from kohort.settings.config import is_loopback
+from kohort.settings.config import refuse_beyond_loopback
 
 log = logging.getLogger("kohort.lag")
 
@@ -253,75 +251,18 @@ def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
 Call = Callable[[bytes, "aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 
 
-class ScalerTls:
-    """TLS of the server: its key and certificates, and the authorities whose certificates clients must show.
+def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
+    """Return what gRPC serves with; it asks for renewed files at each connection."""
 
-    Each connection looks at the files, so that renewed certificates count without a restart. If a file can't be used,
-    the last good ones serve on.
+    def configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
+        pair = (loaded.identity, loaded.identity)
+        return grpc.ssl_server_certificate_configuration([pair], loaded.authorities)
 
-    Args:
-        identity: A PEM file of the server's private key and certificates.
-        client_ca: A PEM file of authorities; None: clients need no certificate.
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        found = certificates.renewed()
+        return None if found is None else configuration(found)
 
-    Raises:
-        InvalidInputError: A file can't be read or has something else.
-    """
-
-    def __init__(self, identity: Path, client_ca: Path | None = None) -> None:
-        self._identity, self.client_ca = identity, client_ca
-        self._failures = FailureThrottle(lambda: time.monotonic() * 1000)
-        self._used = self._checked_files()
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Return what gRPC serves with."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._changed_configuration, self.client_ca is not None
-        )
-
-    def _checked_files(self) -> tuple[bytes, bytes | None]:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            identity = self._identity.read_bytes()
-            context.load_cert_chain(self._identity, password="")  # "": never asks at the terminal
-        except (OSError, ssl.SSLError) as error:
-            raise InvalidInputError(f"can't load the key and certificate of {self._identity}: {error}") from None
-        if self.client_ca is None:
-            return identity, None
-        try:
-            authorities = self.client_ca.read_bytes()
-            context.load_verify_locations(cafile=self.client_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise InvalidInputError(f"can't load the authorities of {self.client_ca}: {error}") from None
-        return identity, authorities
-
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        identity, authorities = self._used
-        return grpc.ssl_server_certificate_configuration([(identity, identity)], authorities)
-
-    def _changed_configuration(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the files if they have changed, for a new connection; None: the last ones are still right."""
-        try:
-            found = self._checked_files()
-        except InvalidInputError as error:
-            if self._failures.due(str(error)):
-                log.warning("[scaler] %s; new connections get the certificates that were loaded last", error.message)
-            return None
-        if found == self._used:
-            return None
-        self._used = found
-        log.info("[scaler] new certificates are in use from %s", self._identity)
-        return self._configuration()
-
-
-def _refuse_beyond_loopback(host: str, port: int, tls: ScalerTls | None) -> None:
-    if is_loopback(host) or (tls is not None and tls.client_ca is not None):
-        return
-    secret = "" if tls is None else "encrypted, but "
-    raise InvalidInputError(
-        f"{host}:{port} can be reached from other machines, and the scaler is {secret}open to everyone who can "
-        "connect. Ways to go on: --tls FILE with --client-ca FILE (clients show certificates), or --insecure (everyone "
-        "may ask about every group)"
-    )
+    return grpc.dynamic_ssl_server_credentials(configuration(certificates.loaded), renewed, certificates.asks_clients)
 
 
 class ScalerServer(ClosedOnExit):
@@ -343,12 +284,18 @@ class ScalerServer(ClosedOnExit):
     """
 
     def __init__(
-        self, host: str, port: int, scaling: GroupScaling, tls: ScalerTls | None = None, *, is_insecure: bool = False
+        self,
+        host: str,
+        port: int,
+        scaling: GroupScaling,
+        tls: ServerCertificates | None = None,
+        *,
+        is_insecure: bool = False,
     ) -> None:
-        if not is_insecure:
-            _refuse_beyond_loopback(host, port, tls)
+        if not (is_insecure or (tls is not None and tls.asks_clients)):
+            refuse_beyond_loopback(host, port, "scaler", "ask about every group", is_encrypted=tls is not None)
         self._scaling = scaling
-        self._credentials = None if tls is None else tls.credentials()
+        self._credentials = None if tls is None else _credentials(tls)
         self._host = f"[{host}]" if ":" in host else host
         self._port = port
         self._started = threading.Event()

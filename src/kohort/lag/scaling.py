@@ -48,21 +48,21 @@ NAMED_PARTITIONS = 3
 MEASURING = "rates are being measured"
 
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 24 * 3_600_000}
 MAX_LAG_MAX_MS = 7 * 24 * 3_600_000
 """The longest target: a week."""
 
 
-def duration_ms(text: str) -> int:
-    """Return a duration such as `30s`, `5m`, `500ms` or `1h` in milliseconds.
+def duration_ms(text: str, longest_ms: int = MAX_LAG_MAX_MS) -> int:
+    """Return a duration such as `30s`, `5m`, `500ms`, `1h` or `7d` in milliseconds.
 
     Raises:
-        InvalidInputError: The text is no such duration, or is zero or longer than a week.
+        InvalidInputError: The text is no such duration, or is zero or longer than `longest_ms`, unless told a week.
     """
-    found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", text.strip())
+    found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h|d)", text.strip())
     length_ms = int(found[1]) * _UNITS_MS[found[2]] if found else 0
-    if not 0 < length_ms <= MAX_LAG_MAX_MS:
-        raise InvalidInputError("give a number with ms, s, m or h, as in 30s, up to 168h")
+    if not 0 < length_ms <= longest_ms:
+        raise InvalidInputError(f"give a number with ms, s, m, h or d, as in 30s, up to {longest_ms // 3_600_000}h")
     return length_ms
 
 

@@ -79,6 +79,7 @@ function say() {
     } else if (cluster.messages.length) {
       notes.push(note("fair", "Some parts could not be read:", cluster.messages));
     }
+    if (cluster.history_error) notes.push(note("fair", "The history is not written to its file:", [cluster.history_error]));
   }
   const text = (nodes) => nodes.map((node) => node.textContent).join("\n");
   if (text(notes) !== text([...banner.children])) banner.replaceChildren(...notes);

@@ -6,6 +6,8 @@ import { badge, count, duration, element, facts, link, moment, note, ranges, rat
 
 const STATUSES = ["ERR", "STOP", "STALL", "WARN", "UNREAD", "OK"];
 const WORST_LINES = 6;
+const HOUR_MS = 3_600_000, PAST_MS = 60_000;
+const PAST = [["6 hours", 6 * HOUR_MS], ["1 day", 24 * HOUR_MS], ["7 days", 168 * HOUR_MS], ["30 days", 720 * HOUR_MS], ["400 days", 9600 * HOUR_MS]];
 
 // Where a page says that its answer could not be had; null takes it away.
 function failures(place) {
@@ -27,7 +29,7 @@ function sortedBy(rows, columns, sorted) {
 }
 
 // What the user chose on lists stays when a page is left and opened again.
-const chosen = { groups: { text: "", status: "", by: "Status", down: false }, topics: { text: "", internal: false } };
+const chosen = { groups: { text: "", status: "", by: "Status", down: false }, topics: { text: "", internal: false }, past: 24 * HOUR_MS };
 
 const groupColumns = [
   { name: "Group", className: "wide head", sort: (row) => row.group, cell: (row) => link("group", row.group, { "data-row": "", "data-key": row.group }) },
@@ -104,10 +106,45 @@ const memberColumns = [
   { name: "Owns", className: "wide", cell: (row) => visible(Object.entries(row.owns).map(([topic, numbers]) => `${topic} ${ranges(numbers)}`).join("; ")) || "nothing" },
 ];
 
-function group(main, name) {
-  const head = element("div"), body = element("div"), failed = element("div");
-  main.append(head, failed, body);
+// The lag of hours and days, if the dashboard keeps a history in a file. Its rows are minutes, so it is asked for as often.
+function pastOf(name, get) {
+  const place = element("section", { hidden: true }), charts = element("div", { className: "charts", "aria-live": "polite" });
+  const select = element("select", { "aria-label": "how far to look back" },
+    ...PAST.map(([text, ms]) => element("option", { value: String(ms), selected: ms === chosen.past }, text)));
+  let askedAt = 0, asked = 0;
+  async function refresh() {
+    if (Date.now() - askedAt < PAST_MS) return;
+    askedAt = Date.now();
+    const number = ++asked;
+    try {
+      const found = await get(`/api/past?name=${encodeURIComponent(name)}&last_ms=${chosen.past}`);
+      if (number !== asked) return;
+      place.hidden = !found.is_kept;
+      const times = found.times_ms.map((at, index) => at ?? found.times_ms[index - 1]); // a gap
+      charts.replaceChildren(
+        lineChart("Lag", times, [{ name: "lag", values: found.lags }]),
+        lineChart("Time lag", times, [{ name: "time lag", values: found.time_lags_ms }], duration),
+      );
+    } catch (error) {
+      if (number !== asked) return;
+      place.hidden = false;
+      charts.replaceChildren(note("bad", visible(error.message)));
+    }
+  }
+  select.addEventListener("change", () => {
+    chosen.past = Number(select.value);
+    askedAt = 0;
+    refresh();
+  });
+  place.append(element("h2", {}, "History"), element("div", { className: "bar" }, element("label", {}, "Look back", select)), charts);
+  return { place, refresh };
+}
+
+function group(main, name, get) {
+  const head = element("div"), body = element("div"), failed = element("div"), past = pastOf(name, get);
+  main.append(head, failed, body, past.place);
   function show({ group: found }) {
+    past.refresh();
     const members = found.members === null ? "unknown" : count(found.members);
     head.replaceChildren(
       element("h1", {}, visible(found.group), badge(found.status)),

@@ -1,0 +1,104 @@
+"""TLS of a server on files that are renewed while it runs: key and certificates, and the authorities of its clients."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kohort.errors import InvalidInputError
+from kohort.io.log_throttle import FailureThrottle
+
+log = logging.getLogger("kohort.tls")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCertificates:
+    """The files as they were read, and a context that has them.
+
+    Attributes:
+        identity: The server's private key and certificates, as PEM.
+        authorities: Whose certificates clients must show, as PEM; None: clients need no certificate.
+        context: Serves connections with them.
+    """
+
+    identity: bytes
+    authorities: bytes | None
+    context: ssl.SSLContext
+
+
+class ServerCertificates:
+    """TLS of a server: its key and certificates, and the authorities whose certificates clients must show.
+
+    A server asks for each connection, so that renewed certificates count without a restart. If a file can't be used,
+    the last good ones serve on. Threads may share an instance.
+
+    Args:
+        server: What log lines call the server, such as `scaler`.
+        identity: A PEM file of the server's private key and certificates.
+        client_ca: A PEM file of authorities; None: clients need no certificate.
+
+    Attributes:
+        loaded: The files that are in use.
+
+    Raises:
+        InvalidInputError: A file can't be read or has something else.
+    """
+
+    def __init__(self, server: str, identity: Path, client_ca: Path | None = None) -> None:
+        self._server, self._identity, self._client_ca = server, identity, client_ca
+        self._failures = FailureThrottle(lambda: time.monotonic() * 1000)
+        self._lock = threading.Lock()
+        self.loaded = self._load(None)
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients must show a certificate."""
+        return self._client_ca is not None
+
+    def renewed(self) -> LoadedCertificates | None:
+        """Return the files if they have changed since the last call; None: those in use are still right."""
+        with self._lock:
+            try:
+                found = self._load(self.loaded)
+            except InvalidInputError as error:
+                if self._failures.due(str(error)):
+                    text = "[%s] %s; new connections get the certificates that were loaded last"
+                    log.warning(text, self._server, error.message)
+                return None
+            if found is self.loaded:
+                return None
+            self.loaded = found
+        log.info("[%s] new certificates are in use from %s", self._server, self._identity)
+        return found
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        self.renewed()
+        return self.loaded.context
+
+    def _load(self, before: LoadedCertificates | None) -> LoadedCertificates:
+        """Return the files as they are now; what was loaded before if they have not changed."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        authorities = None
+        path, what = self._identity, "the key and certificate"
+        try:
+            identity = path.read_bytes()
+            if self._client_ca is not None:
+                path, what = self._client_ca, "the authorities"
+                authorities = path.read_bytes()
+            if before is not None and (identity, authorities) == (before.identity, before.authorities):
+                return before
+            path, what = self._identity, "the key and certificate"
+            context.load_cert_chain(path, password="")  # "": never asks at the terminal
+            if self._client_ca is not None:
+                path, what = self._client_ca, "the authorities"
+                context.load_verify_locations(cafile=path)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidInputError(f"can't load {what} of {path}: {error}") from None
+        return LoadedCertificates(identity, authorities, context)

@@ -1,0 +1,715 @@
+"""A file with the history of a cluster's lag, which survives a restart: SQLite in WAL mode, bounded by time and bytes.
+
+| table | rows | kept |
+|---|---|---|
+| `last_reads` | each read with the lag of all groups and partitions, compressed | the last `READS_KEPT` |
+| `minutes`, `lag` | of each minute and group the largest lags, the worst status, the last members | the retention |
+| `changes` | what changed in a group, and when | the retention |
+| `group_names` | the name of each group; other tables have its number | an hour longer than its rows |
+| `about` | the id of the cluster | always |
+
+One process writes, and has the lock file beside it. Others may read at the same time. A write happens on a thread of
+its own, so that a slow disk delays no read of the cluster and no page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
+from kohort.ids import TopicPartition, topic_partition
+from kohort.io.closing import ClosedOnExit
+from kohort.io.log_throttle import FailureThrottle
+from kohort.io.platforms import require_posix
+from kohort.lag.evaluation import LagReport, LagStatus
+from kohort.lag.timeline import GroupChange
+from kohort.settings.config import did_you_mean
+
+log = logging.getLogger("kohort.lag")
+
+APPLICATION_ID = 0x6B6F6C68
+"""SQLite's mark of the program that a file belongs to; "kolh"."""
+VERSION = 1
+"""The version of the tables. A file of a later one is refused."""
+READS_KEPT = 120
+"""The last reads that a file and a page have: 20 minutes at an interval of 10 s."""
+PARTITIONS_MAX = 50_000
+"""The most partitions of groups in a read. Beyond them a read has the lag of groups alone."""
+STEP_MS = 60_000
+"""The time of one row of a group: 7 days of 500 groups take 5,000,000 rows."""
+RETENTION_MS = 7 * 24 * 3_600_000
+RETENTION_MAX_MS = 400 * 24 * 3_600_000
+"""The longest retention: more than a year."""
+BYTES_MAX = 512 << 20
+"""The size that is enough for 7 days of 2,000 groups."""
+BYTES_MIN = 16 << 20
+"""The smallest limit: room for the last reads of 25,000 partitions."""
+PENDING_MAX = 30
+"""The most reads that wait for a disk that is full, read-only or slow: 5 minutes at an interval of 10 s."""
+NAME_KEPT_MS = 3_600_000
+"""A group's name is marked as used once in this time."""
+MINUTES_A_DELETION = 600
+"""The most minutes that one transaction deletes, which bounds the write-ahead log."""
+BUSY_S = 5.0
+"""How long a write waits for another program that has locked the file."""
+CLOSE_S = 5.0
+"""How long the end of a process waits for a write."""
+
+_TABLES = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE group_names (key INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, seen_ms INTEGER NOT NULL);
+CREATE TABLE minutes (at_ms INTEGER PRIMARY KEY);
+CREATE TABLE lag (
+    at_ms INTEGER, group_key INTEGER, lag INTEGER, time_lag_ms INTEGER, status INTEGER NOT NULL, members INTEGER,
+    PRIMARY KEY (at_ms, group_key)
+) WITHOUT ROWID;
+CREATE TABLE changes (
+    at_ms INTEGER, group_key INTEGER, kind TEXT, text TEXT, PRIMARY KEY (at_ms, group_key, kind, text)
+) WITHOUT ROWID;
+CREATE TABLE last_reads (number INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, body BLOB NOT NULL);
+"""
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+# -- Values
+
+
+@dataclass(frozen=True, slots=True)
+class TimedChange:
+    """A change of a group, and when it was seen, in milliseconds since 1970."""
+
+    at_ms: int
+    group: str
+    change: GroupChange
+
+
+@dataclass(frozen=True, slots=True)
+class ReadValues:
+    """The lag in one read.
+
+    Attributes:
+        at_ms: When it was taken, in milliseconds since 1970.
+        lags: The lag of each group that could be read.
+        time_lags_ms: The time lag, where it is known.
+        partitions: The lag of each group in each partition, where it is known.
+    """
+
+    at_ms: int
+    lags: Mapping[str, int]
+    time_lags_ms: Mapping[str, int]
+    partitions: Mapping[tuple[str, TopicPartition], int]
+
+    @classmethod
+    def of(cls, report: LagReport) -> ReadValues:
+        """Return the values of a report."""
+        groups = report.groups
+        times = {name: group.max_time_lag_ms for name, group in groups.items()}
+        return cls(
+            report.taken_ms,
+            {name: group.sum_lag for name, group in groups.items() if group.read},
+            {name: lag for name, lag in times.items() if lag is not None},
+            {
+                (name, part.partition): part.lag
+                for name, group in groups.items()
+                for part in group.partitions
+                if part.lag is not None
+            },
+        )
+
+    def encode(self) -> bytes:
+        """Return the bytes of a row of `last_reads`."""
+        partitions: dict[str, dict[str, dict[int, int]]] = {}
+        for (group, tp), lag in self.partitions.items() if len(self.partitions) <= PARTITIONS_MAX else ():
+            partitions.setdefault(group, {}).setdefault(tp.topic, {})[tp.partition] = lag
+        return zlib.compress(msgspec.msgpack.encode((self.lags, self.time_lags_ms, partitions)), 1)
+
+    @classmethod
+    def decode(cls, at_ms: int, body: bytes) -> ReadValues:
+        """Return the values of a row.
+
+        Raises:
+            CorruptDataError: The bytes are no such row.
+        """
+        try:
+            lags, times, partitions = _BODY.decode(zlib.decompress(body))
+        except (zlib.error, msgspec.MsgspecError) as error:
+            raise CorruptDataError(f"a read of the history can't be decoded: {error}") from None
+        by_partition = {
+            (group, topic_partition((topic, number))): lag
+            for group, topics in partitions.items()
+            for topic, numbers in topics.items()
+            for number, lag in numbers.items()
+        }
+        return cls(at_ms, lags, times, by_partition)
+
+
+_BODY = msgspec.msgpack.Decoder(tuple[dict[str, int], dict[str, int], dict[str, dict[str, dict[int, int]]]])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMinute:
+    """A group in one minute.
+
+    Attributes:
+        at_ms: When the minute began, in milliseconds since 1970.
+        lag: The largest lag; None if it was never known.
+        time_lag_ms: The largest time lag.
+        status: The worst status.
+        members: The last number of members; None where they are not known.
+    """
+
+    at_ms: int
+    lag: int | None
+    time_lag_ms: int | None
+    status: LagStatus
+    members: int | None
+
+
+def thinned(minutes: Sequence[GroupMinute], most: int, interval_ms: float = 0) -> list[GroupMinute | None]:
+    """Return at most about `most` points of equal length, each with the largest values in it; None for each gap.
+
+    A picture has fewer points than a week has minutes, and the largest lag is the one to look at.
+
+    Args:
+        minutes: The minutes, the oldest first.
+        most: The most points.
+        interval_ms: The time between two reads. Minutes between them are no gap.
+    """
+    if not minutes:
+        return []
+    span_ms = minutes[-1].at_ms - minutes[0].at_ms
+    length_ms = max(1, ceil(max(span_ms / most, interval_ms) / STEP_MS)) * STEP_MS
+    points: list[GroupMinute | None] = []
+    before = None
+    for place, part in groupby(minutes, key=lambda minute: minute.at_ms // length_ms):
+        found = list(part)
+        if before is not None and place - before > 1:
+            points.append(None)
+        before = place
+        lag = max((minute.lag for minute in found if minute.lag is not None), default=None)
+        time_lag_ms = max((minute.time_lag_ms for minute in found if minute.time_lag_ms is not None), default=None)
+        worst = max(minute.status for minute in found)
+        points.append(GroupMinute(found[0].at_ms, lag, time_lag_ms, worst, found[-1].members))
+    return points
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A read that is to be written."""
+
+    at_ms: int
+    body: bytes
+    groups: tuple[tuple[str, int | None, int | None, int, int | None], ...]
+    changes: tuple[TimedChange, ...]
+
+
+# -- Writing
+
+
+class HistoryWriter(ClosedOnExit):
+    """The one writer of a file, on a thread of its own until it is closed.
+
+    A disk that is full, read-only or away costs nothing but the history. The last `PENDING_MAX` reads wait, and are
+    written once it works again. `error` says so meanwhile. The same holds for a file that is damaged while it is in
+    use: a new one begins after it was moved away.
+
+    Args:
+        path: The file; made if it does not exist. Its folder must be there.
+        retention_ms: What is older is deleted.
+        bytes_max: The most bytes. Beyond them the oldest is deleted, and the log says so.
+
+    Attributes:
+        error: Why the last write failed; empty: it succeeded.
+
+    Raises:
+        InvalidInputError: Another process writes the file, it is of a later version or another program's, or there is
+            no such folder.
+        CorruptDataError: The file is damaged.
+    """
+
+    def __init__(self, path: Path, retention_ms: int = RETENTION_MS, bytes_max: int = BYTES_MAX) -> None:
+        require_posix("a history file")
+        self._path, self._retention_ms, self._bytes_max = path.resolve(), retention_ms, bytes_max
+        self._cluster_id: str | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+        self._keys: dict[str, tuple[int, int]] = {}  # by name: the key, and when the name was marked as used
+        self._pending: deque[_Pending] = deque(maxlen=PENDING_MAX)
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._ended = False
+        self._failures = FailureThrottle(lambda: time.monotonic() * 1000)
+        self._lock_file: IO[str] | None = None
+        self._missed = 0
+        self.error = ""
+        try:
+            self._check_whole()
+        except BaseException:
+            self._release()
+            raise
+        self._thread = threading.Thread(target=self._run, name="kohort-history", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, if the disk takes it within 5 s; may be called again."""
+        self._ended = True
+        self._news.set()
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._release()
+
+    def _release(self) -> None:
+        self._close_connection()
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+    def add_report(
+        self,
+        report: LagReport,
+        cluster_id: str | None,
+        changes: Iterable[TimedChange] = (),
+        values: ReadValues | None = None,
+    ) -> None:
+        """Write a read soon, with the changes that it showed. Does not wait for the disk.
+
+        Args:
+            report: The read.
+            cluster_id: The cluster's id; None if its brokers do not tell it.
+            changes: What changed.
+            values: The report's values, if the caller has them.
+        """
+        known = values or ReadValues.of(report)
+        rows = tuple(
+            (
+                name,
+                known.lags.get(name),
+                known.time_lags_ms.get(name),
+                int(group.status),
+                len(group.description.members) if group.members_known else None,
+            )
+            for name, group in report.groups.items()
+        )
+        pending = _Pending(report.taken_ms, known.encode(), rows, tuple(changes))
+        with self._lock:
+            self._cluster_id = cluster_id
+            self._missed += len(self._pending) == PENDING_MAX
+            self._pending.append(pending)
+        self._news.set()
+
+    def restore(
+        self, cluster_id: str | None, since_ms: int, add: Callable[[ReadValues], None], changes_max: int
+    ) -> list[TimedChange]:
+        """Return the last changes of an earlier process; nothing if they can't be read, or are another cluster's.
+
+        Args:
+            cluster_id: The cluster's id.
+            since_ms: Reads before this time are left out.
+            add: Called for each of the last reads, the oldest first.
+            changes_max: The most changes.
+        """
+        try:
+            with HistoryReader(self._path) as reader:
+                if reader.cluster_id is None or reader.cluster_id == cluster_id:
+                    for values in reader.reads(since_ms):
+                        add(values)
+                    return reader.changes(most=changes_max)
+        except NotFoundError:
+            pass  # the disk did not take the file
+        except KafkaError as error:
+            self._say(error.message)
+        return []
+
+    def reader(self) -> HistoryReader:
+        """Return a reader of the file.
+
+        Raises:
+            KafkaError: It can't be read.
+        """
+        return HistoryReader(self._path)
+
+    def _check_whole(self) -> None:
+        """Open the file for the first time, and look for damage; a disk that can't be used is no fault of the file."""
+        if not self._path.parent.is_dir():
+            raise InvalidInputError(f"the history {self._path}: there is no folder {self._path.parent}")
+        if self._path.is_dir():
+            raise InvalidInputError(f"the history {self._path} is a folder: name a file")
+        try:
+            connection = self._opened()
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise _damaged(self._path, found)
+        except (sqlite3.Error, OSError) as error:
+            self._close_connection()
+            problem = _problem(self._path, error)
+            if isinstance(problem, CorruptDataError):
+                raise problem from None
+            self._say(problem.message)
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._news.wait()
+            self._news.clear()
+            self._write_pending()
+        self._write_pending()  # what came while the last one was written
+        self._close_connection()
+
+    def _write_pending(self) -> None:
+        """Write what waits; what fails waits for the next read."""
+        while True:
+            with self._lock:
+                if not self._pending:
+                    return
+                first = self._pending[0]
+            try:
+                connection = self._opened()
+                self._write(connection, first)
+                self._delete_old(connection, first.at_ms)
+            except (KafkaError, sqlite3.Error, OSError) as error:
+                self._close_connection()
+                self._say((error if isinstance(error, KafkaError) else _problem(self._path, error)).message)
+                return
+            with self._lock:
+                if self._pending[0] is first:
+                    self._pending.popleft()
+                else:  # a later read took its place while it was written
+                    self._missed -= 1
+            if self.error:
+                self.error = ""
+                missed, self._missed = self._missed, 0
+                log.info("[history] %s is written again; %d reads are missing", self._path, missed)
+
+    def _say(self, text: str) -> None:
+        self.error = text
+        if self._failures.due(text):
+            log.warning("[history] not written: %s; reads and pages go on", text)
+
+    def _opened(self) -> sqlite3.Connection:
+        """Return the connection; open the file again if another one has its name now."""
+        if self._connection is not None and _inode(self._path) == self._inode:
+            return self._connection
+        self._close_connection()
+        if self._lock_file is None:
+            self._lock_file = _locked(self._path)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))  # names of groups and hosts
+        connection = self._connection = sqlite3.connect(
+            self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        self._inode = _inode(self._path)
+        is_new = _check_version(connection, self._path)
+        if is_new:
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")  # a power loss costs the last reads alone
+        connection.execute(f"PRAGMA journal_size_limit={4 << 20}")
+        if is_new:
+            connection.executescript(
+                f"BEGIN; {_TABLES} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; COMMIT;"
+            )
+        return connection
+
+    def _close_connection(self) -> None:
+        self._keys.clear()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def _write(self, connection: sqlite3.Connection, pending: _Pending) -> None:
+        minute = pending.at_ms // STEP_MS * STEP_MS
+        with _transaction(connection):
+            self._check_cluster(connection)
+            insert = "INSERT INTO last_reads (at_ms, body) VALUES (?, ?)"
+            number = connection.execute(insert, (pending.at_ms, pending.body)).lastrowid or 0
+            connection.execute("DELETE FROM last_reads WHERE number <= ?", (number - READS_KEPT,))
+            connection.execute("INSERT OR IGNORE INTO minutes VALUES (?)", (minute,))
+            rows = [(minute, self._key(connection, name, minute), *values) for name, *values in pending.groups]
+            connection.executemany(
+                "INSERT INTO lag VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "lag = max(coalesce(lag, excluded.lag), coalesce(excluded.lag, lag)), "
+                "time_lag_ms = max(coalesce(time_lag_ms, excluded.time_lag_ms), coalesce(excluded.time_lag_ms, "
+                "time_lag_ms)), status = max(status, excluded.status), members = excluded.members",
+                rows,
+            )
+            connection.executemany(
+                "INSERT OR IGNORE INTO changes VALUES (?, ?, ?, ?)",
+                [
+                    (found.at_ms, self._key(connection, found.group, minute), found.change.kind, found.change.text)
+                    for found in pending.changes
+                ],
+            )
+
+    def _check_cluster(self, connection: sqlite3.Connection) -> None:
+        if self._cluster_id is None:
+            return
+        connection.execute("INSERT OR IGNORE INTO about VALUES ('cluster_id', ?)", (self._cluster_id,))
+        known = _cluster_id(connection)
+        if known != self._cluster_id:
+            raise InvalidInputError(
+                f"{self._path} has the history of the cluster with the id {known}, and this one has the id "
+                f"{self._cluster_id}: give a file for each cluster"
+            )
+
+    def _key(self, connection: sqlite3.Connection, name: str, at_ms: int) -> int:
+        """Return the number of a group, and mark its name as used."""
+        known = self._keys.get(name)
+        if known is not None and abs(at_ms - known[1]) < NAME_KEPT_MS:
+            return known[0]
+        (key,) = connection.execute(
+            "INSERT INTO group_names (name, seen_ms) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET seen_ms = "
+            "excluded.seen_ms RETURNING key",
+            (name, at_ms),
+        ).fetchone()
+        self._keys[name] = int(key), at_ms
+        return int(key)
+
+    def _delete_old(self, connection: sqlite3.Connection, now_ms: int) -> None:
+        while _delete_minutes(connection, now_ms - self._retention_ms):
+            pass
+        self._delete_rest(connection, now_ms - self._retention_ms)
+        is_full = False
+        while _bytes_used(connection) > self._bytes_max:
+            (count,) = connection.execute("SELECT count(*) FROM minutes").fetchone()
+            if count > 1:
+                oldest = "SELECT at_ms FROM minutes ORDER BY at_ms LIMIT 1 OFFSET ?"
+                part = min(max(1, count // 10), MINUTES_A_DELETION)
+                (since_ms,) = connection.execute(oldest, (part,)).fetchone()
+                _delete_minutes(connection, since_ms)
+                self._delete_rest(connection, since_ms)
+            else:
+                number = "(SELECT (min(number) + max(number)) / 2 FROM last_reads)"
+                deleted = connection.execute(f"DELETE FROM last_reads WHERE number < {number}").rowcount
+                if not deleted:
+                    break
+            is_full = True
+        if is_full:
+            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            text = "[history] %s has reached its limit of %d bytes: the oldest is deleted before its retention ends"
+            if self._failures.due("full"):
+                log.warning(text, self._path, self._bytes_max)
+
+    def _delete_rest(self, connection: sqlite3.Connection, before_ms: int) -> None:
+        with _transaction(connection):
+            connection.execute("DELETE FROM changes WHERE at_ms < ?", (before_ms,))
+            left_ms = before_ms - 2 * NAME_KEPT_MS
+            gone = connection.execute("DELETE FROM group_names WHERE seen_ms < ? RETURNING name", (left_ms,))
+            for (name,) in gone.fetchall():
+                self._keys.pop(name, None)
+
+
+def _delete_minutes(connection: sqlite3.Connection, before_ms: int) -> bool:
+    """Delete some of the minutes before a time; return whether there were any."""
+    with _transaction(connection):
+        oldest = "SELECT at_ms FROM minutes WHERE at_ms < ? ORDER BY at_ms LIMIT 1 OFFSET ?"
+        found = connection.execute(oldest, (before_ms, MINUTES_A_DELETION)).fetchone()
+        end_ms = before_ms if found is None else found[0]
+        connection.execute("DELETE FROM lag WHERE at_ms < ?", (end_ms,))
+        return connection.execute("DELETE FROM minutes WHERE at_ms < ?", (end_ms,)).rowcount > 0
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # SQLite has rolled some errors back already
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _bytes_used(connection: sqlite3.Connection) -> int:
+    size, pages, free = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
+    )
+    return int(size * (pages - free))
+
+
+def _locked(path: Path) -> IO[str]:
+    """Return the lock file of a history, locked until it is closed."""
+    import fcntl
+
+    lock_file = path.with_name(path.name + ".lock").open("a")
+    try:
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock_file.close()
+        raise InvalidInputError(
+            f"another process writes the history {path}: end that one, or give each process a file of its own"
+        ) from None
+    except OSError:
+        lock_file.close()
+        raise
+    return lock_file
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+# -- Reading
+
+
+class HistoryReader(ClosedOnExit):
+    """A reader of a file, which another process may write at the same time.
+
+    Args:
+        path: The file.
+
+    Raises:
+        NotFoundError: There is no such file.
+        InvalidInputError: It is of a later version or another program's.
+        CorruptDataError: It is damaged.
+        KafkaError: It can't be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not path.is_file():
+            raise NotFoundError(f"there is no history {path}; `kohort dashboard --history {path}` makes it")
+        with self._reading():
+            self._connection = _opened_for_reading(path)
+        with self._reading():
+            try:
+                self.is_empty = _check_version(self._connection, path)
+                self.cluster_id = None if self.is_empty else _cluster_id(self._connection)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise _problem(self._path, error) from None
+
+    def _rows(self, sql: str, *values: Any) -> list[Any]:
+        if self.is_empty:
+            return []
+        with self._reading():
+            return self._connection.execute(sql, values).fetchall()
+
+    def reads(self, since_ms: int = 0) -> Iterator[ReadValues]:
+        """Yield the last reads since a time, the oldest first, one at a time: one of 25,000 partitions takes 5 MB."""
+        sql = "SELECT number FROM last_reads WHERE at_ms >= ? ORDER BY number"
+        for (number,) in self._rows(sql, since_ms):
+            for at_ms, body in self._rows("SELECT at_ms, body FROM last_reads WHERE number = ?", number):
+                yield ReadValues.decode(at_ms, body)
+
+    def changes(self, group: str | None = None, since_ms: int = 0, most: int = -1) -> list[TimedChange]:
+        """Return the last changes of a group or of all since a time, the oldest first; -1: without a limit."""
+        named = "" if group is None else "AND name = ?"
+        sql = (
+            "SELECT at_ms, name, kind, text FROM changes JOIN group_names ON key = group_key "
+            f"WHERE at_ms >= ? {named} ORDER BY at_ms DESC LIMIT ?"
+        )
+        rows = self._rows(sql, since_ms, *(() if group is None else (group,)), most)
+        found = [TimedChange(at_ms, name, GroupChange(kind, text, at_ms)) for at_ms, name, kind, text in rows]
+        return found[::-1]
+
+    def minutes(self, group: str, since_ms: int = 0) -> list[GroupMinute]:
+        """Return a group's minutes since a time, the oldest first. Minutes without a read are left out.
+
+        Raises:
+            NotFoundError: The file has no such group.
+        """
+        key = self._rows("SELECT key FROM group_names WHERE name = ?", group)
+        if not key:
+            near = did_you_mean(group, self.groups())
+            raise NotFoundError(f"{self._path} has no group {group!r}{near}")
+        sql = (  # one look-up for each minute: the table has all groups of a minute together
+            "SELECT lag.at_ms, lag, time_lag_ms, status, members FROM minutes CROSS JOIN lag "
+            "ON lag.at_ms = minutes.at_ms AND group_key = ? WHERE minutes.at_ms >= ? ORDER BY minutes.at_ms"
+        )
+        rows = self._rows(sql, key[0][0], since_ms // STEP_MS * STEP_MS)
+        return [
+            GroupMinute(at_ms, lag, time_lag_ms, LagStatus(status), members)
+            for at_ms, lag, time_lag_ms, status, members in rows
+        ]
+
+    def groups(self) -> list[str]:
+        """Return the names of all groups in the file."""
+        return [name for (name,) in self._rows("SELECT name FROM group_names ORDER BY name")]
+
+
+def _opened_for_reading(path: Path) -> sqlite3.Connection:
+    """Return a connection. In WAL mode it needs files beside the file, which a read-only disk can't take."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    connection = sqlite3.connect(address, uri=True, timeout=BUSY_S)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CANTOPEN or path.with_name(path.name + "-wal").exists():
+            raise
+        return sqlite3.connect(f"{address}&immutable=1", uri=True)  # nobody has it open
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return whether a file is new and empty.
+
+    Raises:
+        InvalidInputError: It is of a later version, or another program's.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application == 0 and version == 0 and tables == 0:
+        return True
+    if application != APPLICATION_ID:
+        raise InvalidInputError(f"{path} is a database of another program: give another file")
+    if version > VERSION:
+        raise InvalidInputError(
+            f"{path} was written by a later version of kohort (its format is {version}, this version knows {VERSION}): "
+            "use that version, or give another file"
+        )
+    return False
+
+
+def _cluster_id(connection: sqlite3.Connection) -> str | None:
+    found = connection.execute("SELECT value FROM about WHERE name = 'cluster_id'").fetchone()
+    return None if found is None else str(found[0])
+
+
+def _damaged(path: Path, what: str) -> CorruptDataError:
+    found = " ".join(what.split())
+    return CorruptDataError(
+        f"the history {path} is damaged or none ({found}): move it away, with {path.name}-wal and {path.name}-shm if "
+        "they are there; a new one begins then"
+    )
+
+
+def _problem(path: Path, error: sqlite3.Error | OSError) -> KafkaError:
+    """Return what is wrong with a file, or with its disk."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in _DAMAGE:
+        return _damaged(path, str(error))
+    return KafkaError(f"the history {path}: {error}")
