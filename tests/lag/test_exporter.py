@@ -17,7 +17,7 @@ from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
 from kohort.errors import ErrorCode
 from kohort.lag import LagReader, cluster_watch, exporter
-from kohort.lag.cluster_watch import ClusterWatch
+from kohort.lag.cluster_watch import ClusterWatch, WatchState
 from kohort.lag.exporter import COUNTERS, METRICS, LagExporter
 from kohort.lag.snapshot import REASONS
 
@@ -167,6 +167,22 @@ def test_page_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Non
     assert counts["kafka_consumergroup_group_lag"] == 4
     assert counts["kafka_consumergroup_group_sum_lag"] == 3
     assert [sample.value for sample in samples if sample.name == "kohort_exporter_partitions_left_out"] == [2]
+
+
+def test_failing_listener_of_a_watch_ends_no_reads(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[WatchState] = []
+
+    def fail(state: WatchState) -> None:
+        calls.append(state)
+        raise RuntimeError("a bug")
+
+    with LagReader(broker.bootstrap_servers) as reader:
+        watch = ClusterWatch("local", reader, 0.05, fail)
+        try:
+            until(lambda: len(calls) > 2, "it reads again and again", 30)
+        finally:
+            watch.close()
+    assert "unexpected error after a read" in caplog.text
 
 
 @pytest.mark.parametrize(

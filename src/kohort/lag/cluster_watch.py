@@ -130,7 +130,10 @@ class ClusterWatch:
                 reads=_added(before.reads, ["failed"]),
                 latest_changes=(),
             )
-        self._on_read(self.state)
+        try:
+            self._on_read(self.state)
+        except Exception:  # the thread goes on here too
+            log.exception("[cluster %s] unexpected error after a read", self.name)
 
     def _after_read(self, before: WatchState, report: LagReport, read_ms: float) -> WatchState:
         reasons = [failure.reason for failure in report.failures] + [reason_of(e) for e in report.errors.values()]
