@@ -241,7 +241,7 @@ class AuditLog:
                 lines.append(_line({"event": "lost", "count": lost - self._lost_logged, "time": time.time()}))
             lines.append(_line(entry))
             self._file.write_lines(b"".join(lines))
-        except Exception as error:  # a full disk; or a bug, which must not end the thread
+        except Exception as error:  # noqa: BLE001 - a full disk; or a bug, which must not end the thread
             self._lost_on_disk += 1
             if not self._failing:
                 log.error(
