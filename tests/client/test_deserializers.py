@@ -37,3 +37,14 @@ def test_records_go_through_them_but_not_where_there_is_nothing() -> None:
     records = Records([Slice(partition, block, 0, 0, 3)], value_deserializer=json)
     assert [record.value for record in records] == [None, 17, None]
     assert len(records) == 3 and bool(records) and records.partitions() == [partition]
+
+
+def test_key_that_can_not_be_deserialized_is_named() -> None:
+    partition = TopicPartition("t", 3)
+    block = Block([(partition, 40, 42)])
+    made = block.records(0, 2)
+    made[1].key = b"{"
+    block.records = lambda start, stop: made[start:stop]  # type: ignore[method-assign]
+    with pytest.raises(CorruptDataError) as raised:
+        list(Records([Slice(partition, block, 0, 0, 2)], key_deserializer=json))
+    assert "The key of the record at offset 41 of t-3 can't be deserialized" in raised.value.__notes__[0]

@@ -245,8 +245,10 @@ def test_a_record_whose_deserializer_raises_is_not_committed(servers: str, topic
             for _ in consumer:
                 pass
 
-    with pytest.raises(DeserializerError):
+    with pytest.raises(DeserializerError) as raised:
         read()
+    (note,) = raised.value.__notes__
+    assert f"The value of the record at offset {HANDED_OUT - 1} of {topic}-0" in note
     assert committed(servers, topic) == HANDED_OUT - 1
 
 

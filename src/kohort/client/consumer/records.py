@@ -80,11 +80,20 @@ class Records:
 def apply_deserializers(
     record: Record, key: Callable[[bytes], Any] | None, value: Callable[[bytes], Any] | None
 ) -> None:
-    """Deserialize key and value in place; None stays None."""
-    if key is not None and record.key is not None:
-        record.key = key(record.key)
-    if value is not None and record.value is not None:
-        record.value = value(record.value)
+    """Deserialize key and value in place; None stays None. An error has a note that names the record."""
+    part = "key"
+    try:
+        if key is not None and record.key is not None:
+            record.key = key(record.key)
+        part = "value"
+        if value is not None and record.value is not None:
+            record.value = value(record.value)
+    except Exception as error:
+        error.add_note(
+            f"The {part} of the record at offset {record.offset} of {record.topic}-{record.partition} can't be "
+            "deserialized. To pass the record over, seek to the next offset."
+        )
+        raise
 
 
 def to_batch(slices: Sequence[Slice]) -> pa.RecordBatch | None:
