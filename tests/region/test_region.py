@@ -287,7 +287,8 @@ def test_a_publish_that_fails_holds_up_the_next_sequence_and_is_tried_again(
     sink.fails = 3
     worker = Worker(region, "m1", sink, name)
     until(lambda: all_once(sink, range(400)), "it is published in the end")
-    assert sink.fails == 0 and sorted(sink.sequences) == list(range(1, len(sink.sequences) + 1))
+    shown = list(sink.sequences)  # a first sequence may have been complete before the member had partitions
+    assert sink.fails == 0 and shown == list(range(shown[0], shown[0] + len(shown)))
     worker.close()
 
 
