@@ -234,7 +234,7 @@ def test_log_names_each_mistake_once_for_a_client(tmp_path: Path, capfd: pytest.
                 assert client.closed()
             with RawClient(secured.address("TLS")) as client:
                 client.send(METADATA)
-                assert client.sock.recv(100) == b"\x15\x03\x03\x00\x02\x02\x46", "an alert of TLS: it is fatal"
+                assert client.sock.recv(100) == b"\x15\x03\x03", "an alert's beginning, and no length that Java takes"
                 assert client.closed()
             with RawClient(secured.address("SASL")) as client:
                 client.send(METADATA)

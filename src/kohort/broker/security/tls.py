@@ -29,8 +29,12 @@ log = logging.getLogger("kohort.broker")
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-_PROTOCOL_VERSION_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
-"""A fatal alert, unencrypted (Source: RFC 5246, 6.2.1 and 7.2)."""
+_ALERT_BEGINS = b"\x15\x03\x03"
+"""The first bytes of an alert (Source: RFC 5246, 6.2.1).
+
+Java's client takes four bytes for the length of an answer. A whole alert, as Apache Kafka sends it, makes it allocate
+352 MB and often die (KAFKA-4090); after three it finds the connection closed, and tries again.
+"""
 NONE_ALTERED: Mapping[str, str] = MappingProxyType({})
 _Stamp: TypeAlias = tuple[int, int, int]
 
@@ -282,12 +286,12 @@ class TlsTransport:
         return True
 
     def refuse_plain(self) -> None:
-        """Send the alert by which a client that does not speak TLS learns that this listener does, as Kafka's does.
+        """Send bytes by which kohort's client, which does not speak TLS here, learns that this listener does.
 
         Raises:
             OSError: the connection has failed.
         """
-        self._sock.send(_PROTOCOL_VERSION_ALERT)
+        self._sock.send(_ALERT_BEGINS)
 
     def send_encrypted(self) -> None:
         """Send encrypted bytes.

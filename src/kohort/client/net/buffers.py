@@ -13,6 +13,8 @@ _POOLED_MIN = 64 * 1024
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 """First bytes of an alert and a handshake, which a TLS listener sends to a client without TLS. Source: RFC 8446,
 5.1."""
+_TLS_LENGTH_MIN = 0x15030000
+"""The least length of a frame that begins with the same bytes."""
 _POOL_SIZE = 4  # receiving, queued, decoding, records in use
 _CLAIMED_MAX = 1 << 20
 """Memory allocated for a frame before any of its bytes arrived: its size is only the other side's claim."""
@@ -112,8 +114,7 @@ class FrameReader:
         while self._held - start >= 4:
             length = int.from_bytes(self._scratch[start : start + 4], "big", signed=True)
             if not 0 <= length <= self._limit:
-                if self._scratch[start : start + 2] in _TLS_RECORDS:
-                    raise TlsError("the broker answers in TLS: set security.protocol to SSL or SASL_SSL")
+                self._refuse_tls(start)
                 raise CorruptDataError(f"the broker announced an answer of {length} bytes; the limit is {self._limit}")
             there = self._held - start - 4
             if there < length and 4 + length > SCRATCH_BYTES:
@@ -127,6 +128,12 @@ class FrameReader:
             yield memoryview(bytes(self._scratch[start + 4 : start + 4 + length]))
             start += 4 + length
         rest = self._held - start
+        if rest >= 2 and self._limit < _TLS_LENGTH_MIN:  # kohort's broker sends less than the four bytes of a length
+            self._refuse_tls(start)
         if start and rest:
             self._scratch[:rest] = bytes(self._scratch[start : self._held])
         self._held = rest
+
+    def _refuse_tls(self, start: int) -> None:
+        if self._scratch[start : start + 2] in _TLS_RECORDS:
+            raise TlsError("the broker answers in TLS: set security.protocol to SSL or SASL_SSL")
