@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -155,16 +156,23 @@ def test_a_temporary_folder_is_deleted_and_a_given_one_kept(tmp_path: Path) -> N
     assert gone(1) is False
 
 
-def test_unreadable_answer_of_the_process_fails_a_waiting_call_and_no_later_one(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("line", [b"{", b"[]", b"{}"])
+def test_line_that_is_no_answer_fails_the_calls_that_wait_and_no_later_one(broker: Broker, line: bytes) -> None:
     child = broker._running()
-
-    def unreadable(answer: object) -> None:
-        raise KeyError("id")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(child, "_take_answer", unreadable)
-        with pytest.raises(KafkaError, match="can't be read: KeyError"):
-            broker.faults.clear()
+    waiting: Future[object] = Future()
+    child._asked[-1] = waiting
+    child._take_line(line)
+    with pytest.raises(KafkaError, match="an answer of the broker's process can't be read"):
+        waiting.result(0)
     broker.faults.clear()
+
+
+def test_answer_without_a_result_fails_its_call_alone(broker: Broker) -> None:
+    child = broker._running()
+    asking, other = Future[object](), Future[object]()
+    child._asked.update({-1: asking, -2: other})
+    child._take_line(b'{"id": -1}')
+    with pytest.raises(KafkaError, match="can't be read: KeyError"):
+        asking.result(0)
+    assert not other.done()
+    del child._asked[-2]

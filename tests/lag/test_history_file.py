@@ -434,3 +434,86 @@ def test_file_is_its_owners_alone_and_shrinks(path: Path) -> None:
     assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,), "incremental"
     connection.close()
     assert BYTES_MIN < history_file.BYTES_MAX
+
+
+def test_read_is_written_once_where_old_ones_can_not_be_deleted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HistoryWriter(path) as writer:
+        with monkeypatch.context() as full:
+
+            def fail(*_: object) -> None:
+                raise sqlite3.OperationalError("database or disk is full")
+
+            full.setattr(writer, "_delete_old", fail)
+            for number in range(3):
+                writer.add_report(report(START_MS + number, {"g": (number,)}), "c")
+                until(lambda: not writer._pending and writer.error != "", "it is written, and the disk is full", 30)
+        writer.add_report(report(START_MS + 3, {"g": (3,)}), "c")
+        until(lambda: writer.error == "", "old ones can be deleted again", 30)
+    assert [values.lags["g"] for values in restored(path)[0]] == [0, 1, 2, 3]
+
+
+def test_read_that_can_not_be_written_costs_no_other(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with HistoryWriter(path) as writer:
+        for number, lag in enumerate((1, 1 << 63, 2)):  # SQLite's integers have 64 bits, with a sign
+            writer.add_report(report(START_MS + number, {"g": (lag,)}), "c")
+            until(lambda: not writer._pending, "it is written or given up", 30)
+        assert writer._thread.is_alive()
+        until(lambda: writer.error == "", "it is written again", 30)
+    assert "unexpected error" in caplog.text
+    assert [values.lags["g"] for values in restored(path)[0]] == [1, 2]
+
+
+def test_clock_that_is_ahead_for_one_read_deletes_nothing(path: Path) -> None:
+    with HistoryWriter(path, HOUR_MS) as writer:
+        for at_ms in [START_MS, START_MS + STEP_MS, START_MS + 720 * HOUR_MS, START_MS + 2 * STEP_MS]:
+            writer.add_report(report(at_ms, {"g": (7,)}), "c")
+            written(writer)
+    with HistoryReader(path) as reader:
+        assert len(reader.minutes("g")) == 4
+
+
+def test_last_reads_leave_room_for_minutes(path: Path) -> None:
+    limit = 400_000
+    with HistoryWriter(path, bytes_max=limit) as writer:
+        for minute in range(100):
+            lags = [(minute * 7919 + number * 104_729) % 1_000_003 for number in range(2_000)]
+            writer.add_report(report(START_MS + minute * STEP_MS, {"g": lags}), "c")
+            written(writer)
+    with HistoryReader(path) as reader:
+        assert len(reader.minutes("g")) == 100
+        assert 1 < len(list(reader.reads())) < 100
+
+
+def test_files_beside_it_are_its_owners_alone_too(path: Path) -> None:
+    path.touch(0o666)
+    path.chmod(0o666)
+    with HistoryWriter(path) as writer:
+        writer.add_report(report(START_MS, {"g": (1,)}), "c")
+        written(writer)
+        files = sorted(path.parent.iterdir())
+        assert [file.name for file in files] == ["history.db", "history.db-shm", "history.db-wal", "history.db.lock"]
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+
+
+def test_link_in_the_place_of_the_lock_is_not_followed(path: Path) -> None:
+    target = path.with_name("target")
+    path.with_name("history.db.lock").symlink_to(target)
+    with HistoryWriter(path) as writer:
+        assert "symbolic links" in writer.error
+    assert not target.exists()
+
+
+def test_older_sqlite_is_refused_at_the_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(InvalidInputError, match=r"needs SQLite 3\.35 or later"):
+        HistoryWriter(path)
+
+
+def test_folder_that_can_not_be_read_costs_only_the_history(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with HistoryWriter(path) as writer, monkeypatch.context() as gone:
+        gone.setattr(Path, "is_file", refuse)
+        assert writer.restore("c", 0, lambda values: None, 10) == []
+        assert "Permission denied" in writer.error

@@ -443,6 +443,37 @@ def test_commits_of_others_before_a_sequence_are_durable_with_it(root: Path) -> 
     assert {f"fsync /_delta_log/{version:020}.json" for version in (2, 3, 4)} <= set(trace[:marked])
 
 
+def test_commits_of_others_before_a_new_column_are_durable_with_it(root: Path) -> None:
+    place = begun("delta", root).place
+    place.sink().publish(1, [FIRST])
+    deltalake.write_deltalake(place.path, place_table([(9, "nine")]), mode="append")
+    calls = Calls()
+    place.sink(calls).check(GROWN)
+    trace = [call.replace(str(place.path), "") for call in calls.trace]  # type: ignore[attr-defined]
+    named = next(at for at, call in enumerate(trace) if call.startswith("link ") and call.endswith("columns-1.json"))
+    assert {f"fsync /_delta_log/{version:020}.json" for version in (2, 3)} <= set(trace[:named])
+
+
+def test_first_sequence_syncs_no_commit_before_the_last_checkpoint_of_a_table(root: Path) -> None:
+    """A table of others may have tens of thousands of commits."""
+    place = DeltaPlace("delta", evolve="add")
+    place.at(root / "first")
+    for number in range(6):
+        deltalake.write_deltalake(place.path, place_table([(number, "of others")]), mode="append")
+        if number == 3:
+            deltalake.DeltaTable(place.path).create_checkpoint()
+    calls = Calls()
+    sink = place.sink(calls)
+    sink.check(PLACE_SCHEMA)
+    sink.stage(FIRST, place_table([(9, "nine")]))
+    sink.publish(1, [FIRST])
+    trace = [call.replace(str(place.path), "") for call in calls.trace]  # type: ignore[attr-defined]
+    newest = deltalake.DeltaTable(place.path).version()
+    assert {f"fsync /_delta_log/{version:020}.json" for version in range(4, newest + 1)} <= set(trace)
+    assert not {f"fsync /_delta_log/{version:020}.json" for version in range(4)} & set(trace)
+    assert {"fsync /_delta_log/_last_checkpoint", f"fsync /_delta_log/{3:020}.checkpoint.parquet"} <= set(trace)
+
+
 Patch = pytest.MonkeyPatch
 
 

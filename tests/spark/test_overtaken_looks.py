@@ -107,3 +107,26 @@ def test_available_now_ends_with_a_warning_where_another_member_keeps_its_share(
         query = AvailableNow([place.options(**{"group.protocol": "consumer", "joinTimeoutMs": 2_000})])
         assert query.run() == []
     assert "the query ends without them" in caplog.text
+
+
+def test_available_now_waits_for_no_partition_of_a_topic_that_was_deleted(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    every = filled(place, "ab")
+    strategy = {"group.protocol": "classic", "kafka.partition.assignment.strategy": "cooperative-sticky"}
+    topics = f"{place.topic('a')},{place.topic('b')}"
+    query = AvailableNow([place.options(**strategy, subscribe=topics, failOnDataLoss="false", joinTimeoutMs=5_000)])
+    (reader,) = query.readers
+    driven: Any = reader._driver()
+    look, is_deleted = driven._plan_ranges, [False]
+
+    def look_after_the_deletion(held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
+        if not is_deleted[0]:
+            place.admin.delete_topics([place.topic("b")]).all()
+            is_deleted[0] = True
+        spans: dict[TopicPartition, OffsetRange] | None = look(held, limited=limited)
+        return spans
+
+    driven._plan_ranges = look_after_the_deletion
+    assert [value for value in query.run() if value < 20] == every[:20]
+    assert "the query ends without them" not in caplog.text

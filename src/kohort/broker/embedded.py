@@ -304,27 +304,34 @@ class _Child:
 
     def _read(self) -> None:
         for line in self._out:
-            try:
-                self._take_answer(json.loads(line))
-            except Exception as error:  # a bug must not leave callers waiting: the answer was one of theirs
-                log.exception("an answer of the broker's process can't be read")
-                self._fail_all(KafkaError(f"an answer of the broker's process can't be read: {error!r}"))
+            self._take_line(line)
         self._fail_all(KafkaError("the broker has ended"))
+
+    def _take_line(self, line: bytes) -> None:
+        """Give an answer to the call that waits for it; a bug must not leave a call waiting."""
+        try:
+            answer = json.loads(line)
+            future = self._asked.pop(answer["id"], None)
+        except Exception as error:  # it was for one of the calls that wait
+            log.exception("an answer of the broker's process can't be read")
+            self._fail_all(KafkaError(f"an answer of the broker's process can't be read: {error!r}"))
+            return
+        if future is None:
+            return
+        try:
+            if "error" in answer:
+                future.set_exception(error_for(answer["code"], answer["error"]))
+            else:
+                future.set_result(answer["result"])
+        except Exception as error:
+            log.exception("an answer of the broker's process can't be read")
+            future.set_exception(KafkaError(f"an answer of the broker's process can't be read: {error!r}"))
 
     def _fail_all(self, error: KafkaError) -> None:
         for number in list(self._asked):
             future = self._asked.pop(number, None)
             if future is not None and not future.done():
                 future.set_exception(error)
-
-    def _take_answer(self, answer: Mapping[str, Any]) -> None:
-        future = self._asked.pop(answer["id"], None)
-        if future is None:
-            return
-        if "error" in answer:
-            future.set_exception(error_for(answer["code"], answer["error"]))
-        else:
-            future.set_result(answer["result"])
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path | None, owner: int) -> None:

@@ -279,8 +279,9 @@ class ClusterObserver(ClosedOnExit):
         points: list[GroupMinute | None] = []
         if self._file is not None:
             with suppress(NotFoundError), self._file.reader() as reader:
-                minutes = reader.minutes(name, round(time.time() * 1000) - last_ms)
-                points = thinned(minutes, PAST_POINTS, self._interval_ms)
+                if reader.cluster_id in (None, self._reader.cluster_id):  # otherwise `history_error` says so
+                    minutes = reader.minutes(name, round(time.time() * 1000) - last_ms)
+                    points = thinned(minutes, PAST_POINTS, self._interval_ms)
         return {
             "is_kept": self._file is not None,
             "times_ms": [None if point is None else point.at_ms for point in points],

@@ -65,6 +65,16 @@ NAME_KEPT_MS = 3_600_000
 """A group's name is marked as used once in this time."""
 MINUTES_A_DELETION = 600
 """The most minutes that one transaction deletes, which bounds the write-ahead log."""
+PRIVATE_MODE = 0o600
+"""Only the owner reads the names of groups and hosts."""
+SQLITE_MIN = (3, 35)
+"""The least version of SQLite, which has RETURNING; Python may be linked to an older one of the system."""
+TRUSTED_MS = 600_000
+"""Nothing is deleted by a clock that has shown its time for less than this: one that is set ahead for a read would have
+the whole history deleted.
+"""
+READS_SHARE = 4
+"""The last reads may take this part of the limit, a quarter: minutes tell more of the past."""
 BUSY_S = 5.0
 """How long a write waits for another program that has locked the file."""
 CLOSE_S = 5.0
@@ -244,6 +254,12 @@ class HistoryWriter(ClosedOnExit):
 
     def __init__(self, path: Path, retention_ms: int = RETENTION_MS, bytes_max: int = BYTES_MAX) -> None:
         require_posix("a history file")
+        if sqlite3.sqlite_version_info < SQLITE_MIN:
+            least = ".".join(map(str, SQLITE_MIN))
+            raise InvalidInputError(
+                f"a history file needs SQLite {least} or later, and this Python has {sqlite3.sqlite_version}: use "
+                "another build of Python, or leave --history out"
+            )
         self._path, self._retention_ms, self._bytes_max = path.resolve(), retention_ms, bytes_max
         self._cluster_id: str | None = None
         self._connection: sqlite3.Connection | None = None
@@ -375,23 +391,37 @@ class HistoryWriter(ClosedOnExit):
                 if not self._pending:
                     return
                 first = self._pending[0]
+            is_written = False
             try:
                 connection = self._opened()
                 self._write(connection, first)
+                self._remove_written(first)
+                is_written = True
                 self._delete_old(connection, first.at_ms)
             except (KafkaError, sqlite3.Error, OSError) as error:
                 self._close_connection()
                 self._say((error if isinstance(error, KafkaError) else _problem(self._path, error)).message)
                 return
-            with self._lock:
-                if self._pending[0] is first:
-                    self._pending.popleft()
-                else:  # a later read took its place while it was written
-                    self._missed -= 1
+            except Exception as error:  # a bug must not end the thread; it costs the read that it comes with
+                self._close_connection()
+                if not is_written:
+                    self._remove_written(first)
+                    with self._lock:
+                        self._missed += 1
+                log.exception("[history] unexpected error")
+                self._say(f"unexpected error {type(error).__name__}: {error}")
+                continue
             if self.error:
                 self.error = ""
                 missed, self._missed = self._missed, 0
                 log.info("[history] %s is written again; %d reads are missing", self._path, missed)
+
+    def _remove_written(self, first: _Pending) -> None:
+        with self._lock:
+            if self._pending and self._pending[0] is first:
+                self._pending.popleft()
+            else:  # a later read took its place while it was written
+                self._missed -= 1
 
     def _say(self, text: str) -> None:
         self.error = text
@@ -406,7 +436,9 @@ class HistoryWriter(ClosedOnExit):
         if self._lock_file is None:
             self._lock_file = _locked(self._path)
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))  # names of groups and hosts
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_MODE))
+        if not self._path.stat().st_size:
+            self._path.chmod(PRIVATE_MODE)  # SQLite gives the files beside it the same mode
         connection = self._connection = sqlite3.connect(
             self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -479,13 +511,16 @@ class HistoryWriter(ClosedOnExit):
         return int(key)
 
     def _delete_old(self, connection: sqlite3.Connection, now_ms: int) -> None:
-        while _delete_minutes(connection, now_ms - self._retention_ms):
-            pass
-        self._delete_rest(connection, now_ms - self._retention_ms)
+        if _is_trusted(connection, now_ms):
+            while _delete_minutes(connection, now_ms - self._retention_ms):
+                pass
+            self._delete_rest(connection, now_ms - self._retention_ms)
         is_full = False
         while _bytes_used(connection) > self._bytes_max:
             (count,) = connection.execute("SELECT count(*) FROM minutes").fetchone()
-            if count > 1:
+            sizes = "SELECT count(*), coalesce(sum(length(body)), 0) FROM last_reads"
+            reads, reads_bytes = connection.execute(sizes).fetchone()
+            if count > 1 and (reads < 2 or reads_bytes * READS_SHARE <= self._bytes_max):
                 oldest = "SELECT at_ms FROM minutes ORDER BY at_ms LIMIT 1 OFFSET ?"
                 part = min(max(1, count // 10), MINUTES_A_DELETION)
                 (since_ms,) = connection.execute(oldest, (part,)).fetchone()
@@ -510,6 +545,13 @@ class HistoryWriter(ClosedOnExit):
             gone = connection.execute("DELETE FROM group_names WHERE seen_ms < ? RETURNING name", (left_ms,))
             for (name,) in gone.fetchall():
                 self._keys.pop(name, None)
+
+
+def _is_trusted(connection: sqlite3.Connection, now_ms: int) -> bool:
+    """Return whether the minutes of the day before a time show that the clock has gone on to it."""
+    day = "SELECT min(at_ms) FROM minutes WHERE at_ms BETWEEN ? AND ?"
+    (first_ms,) = connection.execute(day, (now_ms - 86_400_000, now_ms)).fetchone()
+    return first_ms is not None and now_ms - int(first_ms) >= TRUSTED_MS
 
 
 def _delete_minutes(connection: sqlite3.Connection, before_ms: int) -> bool:
@@ -545,7 +587,8 @@ def _locked(path: Path) -> IO[str]:
     """Return the lock file of a history, locked until it is closed."""
     import fcntl
 
-    lock_file = path.with_name(path.name + ".lock").open("a")
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock_file = os.fdopen(os.open(path.with_name(path.name + ".lock"), flags, PRIVATE_MODE), "r+")
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -584,9 +627,9 @@ class HistoryReader(ClosedOnExit):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        if not path.is_file():
-            raise NotFoundError(f"there is no history {path}; `kohort dashboard --history {path}` makes it")
         with self._reading():
+            if not path.is_file():
+                raise NotFoundError(f"there is no history {path}; `kohort dashboard --history {path}` makes it")
             self._connection = _opened_for_reading(path)
         with self._reading():
             try:

@@ -137,17 +137,51 @@ class DeltaLog:
         return True
 
     def settle_columns(self, newest: int) -> None:
-        """Make the last change of the table's columns up to this version survive a power loss."""
+        """Make the last change of the table's columns up to this version survive a power loss.
+
+        The commits of others since the region's last one are synced too: a log with a gap can't be read.
+        """
+        found, durable = False, -1
         for version in range(newest, -1, -1):
-            path = f"{self._folder}/{version:020}.json"
-            try:
-                said = [msgspec.json.decode(line) for line in read_file(self._files, path).splitlines()]
-            except FileNotFoundError:  # it was cleaned away, long after it was written
+            if found and version <= durable:
                 break
-            if any("metaData" in action for action in said):
-                sync_file(self._files, path)
+            actions = self._actions(version)
+            if actions is None or (found and self._is_ours(actions)):
                 break
+            sync_file(self._files, self._name(version))
+            if not found and any("metaData" in action for action in actions):
+                found, durable = True, self._synced_checkpoint(version)
         sync_folder(self._files, self._folder)
+
+    def _name(self, version: int) -> str:
+        return f"{self._folder}/{version:020}.json"
+
+    def _actions(self, version: int) -> list[Any] | None:
+        """Return what a commit says; None: it was cleaned away, long after it was written."""
+        try:
+            return [msgspec.json.decode(line) for line in read_file(self._files, self._name(version)).splitlines()]
+        except FileNotFoundError:
+            return None
+
+    def _is_ours(self, actions: Iterable[Any]) -> bool:
+        return any(action.get("txn", {}).get("appId") == self._app for action in actions)
+
+    def _synced_checkpoint(self, newest: int) -> int:
+        """Return the version of the table's last checkpoint, and sync it: a reader needs no earlier commit.
+
+        -1: there is none up to a version, or it has more files than one.
+        """
+        pointer = f"{self._folder}/_last_checkpoint"
+        try:
+            about = msgspec.json.decode(read_file(self._files, pointer))
+            version = int(about["version"])
+            if version > newest or about.get("parts") or about.get("v2Checkpoint"):
+                return -1
+            sync_file(self._files, f"{self._folder}/{version:020}.checkpoint.parquet")
+            sync_file(self._files, pointer)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, msgspec.DecodeError):
+            return -1  # other writers made it, and all commits are synced in its place
+        return version
 
     def merge(self, table: deltalake.DeltaTable, sequence: int, rows: pa.Table, keys: Sequence[str]) -> bool:
         """Commit the next version of the table, in which these rows replace those of the same keys.
@@ -177,26 +211,27 @@ class DeltaLog:
     def settle(self, newest: int, synced: re.Pattern[str]) -> None:
         """Make the region's last commit up to this version survive a power loss, which the library does not do.
 
-        The commits of others since the sequence before are synced too: a log with a gap can't be read.
+        The commits of others since the sequence before, or since the table's last checkpoint, are synced too: a log
+        with a gap can't be read.
 
         Args:
             newest: the version where the search begins.
             synced: the pattern of files that are durable already.
         """
-        files, found = self._files, False
+        files, found, durable = self._files, False, -1
         for version in range(newest, -1, -1):
-            path = f"{self._folder}/{version:020}.json"
-            try:
-                said = [msgspec.json.decode(line) for line in read_file(files, path).splitlines()]
-            except FileNotFoundError:  # it was cleaned away, long after it was written
+            if found and version <= durable:
                 break
-            ours = any(action.get("txn", {}).get("appId") == self._app for action in said)
+            actions = self._actions(version)
+            if actions is None:
+                break
+            ours = self._is_ours(actions)
             if ours and found:  # it was settled, with all before it, before the next sequence began
                 break
-            sync_file(files, path)
+            sync_file(files, self._name(version))
             if ours:
-                found = True
-                added = [unquote(action["add"]["path"]) for action in said if "add" in action]
+                found, durable = True, self._synced_checkpoint(version)
+                added = [unquote(action["add"]["path"]) for action in actions if "add" in action]
                 self._settle_files([f"{self._path}/{file}" for file in added if not synced.fullmatch(file)])
         sync_folder(files, self._path)
         sync_folder(files, self._folder)

@@ -276,7 +276,13 @@ class SourceQuery:
             again.wait_and_warn()
 
     def _is_settled(self) -> bool:
-        return self._targets is None or self._coordinator.is_settled(self._targets)
+        if self._targets is None:
+            return True
+        present = self._catalog.present({tp.topic for tp in self._targets})  # nobody has what was deleted
+        ids = {tp.topic for tp in self._targets if present.ids.get(tp.topic) == self._aimed.get(tp.topic)}
+        return self._coordinator.is_settled(
+            [tp for tp in self._targets if tp.topic in ids and tp in present.partitions]
+        )
 
     def _plan_ranges(self, held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
         """Return the ranges of a batch of the owned partitions; None if one of them no longer exists."""
