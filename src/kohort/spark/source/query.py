@@ -278,10 +278,10 @@ class SourceQuery:
     def _is_settled(self) -> bool:
         if self._targets is None:
             return True
-        present = self._catalog.present({tp.topic for tp in self._targets})  # nobody has what was deleted
-        ids = {tp.topic for tp in self._targets if present.ids.get(tp.topic) == self._aimed.get(tp.topic)}
+        present = self._catalog.present({tp.topic for tp in self._targets})
+        there = present.partitions.intersection(self._targets)  # nobody has partitions of a topic that was deleted
         return self._coordinator.is_settled(
-            [tp for tp in self._targets if tp.topic in ids and tp in present.partitions]
+            {tp for tp in there if present.ids.get(tp.topic) == self._aimed.get(tp.topic)}
         )
 
     def _plan_ranges(self, held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
