@@ -35,6 +35,7 @@ from frameworks.java_frameworks import (
 )
 from frameworks.javascript_frameworks import JAVASCRIPT_FRAMEWORKS
 from frameworks.kafka_tools import KAFKA_TOOLS
+from frameworks.karapace import Karapace
 from frameworks.mirror import MirrorMaker
 from frameworks.page import main as write_page
 from frameworks.page import record_failure, record_outcomes
@@ -71,6 +72,7 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
     Faust,
     AiokafkaProgram,
     ConfluentProgram,
+    Karapace,
 )
 BROKERS = {"kohort": ("kohort",), "kafka": ("kafka",), "both": ("kohort", "kafka")}
 BROKER_NAMES = {"kohort": KohortProcess.name, "kafka": KafkaProcess.name}

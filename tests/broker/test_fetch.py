@@ -5,11 +5,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from kohort import Broker
+from kohort.broker.shards import java_hash
+from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kohort.errors import ErrorCode
 from kohort.wire.data import DeleteRecordsRequest, FetchRequest
-from kohort.wire.discovery import DeleteTopicsRequest
+from kohort.wire.discovery import DeleteTopicsRequest, MetadataRequest
+from kohort.wire.offsets import OffsetCommitRequest
+from kohort.wire.transactions import InitProducerIdRequest
 from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, fetch, fetch_request, produce, topic_id
+from tests.support.waiting import until
 
 
 def test_a_fetch_waits_for_data(broker: Broker, client: RawClient, topic: str) -> None:
@@ -21,6 +28,36 @@ def test_a_fetch_waits_for_data(broker: Broker, client: RawClient, topic: str) -
         assert time.monotonic() - started < 10
         assert part.high_watermark == 1
         assert b"x" in bytes(part.records)
+
+
+@pytest.mark.parametrize("internal", [OFFSETS_TOPIC, TRANSACTIONS_TOPIC])
+def test_a_fetch_of_an_internal_topic_ends_when_a_coordinator_appends(
+    broker: Broker, client: RawClient, topic: str, internal: str
+) -> None:
+    """Programs that follow the committed offsets, such as kminion, wait there; the fetch outlasts the connection."""
+
+    def write() -> None:
+        if internal == TRANSACTIONS_TOPIC:
+            init = InitProducerIdRequest(transactional_id=topic, transaction_timeout_ms=60_000)
+            until(lambda: client.ask(init, 4).error_code == 0, "the transactional id has a producer id")
+            return
+        part = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=0)
+        topics = [OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[part])]
+        commit = OffsetCommitRequest(group_id=topic, topics=topics)
+        until(lambda: client.ask(commit, 8).topics[0].partitions[0].error_code == 0, "the offset is committed")
+
+    write()
+    asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=internal)])
+    count = len(client.ask(asked, 9).topics[0].partitions)
+    index = java_hash(topic) % count
+    end = end_offset(client, internal, index)
+    with RawClient(broker.bootstrap_servers) as reader:
+        reader.send(fetch_request(internal, index, end, max_wait_ms=600_000), 12)
+        client.ask(asked, 9)  # the broker has taken the fetch when it answers a later request
+        write()
+        part = reader.receive().responses[0].partitions[0]
+    assert part.error_code == 0
+    assert topic.encode() in bytes(part.records)
 
 
 def test_a_fetch_waits_for_min_bytes_and_not_for_ever(broker: Broker, client: RawClient, topic: str) -> None:

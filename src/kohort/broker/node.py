@@ -145,7 +145,8 @@ class Node(GroupHost):
         self._maintain()
 
     def _open_journal(self, index: int) -> LogJournal:
-        return LogJournal(self._journal_log(index), older_values=self.config.older_values)
+        older_values = self.config.older_values
+        return LogJournal(self._journal_log(index), older_values=older_values, on_append=self.waits.appended_soon)
 
     def _journal_log(self, index: int) -> PartitionLog:
         part = self.store.get(OFFSETS_TOPIC, index)

@@ -59,6 +59,11 @@ class Purgatory:
         for wait in ended:
             self._end(wait)
 
+    def appended_soon(self, log: PartitionLog, size: int) -> None:
+        """Count bytes that a coordinator appends, once its current step is over."""
+        if log in self._by_log:
+            self._loop.call_soon(self.appended, log, size)
+
     def changed(self, logs: Iterable[PartitionLog]) -> None:
         """Answer all fetches that wait for these partitions, because something other than an append happened."""
         for log in logs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
@@ -47,14 +47,22 @@ class LogJournal:
     append_bytes_max: Final = None
     ownership_proof_ms: Final = None
 
-    def __init__(self, log: PartitionLog, *, older_values: bool = False) -> None:
+    def __init__(
+        self,
+        log: PartitionLog,
+        *,
+        older_values: bool = False,
+        on_append: Callable[[PartitionLog, int], None] | None = None,
+    ) -> None:
         """Open a journal on a partition's log.
 
         Args:
             log: the partition's log.
             older_values: skip damaged parts; otherwise a damaged journal cannot be replayed.
+            on_append: takes the log and the size in bytes of each append, for clients that read the partition.
         """
         self._log = log
+        self._on_append = on_append
         self._older_values = older_values
         self._reader = GroupRecordReader()
         self._logged_cut = self._logged_damage = False
@@ -94,6 +102,8 @@ class LogJournal:
                 ErrorCode.RECORD_LIST_TOO_LARGE,
             )
         self._log.append(data, now_ms, from_client=False)
+        if self._on_append is not None:
+            self._on_append(self._log, len(data))
 
     def replay(self, offset: int = 0) -> Iterator[Sequence[Record]]:
         """Read every committed record, oldest first; truncate an append that is incomplete.

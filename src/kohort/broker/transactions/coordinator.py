@@ -173,7 +173,8 @@ class Transactions:
 
     def __init__(self, host: TransactionHost) -> None:
         self._host = host
-        self._log = TransactionLog(host.store, older_values=host.config.older_values)
+        older_values = host.config.older_values
+        self._log = TransactionLog(host.store, older_values=older_values, on_append=host.waits.appended_soon)
         self._known: dict[str, Transaction] = {}
         self._id_chars = 0
         self._unmarked: dict[str, set[TopicPartition]] = {}

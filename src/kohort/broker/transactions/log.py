@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -83,14 +83,22 @@ class Transaction:
 class TransactionLog:
     """A reader and writer of the topic's partitions."""
 
-    def __init__(self, store: LogStore, *, older_values: bool = False) -> None:
+    def __init__(
+        self,
+        store: LogStore,
+        *,
+        older_values: bool = False,
+        on_append: Callable[[PartitionLog, int], None] | None = None,
+    ) -> None:
         """Use the topic's partitions in a store.
 
         Args:
             store: the store.
             older_values: whether to skip damage; otherwise a damaged partition is not served.
+            on_append: takes the log and the size in bytes of each append, for clients that read the topic.
         """
         self._store = store
+        self._on_append = on_append
         self._older_values = older_values
         self._refused: set[int] = set()
 
@@ -117,9 +125,10 @@ class TransactionLog:
     def _append(self, transactional_id: str, value: bytes | None, now_ms: int) -> None:
         key = _KEY_VERSION + TransactionLogKey(transactional_id=transactional_id).encode(0)
         batch = build_batch([BatchRecord(0, now_ms, key, value)])
-        self._partition_log(java_hash(transactional_id) % self.partitions).append(
-            bytearray(batch), now_ms, from_client=False
-        )
+        target = self._partition_log(java_hash(transactional_id) % self.partitions)
+        target.append(bytearray(batch), now_ms, from_client=False)
+        if self._on_append is not None:
+            self._on_append(target, len(batch))
 
     def read(self) -> Iterator[tuple[str, Transaction | None]]:
         """Yield every written state, oldest first.
