@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from tests.support.processes import KOHORT, Start, ready
 from tests.support.waiting import until
 
 from kohort import Broker, Consumer
-from kohort.dashboard import observer
+from kohort.dashboard import observer, server
 from kohort.lag.history_file import STEP_MS, HistoryReader, HistoryWriter
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
@@ -116,6 +118,38 @@ def test_page_has_a_longer_time_from_the_file(serve: Serve, broker: Broker, path
     for wrong in (0, "x", 10**18):
         assert dashboard.ask("past", name="g", last_ms=wrong)[0] == 400
     assert serve(broker.bootstrap_servers).get("past", name="g", last_ms=1)["is_kept"] is False
+
+
+def test_file_of_another_cluster_is_not_shown_on_the_page_of_a_group(serve: Serve, broker: Broker, path: Path) -> None:
+    behind(broker.bootstrap_servers, "t", "g")
+    with HistoryWriter(path) as writer:
+        writer.add_report(report(round(time.time() * 1000) - 600_000, {"g": (111,)}), "another cluster")
+        until(lambda: not writer._pending, "it is written")
+    dashboard = serve(broker.bootstrap_servers, path)
+    until(lambda: "another cluster" in dashboard.get("overview")["cluster"]["history_error"], "it is noticed")
+    assert dashboard.get("past", name="g", last_ms=3_600_000)["lags"] == []
+
+
+def test_requests_that_wait_for_a_disk_are_bounded(
+    serve: Serve, broker: Broker, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind(broker.bootstrap_servers, "t", "g")
+    dashboard, is_there = serve(broker.bootstrap_servers, path), threading.Event()
+
+    def hang(self: HistoryWriter) -> HistoryReader:
+        assert is_there.wait(60)
+        return HistoryReader(path)
+
+    until(lambda: "g" in dashboard.groups(), "the group is read")
+    until(path.exists, "the file is there")
+    monkeypatch.setattr(HistoryWriter, "reader", hang)
+    with ThreadPoolExecutor(server.PASTS_MAX + 1) as threads:
+        asking = [threads.submit(dashboard.ask, "past", name="g", last_ms=1) for _ in range(server.PASTS_MAX + 1)]
+        until(lambda: any(call.done() for call in asking), "one is refused")
+        assert group_of(dashboard, "g")["lag"] == 7, "and the page goes on"
+        is_there.set()
+        assert Counter(call.result(60)[0] for call in asking) == {200: server.PASTS_MAX, 429: 1}
+    assert dashboard.ask("past", name="g", last_ms=1)[0] == 200
 
 
 # -- The commands

@@ -41,6 +41,8 @@ REGION_THREADS = 2
 """The most calls at once for regions, which may wait for a control plane."""
 STREAMS_MAX = 64
 """The most pages that get events. Others are refused them, and try again."""
+PASTS_MAX = 4
+"""The most requests for the history that wait for its disk; a page has one at a time."""
 CONNECTIONS_MAX = 256
 """The most connections. A further one replaces the one that has waited longest for a request, or is closed."""
 WAIT_S = 10.0
@@ -154,7 +156,7 @@ class DashboardRoutes:
         self._memory = ThreadPoolExecutor(1, "kohort-dashboard-group")  # waits for no cluster
         self._disk = ThreadPoolExecutor(1, "kohort-dashboard-history")  # a disk that hangs delays nothing else
         self._files = {path: _file(name, kind) for path, (name, kind) in FILES.items()}
-        self._streams = 0
+        self._streams = self._pasts = 0
         self.is_closing = False
 
     def close(self) -> None:
@@ -168,7 +170,6 @@ class DashboardRoutes:
         observer, lookups = self._observer, self._lookups
         answers: dict[str, tuple[ThreadPoolExecutor, Callable[[Request], Any]]] = {
             "/api/group": (self._memory, lambda request: observer.group(_text(request, "name"))),
-            "/api/past": (self._disk, lambda request: observer.past(_text(request, "name"), _last_ms(request))),
             "/api/topics": (self._cluster, lambda request: self._with_readers(lookups.topics())),
             "/api/topic": (self._cluster, lambda request: self._with_readers(lookups.topic(_text(request, "name")))),
             "/api/records": (self._cluster, lambda request: lookups.records(_peek_request(request))),
@@ -177,6 +178,7 @@ class DashboardRoutes:
         }
         routes = [Route(path, self._in_thread(*answer), methods=["GET"]) for path, answer in answers.items()]
         routes += [Route(path, self._file, methods=["GET"]) for path in FILES]
+        routes.append(Route("/api/past", self._past, methods=["GET"]))
         routes.append(Route("/api/overview", self._overview, methods=["GET"]))
         routes.append(Route("/api/events", self._events, methods=["GET"]))
         return DashboardGuard(Starlette(routes=routes))
@@ -187,6 +189,18 @@ class DashboardRoutes:
 
     async def _overview(self, request: Request) -> Response:
         return _json(self._observer.overview())
+
+    async def _past(self, request: Request) -> Response:
+        """Answer from the file, for a few requests at a time: a disk that hangs must not collect them."""
+        if self._pasts >= PASTS_MAX:
+            return _failure(BusyError("the history is being read for other pages; the page asks again"))
+        self._pasts += 1
+        try:
+            return await self._in_thread(
+                self._disk, lambda request: self._observer.past(_text(request, "name"), _last_ms(request))
+            )(request)
+        finally:
+            self._pasts -= 1
 
     def _region(self, request: Request) -> dict[str, Any]:
         found = self._lookups.region(_text(request, "name"))

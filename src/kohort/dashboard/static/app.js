@@ -8,8 +8,8 @@ const main = document.getElementById("content"), banner = document.getElementByI
 const RETRY_MS = 3000;
 let shown = null, asked = 0, cluster = null, isLost = false, events = null, retry = null;
 
-async function get(path) {
-  const answer = await fetch(path, { headers: { accept: "application/json" } });
+async function get(path, signal) {
+  const answer = await fetch(path, { headers: { accept: "application/json" }, signal });
   const body = await answer.json();
   if (!answer.ok) throw Object.assign(new Error(body.error), { reason: body.reason, status: answer.status });
   return body;

@@ -106,6 +106,8 @@ const memberColumns = [
   { name: "Owns", className: "wide", cell: (row) => visible(Object.entries(row.owns).map(([topic, numbers]) => `${topic} ${ranges(numbers)}`).join("; ")) || "nothing" },
 ];
 
+let pastRequest = new AbortController(); // one at a time: a slow disk must not take all connections that a browser has
+
 // The lag of hours and days, if the dashboard keeps a history in a file. Its rows are minutes, so it is asked for as often.
 function pastOf(name, get) {
   const place = element("section", { hidden: true }), charts = element("div", { className: "charts", "aria-live": "polite" });
@@ -116,8 +118,10 @@ function pastOf(name, get) {
     if (Date.now() - askedAt < PAST_MS) return;
     askedAt = Date.now();
     const number = ++asked;
+    pastRequest.abort();
+    pastRequest = new AbortController();
     try {
-      const found = await get(`/api/past?name=${encodeURIComponent(name)}&last_ms=${chosen.past}`);
+      const found = await get(`/api/past?name=${encodeURIComponent(name)}&last_ms=${chosen.past}`, pastRequest.signal);
       if (number !== asked) return;
       place.hidden = !found.is_kept;
       const times = found.times_ms.map((at, index) => at ?? found.times_ms[index - 1]); // a gap
@@ -126,7 +130,7 @@ function pastOf(name, get) {
         lineChart("Time lag", times, [{ name: "time lag", values: found.time_lags_ms }], duration),
       );
     } catch (error) {
-      if (number !== asked) return;
+      if (number !== asked || error.name === "AbortError") return;
       place.hidden = false;
       charts.replaceChildren(note("bad", visible(error.message)));
     }
