@@ -160,7 +160,7 @@ def test_session_that_closes_late_after_the_loop_hung(zookeeper: ZooKeeper, monk
         time.sleep(services.open[1]._session_ms / 1000 * 1.5)  # noqa: ASYNC251 - the loop hangs here
         await until(lambda: session.connections > before, "the new session is seen")
         await services.agreed(1, 2)
-        assert services.owner(f"{IDS}/1") == session.id
+        await until(lambda: services.owner(f"{IDS}/1") == session.id, "it is registered with the new session")
 
     run(ZooKeeperServices(zookeeper.address), story)
 

@@ -148,18 +148,18 @@ class DeltaLog:
             actions = self._actions(version)
             if actions is None or (found and self._is_ours(actions)):
                 break
-            sync_file(self._files, self._name(version))
+            sync_file(self._files, self._commit_path(version))
             if not found and any("metaData" in action for action in actions):
                 found, durable = True, self._synced_checkpoint(version)
         sync_folder(self._files, self._folder)
 
-    def _name(self, version: int) -> str:
+    def _commit_path(self, version: int) -> str:
         return f"{self._folder}/{version:020}.json"
 
     def _actions(self, version: int) -> list[Any] | None:
         """Return what a commit says; None: it was cleaned away, long after it was written."""
         try:
-            return [msgspec.json.decode(line) for line in read_file(self._files, self._name(version)).splitlines()]
+            return [msgspec.json.decode(line) for line in read_file(self._files, self._commit_path(version)).splitlines()]
         except FileNotFoundError:
             return None
 
@@ -228,7 +228,7 @@ class DeltaLog:
             ours = self._is_ours(actions)
             if ours and found:  # it was settled, with all before it, before the next sequence began
                 break
-            sync_file(files, self._name(version))
+            sync_file(files, self._commit_path(version))
             if ours:
                 found, durable = True, self._synced_checkpoint(version)
                 added = [unquote(action["add"]["path"]) for action in actions if "add" in action]
