@@ -159,9 +159,10 @@ class DeltaLog:
     def _actions(self, version: int) -> list[Any] | None:
         """Return what a commit says; None: it was cleaned away, long after it was written."""
         try:
-            return [msgspec.json.decode(line) for line in read_file(self._files, self._commit_path(version)).splitlines()]
+            lines = read_file(self._files, self._commit_path(version)).splitlines()
         except FileNotFoundError:
             return None
+        return [msgspec.json.decode(line) for line in lines]
 
     def _is_ours(self, actions: Iterable[Any]) -> bool:
         return any(action.get("txn", {}).get("appId") == self._app for action in actions)
