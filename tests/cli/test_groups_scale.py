@@ -44,13 +44,16 @@ def test_slow_member_is_to_be_joined_by_others(our_broker: Broker) -> None:
     for thread in threads:
         thread.start()
     try:
-        asked = said(name, "--max-lag", "4s", "--look", "25s", "--json", "--bootstrap-server", servers)
+        for look in ("25s", "60s"):  # on a busy machine the member pauses for longer, and so takes longer to measure
+            asked = said(name, "--max-lag", "4s", "--look", look, "--json", "--bootstrap-server", servers)
+            assert asked.returncode == 0, asked.stderr
+            (row,) = json.loads(asked.stdout)
+            if row["needed"] is not None:
+                break
     finally:
         ended.set()
         for thread in threads:
             thread.join()
-    assert asked.returncode == 0, asked.stderr
-    (row,) = json.loads(asked.stdout)
     assert row["members"] == 1
     assert row["wanted"] > 1, row
     assert row["member_rate"] < row["written_rate"]

@@ -21,9 +21,14 @@ def reserved() -> socket.socket:
     return sock
 
 
-@pytest.mark.parametrize(
-    "bind", [reserved, lambda: _loopback_socket("127.0.0.1", 0), lambda: _Server(("127.0.0.1", 0)).socket]
-)
+BINDS: dict[str, Callable[[], socket.socket]] = {
+    "reserved": reserved,
+    "dashboard": lambda: _loopback_socket("127.0.0.1", 0),
+    "metrics": lambda: _Server(("127.0.0.1", 0), None).socket,
+}
+
+
+@pytest.mark.parametrize("bind", BINDS.values(), ids=BINDS)
 def test_port_is_exclusive_where_reuse_would_let_others_in(
     bind: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
