@@ -33,7 +33,7 @@ _ALERT_BEGINS = b"\x15\x03\x03"
 """The first bytes of an alert (Source: RFC 5246, 6.2.1).
 
 Java's client takes four bytes for the length of an answer. A whole alert, as Apache Kafka sends it, makes it allocate
-352 MB and often die (KAFKA-4090); after three it finds the connection closed, and tries again.
+352 MB and often die; after three it finds the connection closed, and tries again.
 """
 NONE_ALTERED: Mapping[str, str] = MappingProxyType({})
 _Stamp: TypeAlias = tuple[int, int, int]
