@@ -39,7 +39,7 @@ class HistoryOptions:
     history` prints it. A file has one cluster, and one dashboard that writes it."""
 
     history_retention: str = "7d"
-    """What is older is deleted from the file, as in 12h or 30d."""
+    """How long the file keeps lag and changes, such as 12h or 30d; older rows are deleted."""
 
     history_max_bytes: int = 512 << 20
     """The most bytes of the file. Beyond them the oldest is deleted sooner."""
