@@ -119,7 +119,7 @@ def test_a_process_serves_until_it_is_ended(kohort: Kohort, servers: str, name: 
             os.kill(process.pid, signal.SIGTERM)
             assert process.wait(60) == 0
             with Region(name, servers, checkpoint_every="200ms") as other:
-                assert other.describe().term == 2
+                assert other.describe(timeout_s=60).term == 2  # a busy Kafka takes its time to begin a term
                 before = worker.consumer.sequence
                 until(lambda: worker.consumer.sequence > before, "it goes on under another")
                 worker.close()

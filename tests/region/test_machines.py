@@ -91,7 +91,7 @@ def test_a_bad_time_and_a_good_one(first: int) -> None:
             raise
 
 
-@pytest.mark.parametrize("seed", [389, 754, 4_000_905, 4_001_699, 4_002_219, 4_003_509, 5_000_329])
+@pytest.mark.parametrize("seed", [389, 754, 4_000_905, 4_001_699, 4_002_219, 4_003_509, 5_000_329, 6_006_764])
 def test_histories_that_had_a_fault_are_clean(seed: int) -> None:
     """389: a sink was adopted while another was owed a sequence; 754: two resets to the initial state at once."""
     World(seed).play()

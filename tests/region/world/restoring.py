@@ -83,6 +83,7 @@ class Restoring:
             place = self.chance.choice(places)
             world.clock.log(f"-- {place} is brought back from an older copy")
             world.end_all()
+            world.log.abort(world.log.open)  # the end of one that came late would owe what was staged
             self._bring_sink_back(world.disks[place], kept.volumes[place])
         else:
             world.clock.log(f"-- the topic is brought back from sequence {world.stored.sequence} to an older copy")
