@@ -312,9 +312,8 @@ class _Child:
         try:
             answer = json.loads(line)
             future = self._asked.pop(answer["id"], None)
-        except Exception as error:  # it was for one of the calls that wait
-            log.exception("an answer of the broker's process can't be read")
-            self._fail_all(KafkaError(f"an answer of the broker's process can't be read: {error!r}"))
+        except Exception as error:  # noqa: BLE001 - it was for one of the calls that wait
+            self._fail_all(_unreadable(error))
             return
         if future is None:
             return
@@ -323,15 +322,19 @@ class _Child:
                 future.set_exception(error_for(answer["code"], answer["error"]))
             else:
                 future.set_result(answer["result"])
-        except Exception as error:
-            log.exception("an answer of the broker's process can't be read")
-            future.set_exception(KafkaError(f"an answer of the broker's process can't be read: {error!r}"))
+        except Exception as error:  # noqa: BLE001 - its call raises it
+            future.set_exception(_unreadable(error))
 
     def _fail_all(self, error: KafkaError) -> None:
         for number in list(self._asked):
             future = self._asked.pop(number, None)
             if future is not None and not future.done():
                 future.set_exception(error)
+
+
+def _unreadable(error: Exception) -> KafkaError:
+    log.error("an answer of the broker's process can't be read", exc_info=error)
+    return KafkaError(f"an answer of the broker's process can't be read: {error!r}")
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path | None, owner: int) -> None:
