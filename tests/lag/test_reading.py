@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -123,6 +124,24 @@ def test_silent_broker_is_named_and_the_next_read_is_whole(broker: Broker, reade
     fault.remove()
     whole = reader.read()
     assert not whole.failures and whole.groups["g-0"].partitions[0].time_lag_ms is not None
+
+
+@pytest.mark.parametrize("api", ["DescribeGroups", "OffsetFetch", "ListOffsets"])
+def test_cluster_that_goes_away_during_a_read_is_an_error(broker: Broker, reader: LagReader, api: str) -> None:
+    """A page would show its groups without lag, in place of the last whole read."""
+    behind(broker, "t", 1, 1)
+    assert reader.read().groups["g-0"].sum_lag == 1
+    fault = broker.faults.add(Fault(api, "drop", times=None))
+
+    def kill_in_the_middle() -> None:
+        until(lambda: fault.hits > 0, "the read has come to it")
+        broker.kill()
+
+    killer = threading.Thread(target=kill_in_the_middle)
+    killer.start()
+    with pytest.raises(KafkaError):
+        reader.read(timeout_ms=20_000)
+    killer.join()
 
 
 def test_moved_coordinator_and_leader_are_asked_again(broker: Broker, reader: LagReader) -> None:

@@ -112,6 +112,7 @@ class LagReading:
     others: Mapping[str, GroupReading | KafkaError] = field(default_factory=dict)
     _deadline_ms: float = 0.0
     _listing: dict[str, GroupListing] = field(default_factory=dict)
+    _listed: frozenset[int] = frozenset()
     _failures: list[ReadFailure] = field(default_factory=list)
     _silent: dict[int, KafkaError] = field(default_factory=dict)
     _nodes: dict[str, int] = field(default_factory=dict)
@@ -122,7 +123,7 @@ class LagReading:
         """Read the named groups, or all; and the bounds of the partitions in `also`.
 
         Raises:
-            KafkaError: No broker could be asked for the groups.
+            KafkaError: No broker could be asked for the groups, or the last broker went away during the read.
         """
         self._deadline_ms = self.cluster.runtime.now_ms + self.timeout_ms
         if names is None:
@@ -146,6 +147,8 @@ class LagReading:
         self._add_others(groups, errors)
         bounds, taken_ms = await self._bounds(groups.values(), also)
         times = await self._times(groups.values(), bounds)
+        if self._listed and all(isinstance(self._silent.get(node), ConnectionFailed) for node in self._listed):
+            raise next(iter(self._silent.values()))  # the last whole read tells more than a part of this one
         self._failures += [ReadFailure.of(f"broker {node}", error) for node, error in sorted(self._silent.items())]
         return ClusterSnapshot(
             taken_ms,
@@ -191,6 +194,7 @@ class LagReading:
 
     async def _list_groups(self) -> None:
         nodes = await self.cluster.group_nodes(self._left_ms())
+        self._listed = frozenset(nodes)
         tasks = [self.cluster.runtime.spawn(self._listed_at(node)) for node in nodes]
         errors = {node: await task for node, task in zip(nodes, tasks, strict=True)}
         failed = {node: error for node, error in errors.items() if error is not None}
