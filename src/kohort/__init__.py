@@ -206,7 +206,7 @@ if TYPE_CHECKING:
     from kohort.schema_registry.registry import RegisteredSchema as RegisteredSchema
     from kohort.schema_registry.registry import SchemaRegistry as SchemaRegistry
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 _NAMES = {
     "kohort.broker": ("Broker",),

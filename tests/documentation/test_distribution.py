@@ -20,6 +20,8 @@ from typing import NamedTuple
 import pytest
 from tools.hygiene import tracked_files
 
+import kohort
+from kohort.client.net.negotiation import SOFTWARE_VERSION
 from tests.documentation.snippets import ROOT
 from tests.support.waiting import LAST_RESORT
 
@@ -32,6 +34,11 @@ def test_in_a_users_project(kohort_broker):
     assert kohort_broker.pid
 """
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_package_client_and_project_have_one_version() -> None:
+    assert {kohort.__version__, SOFTWARE_VERSION} == {PROJECT["project"]["version"]}
+    assert f"## [{kohort.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 class Built(NamedTuple):

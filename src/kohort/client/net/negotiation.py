@@ -11,7 +11,7 @@ from kohort.errors import ErrorCode, error_for
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
 
 SOFTWARE_NAME = "kohort"
-SOFTWARE_VERSION = "0.1.0"
+SOFTWARE_VERSION = "1.0.0rc1"
 NAMES_NODE = 5
 """The first version of ApiVersions that names the node. Brokers up to Kafka 4.3 refuse it, which costs a round trip:
 it is used only after one of the cluster's brokers has offered it."""
