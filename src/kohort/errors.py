@@ -209,10 +209,11 @@ class KafkaError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        """Return the message, with the code's name where it says more than the class does."""
-        if self.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+        """Return the message, with the code's name where it says more than the class and the message do."""
+        name = f"[{self.code.name}]"
+        if self.code is ErrorCode.UNKNOWN_SERVER_ERROR or self.message.endswith(name):
             return self.message
-        return f"{self.message} [{self.code.name}]"
+        return f"{self.message} {name}"
 
     def __reduce__(
         self,

@@ -155,10 +155,21 @@ def test_delivery_timeout(broker: Broker, topic: str) -> None:
         late = producer.send(topic, "0")
         error = late.exception(timeout_ms=10_000)
         assert isinstance(error, TimedOutError)
-        assert "not known to be delivered within 500 ms, may have been written: it was sent" in str(error)
+        assert "not known to be delivered within 500 ms, may have been written: " in str(error)
+        assert str(error).count("[REQUEST_TIMED_OUT]") == 1
         rule.remove()
         assert producer.send(topic, "1").result(timeout_ms=20_000).offset >= 0
     assert values(broker, topic)[-1] == 1
+
+
+def test_last_attempt_that_ends_after_the_delivery_timeout_names_that_timeout(broker: Broker, topic: str) -> None:
+    """The error names the setting that ended it, and each code once."""
+    broker.faults.add(Fault("Produce", "drop", times=None))
+    settings = {"request_timeout_ms": 500, "delivery_timeout_ms": 500, "linger_ms": 0}
+    with Producer(broker.bootstrap_servers, **settings) as producer:
+        error = producer.send(topic, "0").exception(timeout_ms=10_000)
+    assert "not known to be delivered within 500 ms, may have been written: Produce" in str(error)
+    assert str(error).count("[REQUEST_TIMED_OUT]") == 1
 
 
 def test_memory_is_bounded(broker: Broker, topic: str) -> None:

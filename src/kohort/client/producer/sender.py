@@ -488,7 +488,9 @@ class Sender:
                 )
             return
         if again:
-            error = TimedOutError(_not_delivered(batch, f"after {batch.attempts} attempts", str(error)))
+            is_late = self._overdue(batch, now_ms)
+            when = f"within {self.config.delivery_timeout_ms} ms" if is_late else f"after {batch.attempts} attempts"
+            error = TimedOutError(_not_delivered(batch, when, str(error)))
         self._lose(batch, error)
 
     def _split(self, batch: Batch) -> None:
