@@ -59,7 +59,7 @@ ifneq ($(strip $(PYTHONS)),)
 	@$(SUPERVISED) $(BIN)/python -m tools.pythons $(PYTHONS)
 else
 	@sh tools/preflight.sh java
-	@$(BIN)/python -m tests.support.class_archive
+	@$(BIN)/python -m tests.support.class_training
 	@$(SUPERVISED) $(BIN)/python -m tests.support.again -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 endif
 
@@ -72,7 +72,7 @@ quick: setup ## a minute: lint, types of the files that changed, the tests that 
 ##@ Long runs
 test-long: setup ## long, an hour: the tests with those that `make test` leaves out (tests/long_tests.txt)
 	@sh tools/preflight.sh java
-	@$(BIN)/python -m tests.support.class_archive
+	@$(BIN)/python -m tests.support.class_training
 	@KOHORT_LONG=1 $(SUPERVISED) $(BIN)/python -m tests.support.again -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-cluster: setup ## long: three Kafka brokers, killed in turn (KILLS=6) under our clients and our journal, three ZooKeepers under our doors

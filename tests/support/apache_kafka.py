@@ -16,11 +16,12 @@ from kohort.errors import NotFoundError
 from kohort.io.java import JavaProgram, JavaServer, java_path, log_settings, start_tied
 from kohort.zookeeper import free_ports
 from tests.support import maven
+from tests.support.class_archive import kafka_options
 
 _START_TIMEOUT_MS = 90_000
 SERVER_OPTIONS = ("-Xmx1g", "-Xms256m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m")
 """Of a node whose speed is measured."""
-_BRIEF_OPTIONS = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+BRIEF_OPTIONS = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Of one that a few tests use: compiling it well costs more than it saves."""
 SOON_BACK = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
 """Settings of a node that is killed: its controller refuses it until the session before is over, else nine seconds."""
@@ -57,13 +58,15 @@ class KafkaTools:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.classpath = f"{kafka_jars()}/*"
+        self._jars = kafka_jars()
+        self.classpath = f"{self._jars}/*"
         self._log_settings = folder / "tools-log4j2.properties"
         self._log_settings.write_text(log_settings())
 
     def program(self, main: str, args: Sequence[str], options: Sequence[str] = _TOOL_OPTIONS) -> JavaProgram:
         logging = f"-Dlog4j2.configurationFile={self._log_settings}"
-        return JavaProgram(main, self.classpath, args, [*options, logging])
+        classes = kafka_options(self._jars) if options is _TOOL_OPTIONS else ()
+        return JavaProgram(main, self.classpath, args, [*options, *classes, logging])
 
     def run(
         self,
@@ -104,7 +107,7 @@ class ApacheKafka:
         MavenUnavailable: it can't be run on this machine; the text says why.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, options: Sequence[str] = _BRIEF_OPTIONS) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, options: Sequence[str] = BRIEF_OPTIONS) -> None:
         self._jars = kafka_jars()
         self._options = options
         self.folder = Path(tempfile.mkdtemp(prefix="kohort-apache-kafka-"))
@@ -124,7 +127,8 @@ class ApacheKafka:
 
     def _program(self, main: str, *args: str) -> JavaProgram:
         logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"
-        return JavaProgram(main, f"{self._jars}/*", args, [*self._options, logging])
+        classes = kafka_options(self._jars) if self._options is BRIEF_OPTIONS else ()
+        return JavaProgram(main, f"{self._jars}/*", args, [*self._options, *classes, logging])
 
     def _format(self) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -162,9 +166,9 @@ class ApacheKafka:
         """The folder of its topics' segments."""
         return self.folder / "data"
 
-    def stop(self) -> None:
-        """Ends the node cleanly; its data stays."""
-        self._server.stop()
+    def stop(self, timeout_ms: int = 10_000) -> None:
+        """Ends the node cleanly, or as `kill` after the timeout; its data stays."""
+        self._server.stop(timeout_ms)
 
     def kill(self) -> None:
         """Ends the node as a crash would; its data stays."""
@@ -207,4 +211,5 @@ def _node_settings(folder: Path, port: int, controller: int) -> dict[str, str]:
         "group.initial.rebalance.delay.ms": "0",
         "num.partitions": "4",
         "log.cleaner.dedupe.buffer.size": "20000000",
+        "metadata.max.idle.interval.ms": "0",  # a node that nothing is asked of writes nothing
     }
