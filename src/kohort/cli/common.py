@@ -18,6 +18,7 @@ from kohort.cli.output import print_note
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.io.platforms import SIGNAL_CHECK_S
 from kohort.settings.config import did_you_mean, parse_assignments, parse_listen, read_properties
+from kohort.settings.server_access import METRICS_OPTIONS, READS_METRICS, ServerAccess
 
 if TYPE_CHECKING:
     from kohort.broker.security.development import DevelopmentFiles
@@ -388,14 +389,70 @@ class ServerOptions:
         """
         if self.client_ca is not None and self.tls is None:
             raise UsageError("--client-ca needs --tls: certificates are shown over TLS only")
-        if self.tls is None:
-            return None
-        from kohort.io.server_certificates import ServerCertificates
+        from kohort.io.server_certificates import load_certificates
 
         try:
-            return ServerCertificates(server, self.tls, self.client_ca)
+            return load_certificates(server, self.tls, self.client_ca)
         except InvalidInputError as error:
             raise UsageError(error.message) from error
+
+    def check(self, host: str, port: int, server: str, consequence: str) -> None:
+        """Check that the operator has said who may connect. The arguments are those of `ServerAccess.check`.
+
+        Raises:
+            UsageError: other machines reach the address, and nothing says who may connect.
+        """
+        try:
+            ServerAccess(self.tls, self.client_ca, self.insecure).check(host, port, server, consequence)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
+
+
+# -- The options about metrics of `kohort broker`, `kohort coordinator` and `kohort region serve`
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class MetricsOptions:
+    """The options about where Prometheus reads metrics, and who may."""
+
+    metrics_listen: str | None = None
+    """HOST:PORT where Prometheus reads the metrics of this process. An address that other machines can reach needs
+    --metrics-tls with --metrics-client-ca, or --metrics-insecure."""
+
+    metrics_tls: Path | None = None
+    """A PEM file of a private key and certificates: metrics are encrypted. A renewed file is used without a restart."""
+
+    metrics_client_ca: Path | None = None
+    """A PEM file of authorities: who reads metrics must show a certificate of theirs. Needs --metrics-tls."""
+
+    metrics_insecure: Annotated[bool, Parameter(negative="")] = False
+    """Let everyone read metrics, also at an address that other machines can reach."""
+
+    def check(self, server: str) -> None:
+        """Check that the operator has said who may read metrics. `server` is what the error calls their server.
+
+        Raises:
+            UsageError: other machines reach the address, and nothing says who may connect; or it is invalid.
+        """
+        if self.metrics_listen is None:
+            return
+        try:
+            host, port = parse_listen(self.metrics_listen)
+            access = ServerAccess(self.metrics_tls, self.metrics_client_ca, self.metrics_insecure)
+            access.check(host, port, server, READS_METRICS, METRICS_OPTIONS)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
+
+    def properties(self) -> dict[str, str]:
+        """Return the options that are given as properties."""
+        chosen = {
+            "metrics.listen": self.metrics_listen,
+            "metrics.tls.location": self.metrics_tls,
+            "metrics.client.ca.location": self.metrics_client_ca,
+            "allow.insecure.metrics": "true" if self.metrics_insecure else None,
+        }
+        return {name: str(value) for name, value in chosen.items() if value is not None}
 
 
 @Parameter(name="*")
