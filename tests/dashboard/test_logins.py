@@ -94,7 +94,7 @@ def test_nothing_but_the_login_s_own_files_is_served_without_a_session(closed: D
         (*PATHS, "events", "nothing"), 401
     )
     assert {closed.send(path)[0] for path in FILES} == {200}
-    assert closed.get("session") == {"login": True, "user": None}
+    assert closed.get("session") == {"login": True, "user": None, "changes": False}
     for cookie in ("kohort-session=", "kohort-session=x", "kohort-session=\u00e9", "kohort-session", "a=b; =;"):
         assert status_of(closed, "overview", cookie) == 401
 
@@ -102,7 +102,11 @@ def test_nothing_but_the_login_s_own_files_is_served_without_a_session(closed: D
 def test_session_serves_until_the_user_logs_out(closed: Dashboard) -> None:
     cookie = log_in(closed)
     assert status_of(closed, "overview", cookie) == 200
-    assert json.loads(closed.send("/api/session", cookie=cookie)[2]) == {"login": True, "user": "alice"}
+    assert json.loads(closed.send("/api/session", cookie=cookie)[2]) == {
+        "login": True,
+        "user": "alice",
+        "changes": False,
+    }
     status, headers, _ = closed.post("logout", {}, cookie=cookie)
     assert status == 200 and "Max-Age=0" in headers["set-cookie"]
     assert status_of(closed, "overview", cookie) == 401
@@ -236,7 +240,7 @@ def test_login_of_another_page_is_refused(closed: Dashboard) -> None:
 
 def test_dashboard_without_users_has_no_login(serve: Serve, our_broker: Broker) -> None:
     dashboard = serve(our_broker.bootstrap_servers)
-    assert dashboard.get("session") == {"login": False, "user": None}
+    assert dashboard.get("session") == {"login": False, "user": None, "changes": False}
     assert dashboard.send("/api/login", "POST")[0] == 405
     assert dashboard.send("/api/overview", host="192.0.2.1")[0] == 421
 

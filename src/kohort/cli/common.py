@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,9 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.output import print_note
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.platforms import SIGNAL_CHECK_S
-from kohort.settings.config import did_you_mean, parse_assignments, parse_listen, read_properties
+from kohort.settings.config import parse_assignments, parse_listen, read_properties
 from kohort.settings.server_access import METRICS_OPTIONS, READS_METRICS, ServerAccess
 
 if TYPE_CHECKING:
@@ -248,41 +248,6 @@ def check_names(kind: str, *names: str) -> None:
     """
     if not all(names):
         raise UsageError(f"a {kind}'s name has at least one character")
-
-
-# -- Suggestions for misspelled names of groups and topics
-
-
-def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """Add the nearest group's name to the errors of groups that do not exist."""
-    return groups_with_nearest_of(errors, lambda: [group.group_id for group in admin.list_groups()])
-
-
-def groups_with_nearest_of(
-    errors: Mapping[str, KafkaError], names: Callable[[], Iterable[str]]
-) -> dict[str, KafkaError]:
-    """Add the nearest of some groups' names to the errors of groups that do not exist."""
-    return _with_nearest(errors, ErrorCode.GROUP_ID_NOT_FOUND, names)
-
-
-def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """Add the nearest topic's name to the errors of topics that do not exist."""
-    return _with_nearest(
-        errors, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, lambda: [topic.name for topic in admin.list_topics()]
-    )
-
-
-def _with_nearest(
-    errors: Mapping[str, KafkaError], missing: ErrorCode, names: Callable[[], Iterable[str]]
-) -> dict[str, KafkaError]:
-    """Add the nearest of `names()` to errors with the code `missing`; look the names up only if there are any."""
-    there = list(names()) if any(error.code is missing for error in errors.values()) else []
-    return {
-        name: NotFoundError(f"{error.message}{did_you_mean(name, there)}", error.code)
-        if error.code is missing
-        else error
-        for name, error in errors.items()
-    }
 
 
 def print_errors(errors: Mapping[Any, KafkaError]) -> int:

@@ -88,6 +88,9 @@ class AccessOptions(ServerOptions):
     """A file of users, NAME=PASSWORD in each line, as a broker's --sasl takes: users must log in. A changed file is
     used without a restart."""
 
+    allow_changes: Annotated[bool, Parameter(negative="")] = False
+    """Let users reset and delete groups and offsets from the page, with the rights of --command-config."""
+
     host: tuple[str, ...] = ()
     """A name under which browsers reach the page, besides localhost and addresses; may be given again."""
 
@@ -106,7 +109,7 @@ class AccessOptions(ServerOptions):
         except InvalidInputError as error:
             raise UsageError(f"--users: {error.message}") from error
         names = frozenset(name.lower() for name in (*self.host, listen))
-        return DashboardAccess(logins, tls, self.insecure, names)
+        return DashboardAccess(logins, tls, self.insecure, names, self.allow_changes)
 
 
 _ACCESS = AccessOptions()
@@ -124,10 +127,10 @@ def dashboard(
 ) -> int:
     """Web page of a cluster's groups: lag, members, changes, topics, records, regions. Ends with SIGTERM or Ctrl-C.
 
-    Prints the line `ready http://HOST:PORT/`. The page changes nothing in the cluster. Without --users it has no login,
-    and listens on loopback addresses only. Every user of this machine can reach it there, and sees all groups, topics
-    and records that the command's own login may read. It is served while the cluster is away, and says so. Needs the
-    extra `dashboard`.
+    Prints the line `ready http://HOST:PORT/`. The page changes nothing in the cluster unless --allow-changes is given.
+    Without --users it has no login, and listens on loopback addresses only. Every user of this machine can reach it
+    there, and sees all groups, topics and records that the command's own login may read. It is served while the cluster
+    is away, and says so. Needs the extra `dashboard`.
 
     --timeout limits the calls for topics, records and regions: 5000 unless given.
 

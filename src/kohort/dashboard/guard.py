@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kohort.dashboard.cluster_lookups import BusyError
+from kohort.dashboard.group_changes import ChangedMeanwhileError
 from kohort.dashboard.logins import SESSION_S, DashboardLogins, LoginSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.io.server_certificates import ServerCertificates
@@ -53,12 +54,14 @@ class DashboardAccess:
         tls: What connections speak; None: plain HTTP.
         is_insecure: Passwords may cross the network unencrypted.
         hosts: The names that browsers may use besides those of loopback.
+        allows_changes: Groups can be changed from the page.
     """
 
     logins: DashboardLogins | None = None
     tls: ServerCertificates | None = None
     is_insecure: bool = False
     hosts: frozenset[str] = frozenset()
+    allows_changes: bool = False
 
     def check(self, host: str, port: int) -> None:
         """Check that users of other machines log in, if such machines reach the address.
@@ -232,6 +235,9 @@ def error_answer(status: int, text: str, reason: str) -> Response:
 
 def failure_answer(error: KafkaError) -> Response:
     """Return the answer that says why there is none."""
-    kinds = ((InvalidInputError, 400), (NotAuthorizedError, 403), (NotFoundError, 404), (BusyError, 429))
+    kinds = (
+        (InvalidInputError, 400), (NotAuthorizedError, 403), (NotFoundError, 404), (ChangedMeanwhileError, 409),
+        (BusyError, 429),
+    )  # fmt: skip
     status = next((status for kind, status in kinds if isinstance(error, kind)), 503)
     return error_answer(status, str(error), reason_of(error))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import uvicorn
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kohort.dashboard.cluster_lookups import BusyError, ClusterLookups
+from kohort.dashboard.group_changes import ConfirmBody, GroupChanges, PreviewBody
 from kohort.dashboard.guard import (
     OPEN,
     SECRET,
@@ -43,6 +44,7 @@ from kohort.io.closing import ClosedOnExit
 from kohort.io.platforms import reserve_port
 from kohort.lag.history_file import RETENTION_MAX_MS
 
+T = TypeVar("T")
 log = logging.getLogger("kohort.dashboard")
 
 LOOKUP_THREADS = 6
@@ -53,6 +55,8 @@ STREAMS_MAX = 64
 """The most pages that get events. Others are refused them, and try again."""
 PASTS_MAX = 4
 """The most requests for the history that wait for its disk; a page has one at a time."""
+CHANGES_MAX = 4
+"""The most previews and changes that wait for the cluster."""
 CONNECTIONS_MAX = 256
 """The most connections. A further one replaces the one that has waited longest for a request, or is closed."""
 WAIT_S = 10.0
@@ -76,6 +80,7 @@ FILES: Mapping[str, tuple[str, str]] = {
     "/elements.js": ("elements.js", "text/javascript; charset=utf-8"),
     "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
     "/pages.js": ("pages.js", "text/javascript; charset=utf-8"),
+    "/changes.js": ("changes.js", "text/javascript; charset=utf-8"),
     "/login.js": ("login.js", "text/javascript; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
@@ -105,13 +110,15 @@ class DashboardRoutes:
         self._memory = ThreadPoolExecutor(1, "kohort-dashboard-group")  # waits for no cluster
         self._disk = ThreadPoolExecutor(1, "kohort-dashboard-history")  # a disk that hangs delays nothing else
         self._files = {path: _file(name, kind) for path, (name, kind) in FILES.items()}
-        self._streams = self._pasts = 0
+        self._group_changes = GroupChanges(lookups.admin)
+        self._changing = ThreadPoolExecutor(1, "kohort-dashboard-change")  # one after the other
+        self._streams = self._pasts = self._waiting_changes = 0
         self.is_closing = False
 
     def close(self) -> None:
         """End the streams, and start no more calls."""
         self.is_closing = True
-        for threads in (self._cluster, self._regions, self._memory, self._disk):
+        for threads in (self._cluster, self._regions, self._memory, self._disk, self._changing):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def app(self) -> ASGIApp:
@@ -137,11 +144,39 @@ class DashboardRoutes:
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/logout", self._logout, methods=["POST"]),
             ]
+        if self._access.allows_changes:
+            changes += [
+                Route("/api/preview", self._preview, methods=["POST"]),
+                Route("/api/change", self._change, methods=["POST"]),
+            ]
         paths = frozenset(route.path for route in changes)
         return DashboardGuard(Starlette(routes=[*routes, *changes]), self._access, paths)
 
     async def _session(self, request: Request) -> Response:
-        return json_answer({"login": self._access.logins is not None, "user": user_of(request)})
+        has_login, changes = self._access.logins is not None, self._access.allows_changes
+        return json_answer({"login": has_login, "user": user_of(request), "changes": changes})
+
+    async def _preview(self, request: Request) -> Response:
+        return await self._in_turn(request, PreviewBody, self._group_changes.preview)
+
+    async def _change(self, request: Request) -> Response:
+        user = user_of(request)
+        return await self._in_turn(
+            request, ConfirmBody, lambda asked, owner: self._group_changes.confirm(asked.token, owner, user)
+        )
+
+    async def _in_turn(self, request: Request, kind: type[T], make: Callable[[T, str], Any]) -> Response:
+        """Answer a preview or a change after those before it, for a few requests at a time."""
+        if self._waiting_changes >= CHANGES_MAX:
+            return failure_answer(BusyError("other changes are under way: try again"))
+        self._waiting_changes += 1
+        try:
+            asked = await body_of(request, kind)
+            return await self._in_thread(self._changing, lambda found: make(asked, found.scope[SECRET]))(request)
+        except KafkaError as error:
+            return failure_answer(error)
+        finally:
+            self._waiting_changes -= 1
 
     async def _login(self, request: Request) -> Response:
         assert self._access.logins is not None

@@ -77,7 +77,7 @@ function open() {
   }
   document.title = `${about ? `${visible(about)} · ` : ""}${list} · kohort`;
   main.replaceChildren();
-  shown = { ...pages[page].make(main, about, get), list, page };
+  shown = { ...pages[page].make(main, about, get, send), list, page };
   window.scrollTo(0, 0);
   refresh();
 }
