@@ -16,6 +16,8 @@ FREE = {
     "cluster.id": "any id that a cluster may have",
     "advertised.host.name": "any name: clients resolve it, the broker does not",
     "metrics.listen": "read as an address when the broker starts",
+    "metrics.tls.location": "a file, loaded when the broker starts",
+    "metrics.client.ca.location": "a file, loaded when the broker starts",
 }
 """Text settings without a list of values, each with the reason."""
 

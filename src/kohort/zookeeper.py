@@ -13,6 +13,7 @@ from pathlib import Path
 from kohort.errors import NotFoundError
 from kohort.io.closing import ClosedOnExit
 from kohort.io.java import JavaProgram, JavaServer, log_settings
+from kohort.settings.server_access import AccessWays, ServerAccess
 
 _START_TIMEOUT_MS = 30_000
 NOTHING: Mapping[str, str] = {}
@@ -56,8 +57,10 @@ class ZooKeeper(ClosedOnExit):
         data_dir: the folder of its data; None is a temporary folder, deleted at the end.
         settings: lines of zoo.cfg beside the usual ones, such as a secureClientPort.
         options: options of the Java virtual machine, such as the users of SASL.
+        insecure: let everyone connect, also at an address that other machines can reach.
 
     Raises:
+        InvalidInputError: other machines reach the address, and `insecure` is not set.
         NotFoundError: no Java, or no PySpark with usable jars.
         KafkaError: the server did not start.
     """
@@ -69,7 +72,11 @@ class ZooKeeper(ClosedOnExit):
         data_dir: Path | None = None,
         settings: Mapping[str, str] = NOTHING,
         options: Sequence[str] = (),
+        *,
+        insecure: bool = False,
     ) -> None:
+        access = ServerAccess(is_insecure=insecure)
+        access.check(host, port, "ZooKeeper", "read and change all that it has", AccessWays("--insecure", None, None))
         classpath = self._classpath()
         self.address = f"{host}:{port or free_port()}"
         self._temporary = Path(tempfile.mkdtemp(prefix="kohort-zookeeper-")) if data_dir is None else None

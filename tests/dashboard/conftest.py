@@ -23,9 +23,12 @@ from kohort.lag.reading import REBALANCES_ASKED
 class Dashboard:
     """A dashboard that reads its cluster every 100 ms, and a browser's part of talking to it."""
 
-    def __init__(self, stack: ExitStack, servers: str, history: Path | None = None, **settings: Any) -> None:
+    def __init__(
+        self, stack: ExitStack, servers: str, history: Path | None = None, access: Any = None, **settings: Any
+    ) -> None:
         pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
         from kohort.dashboard.cluster_lookups import ClusterLookups
+        from kohort.dashboard.guard import OPEN
         from kohort.dashboard.observer import ClusterObserver
         from kohort.dashboard.server import DashboardServer
 
@@ -36,19 +39,30 @@ class Dashboard:
         observer = stack.enter_context(ClusterObserver(servers, reader, 100, file))
         dotted = {key.replace("_", "."): value for key, value in settings.items()}
         self.server = stack.enter_context(
-            DashboardServer("127.0.0.1", 0, observer, ClusterLookups(servers, dotted, dotted))
+            DashboardServer("127.0.0.1", 0, observer, ClusterLookups(servers, dotted, dotted), access or OPEN)
         )
 
-    def send(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    def send(
+        self, path: str, method: str = "GET", body: bytes | None = None, /, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of an answer."""
         host, port = self.server.address.rsplit(":", 1)
         connection = http.client.HTTPConnection(host, int(port), timeout=60)
         try:
-            connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
+            connection.request(
+                method, path, body, headers={name.replace("_", "-"): text for name, text in headers.items()}
+            )
             answer = connection.getresponse()
             return answer.status, {name.lower(): text for name, text in answer.getheaders()}, answer.read()
         finally:
             connection.close()
+
+    def post(self, answer: str, body: object, /, **headers: str) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and answer of a request with a body, as this dashboard's own page makes it."""
+        own = {"Origin": f"http://{self.server.address}", "Content-Type": "application/json", **headers}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        status, found, text = self.send(f"/api/{answer}", "POST", data, **own)
+        return status, found, json.loads(text)
 
     def get(self, answer: str, /, **query: object) -> Any:
         """The answer to a request that succeeds."""
@@ -70,7 +84,9 @@ class Dashboard:
 def serve() -> Iterator[Callable[..., Dashboard]]:
     """Makes dashboards, which end with the test."""
     with ExitStack() as stack:
-        yield lambda servers, history=None, **settings: Dashboard(stack, servers, history, **settings)
+        yield lambda servers, history=None, access=None, **settings: Dashboard(
+            stack, servers, history, access, **settings
+        )
 
 
 @pytest.fixture

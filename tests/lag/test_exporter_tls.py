@@ -58,9 +58,9 @@ def trusting(folder: Path, client: str | None = "client", authority: str = "ca.p
     return context
 
 
-def is_served(address: str, context: ssl.SSLContext | None) -> bool:
+def is_served(address: str, context: ssl.SSLContext | None, path: str = "/metrics") -> bool:
     """Whether a scrape is answered."""
-    url = f"{'http' if context is None else 'https'}://{address}/metrics"
+    url = f"{'http' if context is None else 'https'}://{address}{path}"
     try:
         with urllib.request.urlopen(url, timeout=20, context=context) as answer:
             assert answer.status == 200 and answer.read()

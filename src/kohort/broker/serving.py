@@ -79,8 +79,10 @@ class Serving:
 
     def _serve_metrics(self, host: str, port: int) -> None:
         from kohort.io.metrics_http import MetricsServer  # an HTTP server that few need
+        from kohort.io.server_certificates import load_certificates
 
-        self._metrics = MetricsServer(host, port, self._exporter())
+        tls = load_certificates("metrics", self._config.metrics_tls, self._config.metrics_client_ca)
+        self._metrics = MetricsServer(host, port, self._exporter(), tls)
 
     def _exporter(self) -> Collector:
         from kohort.broker.metrics import Exporter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
-from kohort.cli.common import SecurityOptions, ZooKeeperOptions, assignments, properties_of
+from kohort.cli.common import MetricsOptions, SecurityOptions, ZooKeeperOptions, assignments, properties_of
 from kohort.cli.output import print_note
 from kohort.io.platforms import require_posix
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the broker is imported by the command that needs it
 _ADVERTISED = "advertised.listeners"
 
 
+_METRICS = MetricsOptions()
 _OPEN = SecurityOptions()
 _WITHOUT_ZOOKEEPER = ZooKeeperOptions()
 
@@ -31,7 +32,7 @@ def broker(
     config: Path | None = None,
     security: SecurityOptions = _OPEN,
     zookeeper: ZooKeeperOptions = _WITHOUT_ZOOKEEPER,
-    metrics_listen: str | None = None,
+    metrics: MetricsOptions = _METRICS,
     set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> int:
     """Serve as a Kafka broker with real consumer groups. Ends cleanly with SIGTERM or Ctrl-C.
@@ -45,7 +46,6 @@ def broker(
         listen: HOST:PORT, or NAME://HOST:PORT[,…]; port 0 picks a free one. Else the configuration's listeners, else
             127.0.0.1:9092.
         config: a file of broker, topic and group properties, under Kafka's names.
-        metrics_listen: HOST:PORT where Prometheus reads the broker's metrics; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
     require_posix("kohort broker")
@@ -62,8 +62,7 @@ def broker(
     if listen is not None:
         of_file.pop("listeners", None)
     properties = {**of_file, **chosen}
-    if metrics_listen is not None:
-        properties["metrics.listen"] = metrics_listen
+    properties |= metrics.properties()
     try:
         place, properties = place_in(properties)
         listen = listen or place.listen or LISTEN_DEFAULT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,10 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.output import print_note
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.platforms import SIGNAL_CHECK_S
-from kohort.settings.config import did_you_mean, parse_assignments, parse_listen, read_properties
+from kohort.settings.config import parse_assignments, parse_listen, read_properties
+from kohort.settings.server_access import METRICS_OPTIONS, READS_METRICS, ServerAccess
 
 if TYPE_CHECKING:
     from kohort.broker.security.development import DevelopmentFiles
@@ -249,41 +250,6 @@ def check_names(kind: str, *names: str) -> None:
         raise UsageError(f"a {kind}'s name has at least one character")
 
 
-# -- Suggestions for misspelled names of groups and topics
-
-
-def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """Add the nearest group's name to the errors of groups that do not exist."""
-    return groups_with_nearest_of(errors, lambda: [group.group_id for group in admin.list_groups()])
-
-
-def groups_with_nearest_of(
-    errors: Mapping[str, KafkaError], names: Callable[[], Iterable[str]]
-) -> dict[str, KafkaError]:
-    """Add the nearest of some groups' names to the errors of groups that do not exist."""
-    return _with_nearest(errors, ErrorCode.GROUP_ID_NOT_FOUND, names)
-
-
-def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """Add the nearest topic's name to the errors of topics that do not exist."""
-    return _with_nearest(
-        errors, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, lambda: [topic.name for topic in admin.list_topics()]
-    )
-
-
-def _with_nearest(
-    errors: Mapping[str, KafkaError], missing: ErrorCode, names: Callable[[], Iterable[str]]
-) -> dict[str, KafkaError]:
-    """Add the nearest of `names()` to errors with the code `missing`; look the names up only if there are any."""
-    there = list(names()) if any(error.code is missing for error in errors.values()) else []
-    return {
-        name: NotFoundError(f"{error.message}{did_you_mean(name, there)}", error.code)
-        if error.code is missing
-        else error
-        for name, error in errors.items()
-    }
-
-
 def print_errors(errors: Mapping[Any, KafkaError]) -> int:
     """Print each error as a line on standard error, and return the exit code."""
     for error in errors.values():
@@ -388,14 +354,70 @@ class ServerOptions:
         """
         if self.client_ca is not None and self.tls is None:
             raise UsageError("--client-ca needs --tls: certificates are shown over TLS only")
-        if self.tls is None:
-            return None
-        from kohort.io.server_certificates import ServerCertificates
+        from kohort.io.server_certificates import load_certificates
 
         try:
-            return ServerCertificates(server, self.tls, self.client_ca)
+            return load_certificates(server, self.tls, self.client_ca)
         except InvalidInputError as error:
             raise UsageError(error.message) from error
+
+    def check(self, host: str, port: int, server: str, consequence: str) -> None:
+        """Check that the operator has said who may connect. The arguments are those of `ServerAccess.check`.
+
+        Raises:
+            UsageError: other machines reach the address, and nothing says who may connect.
+        """
+        try:
+            ServerAccess(self.tls, self.client_ca, self.insecure).check(host, port, server, consequence)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
+
+
+# -- The options about metrics of `kohort broker`, `kohort coordinator` and `kohort region serve`
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class MetricsOptions:
+    """The options about where Prometheus reads metrics, and who may."""
+
+    metrics_listen: str | None = None
+    """HOST:PORT where Prometheus reads the metrics of this process. An address that other machines can reach needs
+    --metrics-tls with --metrics-client-ca, or --metrics-insecure."""
+
+    metrics_tls: Path | None = None
+    """A PEM file of a private key and certificates: metrics are encrypted. A renewed file is used without a restart."""
+
+    metrics_client_ca: Path | None = None
+    """A PEM file of authorities: who reads metrics must show a certificate of theirs. Needs --metrics-tls."""
+
+    metrics_insecure: Annotated[bool, Parameter(negative="")] = False
+    """Let everyone read metrics, also at an address that other machines can reach."""
+
+    def check(self, server: str) -> None:
+        """Check that the operator has said who may read metrics. `server` is what the error calls their server.
+
+        Raises:
+            UsageError: other machines reach the address, and nothing says who may connect; or it is invalid.
+        """
+        if self.metrics_listen is None:
+            return
+        try:
+            host, port = parse_listen(self.metrics_listen)
+            access = ServerAccess(self.metrics_tls, self.metrics_client_ca, self.metrics_insecure)
+            access.check(host, port, server, READS_METRICS, METRICS_OPTIONS)
+        except InvalidInputError as error:
+            raise UsageError(error.message) from error
+
+    def properties(self) -> dict[str, str]:
+        """Return the options that are given as properties."""
+        chosen = {
+            "metrics.listen": self.metrics_listen,
+            "metrics.tls.location": self.metrics_tls,
+            "metrics.client.ca.location": self.metrics_client_ca,
+            "allow.insecure.metrics": "true" if self.metrics_insecure else None,
+        }
+        return {name: str(value) for name, value in chosen.items() if value is not None}
 
 
 @Parameter(name="*")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError, family
-from kohort.cli.common import REACH_MS, Common, SecurityOptions, ZooKeeperOptions, assignments
+from kohort.cli.common import REACH_MS, Common, MetricsOptions, SecurityOptions, ZooKeeperOptions, assignments
 from kohort.cli.output import show, show_json
 from kohort.io.platforms import require_posix
 
@@ -39,6 +39,7 @@ class CoordinatorSecurity(SecurityOptions):
     """Start in front of a secured Kafka too, where every client then has the coordinator's own rights."""
 
 
+_METRICS = MetricsOptions()
 _OPEN = CoordinatorSecurity()
 
 
@@ -61,7 +62,7 @@ def coordinator(
     listen: str = LISTEN_DEFAULT,
     id_: Annotated[int | None, Parameter(name="--id")] = None,
     zookeeper: CoordinatorZooKeeper = _WITHOUT_ZOOKEEPER,
-    metrics_listen: str | None = None,
+    metrics: MetricsOptions = _METRICS,
     security: CoordinatorSecurity = _OPEN,
     set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> int:
@@ -75,7 +76,6 @@ def coordinator(
         kafka: HOST:PORT of the cluster's brokers, several with commas between.
         listen: HOST:PORT; port 0 picks a free one.
         id_: the node id that clients see, different from those of Kafka's brokers; else derived from the address.
-        metrics_listen: HOST:PORT where Prometheus reads its metrics; the property metrics.listen.
         set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
     """
     require_posix("kohort coordinator")
@@ -89,8 +89,7 @@ def coordinator(
         raise UsageError("--secure is for brokers: give a coordinator --tls and --sasl")
     properties: dict[str, Any]
     listen, properties = security.applied(listen, {**assignments(set_)}, None)
-    if metrics_listen is not None:
-        properties["metrics.listen"] = metrics_listen
+    properties |= metrics.properties()
     common = Common(bootstrap_server=kafka, command_config=security.command_config)
     servers, given = common.client_settings(ConnectionConfig)
     try:

@@ -8,16 +8,25 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, EndingSignals, duration_option, listen_address, make_client, spark_checkpoints
+from kohort.cli.common import (
+    Common,
+    EndingSignals,
+    ServerOptions,
+    duration_option,
+    listen_address,
+    make_client,
+    spark_checkpoints,
+)
 from kohort.cli.output import show_json_line
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:  # a web server is imported by the command that needs it
+    from kohort.dashboard.guard import DashboardAccess
     from kohort.dashboard.server import DashboardServer
     from kohort.lag.history_file import HistoryWriter
 
@@ -67,6 +76,45 @@ class HistoryOptions:
 _HISTORY = HistoryOptions()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions(ServerOptions):
+    """The options about who may use the dashboard."""
+
+    insecure: Annotated[bool, Parameter(negative="")] = False
+    """Let passwords cross the network unencrypted, where something else encrypts. It does not replace --users."""
+
+    users: Path | None = None
+    """A file of users, NAME=PASSWORD in each line, as a broker's --sasl takes: users must log in. A changed file is
+    used without a restart."""
+
+    allow_changes: Annotated[bool, Parameter(negative="")] = False
+    """Let users reset and delete groups and offsets from the page, with the rights of --command-config."""
+
+    host: tuple[str, ...] = ()
+    """A name under which browsers reach the page, besides localhost and addresses; may be given again."""
+
+    def access(self, listen: str) -> DashboardAccess:
+        """Return who may use the dashboard that listens at a host.
+
+        Raises:
+            UsageError: a file can't be read or has something else, or options do not fit together.
+        """
+        from kohort.dashboard.guard import DashboardAccess
+        from kohort.dashboard.logins import DashboardLogins, DashboardUsers
+
+        tls = self.certificates("dashboard")
+        try:
+            logins = None if self.users is None else DashboardLogins(DashboardUsers(self.users))
+        except InvalidInputError as error:
+            raise UsageError(f"--users: {error.message}") from error
+        names = frozenset(name.lower() for name in (*self.host, listen))
+        return DashboardAccess(logins, tls, self.insecure, names, self.allow_changes)
+
+
+_ACCESS = AccessOptions()
+
+
 def dashboard(
     *,
     listen: str = LISTEN_DEFAULT,
@@ -74,19 +122,20 @@ def dashboard(
     window: int = 60_000,
     spark_checkpoint: tuple[str, ...] = (),
     kept: HistoryOptions = _HISTORY,
+    access: AccessOptions = _ACCESS,
     common: Common = _COMMON,
 ) -> int:
     """Web page of a cluster's groups: lag, members, changes, topics, records, regions. Ends with SIGTERM or Ctrl-C.
 
-    Prints the line `ready http://HOST:PORT/`. The page changes nothing in the cluster. It has no login, so it listens
-    on loopback addresses only. Every user of this machine can reach it there, and sees all groups, topics and records
-    that the command's own login may read. It is served while the cluster is away, and says so. Needs the extra
-    `dashboard`.
+    Prints the line `ready http://HOST:PORT/`. The page changes nothing in the cluster unless --allow-changes is given.
+    Without --users it has no login, and listens on loopback addresses only. Every user of this machine can reach it
+    there, and sees all groups, topics and records that the command's own login may read. It is served while the cluster
+    is away, and says so. Needs the extra `dashboard`.
 
     --timeout limits the calls for topics, records and regions: 5000 unless given.
 
     Args:
-        listen: HOST:PORT of this machine's loopback; port 0 picks a free one.
+        listen: HOST:PORT; port 0 picks a free one. An address beyond loopback needs --users with --tls.
         interval: milliseconds between two reads of the cluster.
         window: milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
         spark_checkpoint: as for `kohort groups lag`.
@@ -107,6 +156,7 @@ def dashboard(
     from kohort.lag import LagReader
     from kohort.lag.reading import REBALANCES_ASKED
 
+    who = access.access(host)
     checkpoints = spark_checkpoints(spark_checkpoint)
     file = kept.writer()
     servers, connection = common.client_settings(ConnectionConfig)
@@ -121,7 +171,7 @@ def dashboard(
             stack.enter_context(file)
         observer = stack.enter_context(ClusterObserver(servers, reader, interval, file))
         try:
-            server = DashboardServer(host, port, observer, lookups)
+            server = DashboardServer(host, port, observer, lookups, who)
         except InvalidInputError as error:
             raise UsageError(f"--listen {listen}: {error.message}") from error
         with server:
@@ -130,10 +180,9 @@ def dashboard(
 
 def _serve_until_signal(server: DashboardServer, as_json: bool) -> int:
     ended = EndingSignals()
-    url = f"http://{server.address}/"
     if as_json:
-        show_json_line({"ready": url})
+        show_json_line({"ready": server.url})
     else:
-        print(f"ready {url}", flush=True)
+        print(f"ready {server.url}", flush=True)
     ended.wait()
     return DONE

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import Common, EndingSignals, ServerOptions, listen_address, make_client, spark_checkpoints
-from kohort.errors import InvalidInputError
-from kohort.settings.config import refuse_beyond_loopback
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.lag import LagReader
@@ -53,11 +51,7 @@ def exporter(
         if value < 1:
             raise UsageError(f"{option} {value}: give a number of milliseconds from 1 on")
     tls = security.certificates("exporter")
-    if not (security.insecure or (tls is not None and tls.asks_clients)):
-        try:
-            refuse_beyond_loopback(host, port, "exporter", "read every group's lag", is_encrypted=tls is not None)
-        except InvalidInputError as error:
-            raise UsageError(error.message) from error
+    security.check(host, port, "exporter", "read every group's lag")
     from kohort.io.metrics_http import MetricsServer
     from kohort.lag.cluster_watch import ClusterWatch
     from kohort.lag.exporter import LagExporter

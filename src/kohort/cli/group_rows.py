@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import UsageError
-from kohort.cli.common import check_names, groups_with_nearest_of
+from kohort.cli.common import check_names
 from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
@@ -62,6 +62,8 @@ def described_groups(
     Raises:
         KafkaError: The cluster can't be reached.
     """
+    from kohort.client.admin.group_changes import groups_with_nearest_of
+
     report = reader.read(names)
     described = [
         {**group_row(group.description), **_lag_of_group(group), "partitions": lag_rows(group)}

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from kohort.cli import group_changes
 from kohort.cli.app import DONE, FAILED, UsageError, family
-from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest, print_errors, spark_checkpoints
+from kohort.cli.common import DEFAULT_CALL_MS, Common, print_errors, spark_checkpoints
 from kohort.cli.group_rows import (
     OF_LAG,
     OF_PARTITION,
@@ -169,8 +168,8 @@ def _rows(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 app = family("groups", "List and describe groups, their lag, and change their offsets.")
-for _name, _command in group_changes.COMMANDS.items():
-    app.command(_command, name=_name)
+for _name in ("delete-offsets", "delete", "reset-offsets", "clone"):  # imported when they are needed
+    app.command(f"kohort.cli.group_changes:{_name.replace('-', '_')}", name=_name)
 
 app.command(watch)
 app.command("kohort.cli.scaling:scale", name="scale")  # imported when it is needed, as `kohort scaler` is
@@ -292,6 +291,8 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
         groups: their names.
         all_groups: every group of the cluster.
     """
+    from kohort.client.admin.group_changes import groups_with_nearest
+
     check_chosen(groups, all_groups)
     with common.admin() as admin:
         found = admin.describe_consumer_groups(chosen_groups(admin, groups, all_groups))

@@ -7,10 +7,11 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
-from kohort.cli.common import Common
+from kohort.cli.common import Common, MetricsOptions
 from kohort.cli.output import confirmed, print_note, show, show_json
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
@@ -85,6 +86,7 @@ def lag_rows(admin: Admin, seen: RegionSeen) -> list[dict[str, Any]]:
 app = family("region", "Consistent regions: how they are, and what a person can have them do.")
 
 _COMMON = Common()
+_METRICS = MetricsOptions()
 _OF_REGION = ("region", "state", "term", "epoch", "sequence", "published", "groups")
 _OF_MEMBER = (
     "region", "member", "group", "phase", "epoch", "partitions", "connected", "sink", "dead_letters", "waits_for",
@@ -389,7 +391,7 @@ def serve(
     *,
     checkpoint_every: str = "5s",
     host: str = "127.0.0.1",
-    metrics_listen: str | None = None,
+    metrics: MetricsOptions = _METRICS,
     common: Common = _COMMON,
 ) -> int:
     """Run a region's control plane, until SIGTERM, Ctrl-C, or another takes over.
@@ -400,9 +402,9 @@ def serve(
         name: the region's name.
         checkpoint_every: how often a sequence begins, as 5s or 500ms; `never`: only on request.
         host: the host name to listen on, by which other machines reach it.
-        metrics_listen: HOST:PORT where Prometheus reads the region's metrics.
     """
-    options: dict[str, Any] = {"host": host, "metrics_listen": metrics_listen, "serves": True}
+    metrics.check(f"metrics listener of region {name}")
+    options: dict[str, Any] = {"host": host, "serves": True, **asdict(metrics)}
     options["checkpoint_every"] = None if checkpoint_every == "never" else checkpoint_every
     with _region(name, common, **options) as region:
         ended = threading.Event()
@@ -411,7 +413,8 @@ def serve(
         plane = region.serve()
         print(f"ready {plane.term}", flush=True)
         if region.metrics_address is not None:
-            print_note(f"metrics on http://{region.metrics_address}/metrics")
+            scheme = "http" if metrics.metrics_tls is None else "https"
+            print_note(f"metrics on {scheme}://{region.metrics_address}/metrics")
         while not ended.is_set() and not region.wait_replaced(0.2):
             pass
         if not ended.is_set():

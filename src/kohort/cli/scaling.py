@@ -17,7 +17,6 @@ from kohort.cli.common import (
     ServerOptions,
     check_names,
     duration_option,
-    groups_with_nearest_of,
     listen_address,
     make_client,
     print_errors,
@@ -74,6 +73,7 @@ def scale(
 def _decided(
     reader: LagReader, groups: tuple[str, ...], target: ScalingTarget, look_s: float
 ) -> tuple[dict[str, ScalingDecision], dict[str, KafkaError]]:
+    from kohort.client.admin.group_changes import groups_with_nearest_of
     from kohort.lag.reading import REBALANCES_ASKED
     from kohort.lag.scaling import ScalingState, decide
 

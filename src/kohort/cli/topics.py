@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from kohort.cli.app import DONE, UsageError, family
-from kohort.cli.common import Common, assignments, check_names, print_errors, topics_with_nearest
+from kohort.cli.common import Common, assignments, check_names, print_errors
 from kohort.cli.output import printable, show, show_changes, show_json
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
 from kohort.settings.config import did_you_mean
@@ -47,6 +47,8 @@ def describe(*topics: str, common: Common = _COMMON) -> int:
     Args:
         topics: the topics; all when none is named.
     """
+    from kohort.client.admin.group_changes import topics_with_nearest
+
     check_names("topic", *topics)
     with common.admin() as admin:
         names = list(topics) or [topic.name for topic in admin.list_topics()]
@@ -149,6 +151,8 @@ def delete(*topics: str, common: Common = _COMMON) -> int:
     Args:
         topics: their names.
     """
+    from kohort.client.admin.group_changes import topics_with_nearest
+
     _need(topics)
     with common.admin() as admin:
         results = admin.delete_topics(topics)

@@ -22,9 +22,10 @@ from kohort.groups.config import GroupConfig
 from kohort.settings.config import declare_setting, from_properties_many, settings, unknown_key
 
 OF_THE_SOCKET = (
-    "advertised.host.name", "advertised.port", "allow.everyone.if.no.acl.found", "audit.log.file.bytes",
-    "audit.log.files", "broker.rack", "connections.max.idle.ms", "max.connections", "max.connections.per.ip",
-    "metrics.listen", "queued.max.requests", "queued.max.response.bytes", "shutdown.grace.ms",
+    "advertised.host.name", "advertised.port", "allow.everyone.if.no.acl.found", "allow.insecure.metrics",
+    "audit.log.file.bytes", "audit.log.files", "broker.rack", "connections.max.idle.ms", "max.connections",
+    "max.connections.per.ip", "metrics.client.ca.location", "metrics.listen", "metrics.tls.location",
+    "queued.max.requests", "queued.max.response.bytes", "shutdown.grace.ms",
     "socket.listen.backlog.size", "socket.receive.buffer.bytes", "socket.request.max.bytes",
     "socket.send.buffer.bytes", "super.users",
 )  # fmt: skip

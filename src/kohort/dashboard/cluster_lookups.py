@@ -136,6 +136,15 @@ class ClusterLookups:
         self._kept = KeptAnswers(budget=self._budget)
         self._peeks = threading.Semaphore(PEEKS_MAX)
 
+    def admin(self) -> Admin:
+        """Return an administration client, which the caller closes.
+
+        Raises:
+            BusyError: there were too many look-ups.
+        """
+        self._budget.spend()
+        return Admin(self._servers, **self._connection)
+
     def topics(self) -> View:
         """Return all topics, Kafka's own too."""
         return self._kept.answer("topics", self._topics)

@@ -1,19 +1,18 @@
-"""The dashboard's HTTP side: pages, answers as JSON, and events. It only reads, and only this machine reaches it."""
+"""The dashboard's HTTP side: pages, answers as JSON, events, and logins."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any, TypeVar, cast
 
 import msgspec
 import uvicorn
@@ -21,18 +20,31 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kohort.dashboard.cluster_lookups import BusyError, ClusterLookups
+from kohort.dashboard.group_changes import ConfirmBody, GroupChanges, PreviewBody
+from kohort.dashboard.guard import (
+    OPEN,
+    SECRET,
+    DashboardAccess,
+    DashboardGuard,
+    body_of,
+    error_answer,
+    failure_answer,
+    json_answer,
+    renewed_context,
+    user_of,
+)
 from kohort.dashboard.observer import ClusterObserver
 from kohort.dashboard.record_peek import PeekRequest
-from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.io.closing import ClosedOnExit
 from kohort.io.platforms import reserve_port
 from kohort.lag.history_file import RETENTION_MAX_MS
-from kohort.lag.snapshot import reason_of
 
+T = TypeVar("T")
 log = logging.getLogger("kohort.dashboard")
 
 LOOKUP_THREADS = 6
@@ -43,6 +55,8 @@ STREAMS_MAX = 64
 """The most pages that get events. Others are refused them, and try again."""
 PASTS_MAX = 4
 """The most requests for the history that wait for its disk; a page has one at a time."""
+CHANGES_MAX = 4
+"""The most previews and changes that wait for the cluster."""
 CONNECTIONS_MAX = 256
 """The most connections. A further one replaces the one that has waited longest for a request, or is closed."""
 WAIT_S = 10.0
@@ -66,79 +80,18 @@ FILES: Mapping[str, tuple[str, str]] = {
     "/elements.js": ("elements.js", "text/javascript; charset=utf-8"),
     "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
     "/pages.js": ("pages.js", "text/javascript; charset=utf-8"),
+    "/changes.js": ("changes.js", "text/javascript; charset=utf-8"),
+    "/login.js": ("login.js", "text/javascript; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-HEADERS: Mapping[str, str] = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "cache-control": "no-store",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
-"""The headers of every answer: the page loads nothing from elsewhere, and no other page loads from here."""
 
 
-class DashboardGuard:
-    """The checks before every request, and the headers of every answer.
+class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a login."""
 
-    Listening on loopback does not keep other web pages out. A browser sends requests of any page, and a page's own name
-    may lead to this machine (DNS rebinding). So the host must be a name of this machine.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = _refusal(scope["method"], scope["path"], headers)
-        app = self._app if refusal is None else refusal
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *own]}
-            await send(message)
-
-        await app(scope, receive, send_with_headers)
-
-
-def _refusal(method: str, path: str, headers: Mapping[str, str]) -> Response | None:
-    if method not in ("GET", "HEAD"):
-        return _error(405, "the dashboard only reads: GET", "refused")
-    if not _is_this_machine(headers.get("host", "")):
-        return _error(421, "the host in the address must be localhost or a loopback address", "refused")
-    if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        return _error(403, "asked by another page", "refused")
-    return None
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-def _error(status: int, text: str, reason: str) -> Response:
-    return _json({"error": text, "reason": reason}, status)
-
-
-def _failure(error: KafkaError) -> Response:
-    """Return the answer that says why there is none."""
-    kinds = ((InvalidInputError, 400), (NotAuthorizedError, 403), (NotFoundError, 404), (BusyError, 429))
-    status = next((status for kind, status in kinds if isinstance(error, kind)), 503)
-    return _error(status, str(error), reason_of(error))
+    user: str
+    password: str
 
 
 class DashboardRoutes:
@@ -147,22 +100,25 @@ class DashboardRoutes:
     Args:
         observer: Knows the last read.
         lookups: Asks the cluster.
+        access: Who may use the dashboard.
     """
 
-    def __init__(self, observer: ClusterObserver, lookups: ClusterLookups) -> None:
-        self._observer, self._lookups = observer, lookups
+    def __init__(self, observer: ClusterObserver, lookups: ClusterLookups, access: DashboardAccess) -> None:
+        self._observer, self._lookups, self._access = observer, lookups, access
         self._cluster = ThreadPoolExecutor(LOOKUP_THREADS, "kohort-dashboard-lookup")
         self._regions = ThreadPoolExecutor(REGION_THREADS, "kohort-dashboard-region")
         self._memory = ThreadPoolExecutor(1, "kohort-dashboard-group")  # waits for no cluster
         self._disk = ThreadPoolExecutor(1, "kohort-dashboard-history")  # a disk that hangs delays nothing else
         self._files = {path: _file(name, kind) for path, (name, kind) in FILES.items()}
-        self._streams = self._pasts = 0
+        self._group_changes = GroupChanges(lookups.admin)
+        self._changing = ThreadPoolExecutor(1, "kohort-dashboard-change")  # one after the other
+        self._streams = self._pasts = self._waiting_changes = 0
         self.is_closing = False
 
     def close(self) -> None:
         """End the streams, and start no more calls."""
         self.is_closing = True
-        for threads in (self._cluster, self._regions, self._memory, self._disk):
+        for threads in (self._cluster, self._regions, self._memory, self._disk, self._changing):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def app(self) -> ASGIApp:
@@ -181,19 +137,84 @@ class DashboardRoutes:
         routes.append(Route("/api/past", self._past, methods=["GET"]))
         routes.append(Route("/api/overview", self._overview, methods=["GET"]))
         routes.append(Route("/api/events", self._events, methods=["GET"]))
-        return DashboardGuard(Starlette(routes=routes))
+        routes.append(Route("/api/session", self._session, methods=["GET"]))
+        changes = []
+        if self._access.logins is not None:
+            changes += [
+                Route("/api/login", self._login, methods=["POST"]),
+                Route("/api/logout", self._logout, methods=["POST"]),
+            ]
+        if self._access.allows_changes:
+            changes += [
+                Route("/api/preview", self._preview, methods=["POST"]),
+                Route("/api/change", self._change, methods=["POST"]),
+            ]
+        paths = frozenset(route.path for route in changes)
+        return DashboardGuard(Starlette(routes=[*routes, *changes]), self._access, paths)
+
+    async def _session(self, request: Request) -> Response:
+        has_login, changes = self._access.logins is not None, self._access.allows_changes
+        return json_answer({"login": has_login, "user": user_of(request), "changes": changes})
+
+    async def _preview(self, request: Request) -> Response:
+        return await self._in_turn(request, PreviewBody, self._group_changes.preview)
+
+    async def _change(self, request: Request) -> Response:
+        user = user_of(request)
+        return await self._in_turn(
+            request, ConfirmBody, lambda asked, owner: self._group_changes.confirm(asked.token, owner, user)
+        )
+
+    async def _in_turn(self, request: Request, kind: type[T], make: Callable[[T, str], Any]) -> Response:
+        """Answer a preview or a change after those before it, for a few requests at a time."""
+        if self._waiting_changes >= CHANGES_MAX:
+            return failure_answer(BusyError("other changes are under way: try again"))
+        self._waiting_changes += 1
+        try:
+            asked = await body_of(request, kind)
+            return await self._in_thread(self._changing, lambda found: make(asked, found.scope[SECRET]))(request)
+        except KafkaError as error:
+            return failure_answer(error)
+        finally:
+            self._waiting_changes -= 1
+
+    async def _login(self, request: Request) -> Response:
+        assert self._access.logins is not None
+        try:
+            asked = await body_of(request, LoginBody)
+            address = request.client.host if request.client else ""
+            secret = self._access.logins.begin(address, asked.user, asked.password)
+        except NotAuthorizedError as error:
+            return error_answer(401, error.message, "not_authorized")
+        except KafkaError as error:
+            return failure_answer(error)
+        self._access.logins.end(request.scope[SECRET])
+        answer = json_answer({"user": asked.user})
+        self._access.set_cookie(answer, secret)
+        return answer
+
+    async def _logout(self, request: Request) -> Response:
+        assert self._access.logins is not None
+        self._access.logins.end(request.scope[SECRET])
+        answer = json_answer({})
+        self._access.set_cookie(answer, None)
+        return answer
+
+    def _is_current(self, request: Request) -> bool:
+        """Return whether a request's login has not ended since it came."""
+        return self._access.logins is None or self._access.logins.session(request.scope[SECRET]) is not None
 
     async def _file(self, request: Request) -> Response:
         body, kind = self._files[request.url.path]
         return Response(body, media_type=kind)
 
     async def _overview(self, request: Request) -> Response:
-        return _json(self._observer.overview())
+        return json_answer(self._observer.overview())
 
     async def _past(self, request: Request) -> Response:
         """Answer from the file, for a few requests at a time: a disk that hangs must not collect them."""
         if self._pasts >= PASTS_MAX:
-            return _failure(BusyError("the history is being read for other pages; the page asks again"))
+            return failure_answer(BusyError("the history is being read for other pages; the page asks again"))
         self._pasts += 1
         try:
             return await self._in_thread(
@@ -215,7 +236,7 @@ class DashboardRoutes:
                     threads, lambda: msgspec.json.encode(answer(request))
                 )
             except KafkaError as error:
-                return _failure(error)
+                return failure_answer(error)
             return Response(body, media_type="application/json")
 
         return respond
@@ -231,11 +252,11 @@ class DashboardRoutes:
 
     async def _events(self, request: Request) -> Response:
         if self._streams >= STREAMS_MAX:
-            return _error(503, f"{STREAMS_MAX} pages are open", "refused")
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+            return error_answer(503, f"{STREAMS_MAX} pages are open", "refused")
+        return StreamingResponse(self._stream(request), media_type="text/event-stream")
 
-    async def _stream(self) -> AsyncIterator[str]:
-        """Yield an event at once and after each read, until the page is closed or the dashboard ends."""
+    async def _stream(self, request: Request) -> AsyncIterator[str]:
+        """Yield an event at once and after each read, until the page is closed, or login or dashboard end."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def on_read() -> None:
@@ -246,7 +267,7 @@ class DashboardRoutes:
         self._observer.add_listener(on_read)
         try:
             yield "retry: 2000\n\n"
-            while not self.is_closing:
+            while not self.is_closing and self._is_current(request):
                 yield f"event: read\ndata: {json.dumps({'version': self._observer.version})}\n\n"
                 try:
                     await asyncio.wait_for(news.wait(), HEARTBEAT_S)
@@ -379,22 +400,57 @@ class LimitedProtocol(H11Protocol):
             self._check_later()
 
 
+class LimitedServer(uvicorn.Server):
+    """uvicorn, with an end of handshakes that take too long.
+
+    Attributes:
+        tls: What connections speak; None: plain HTTP.
+    """
+
+    tls: ssl.SSLContext | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of sockets that are listening."""
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> asyncio.Protocol:
+            return LimitedProtocol(self.config, self.server_state, self.lifespan.state, loop)
+
+        limit_s = None if self.tls is None else WAIT_S
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=sock, ssl=self.tls, ssl_handshake_timeout=limit_s, backlog=self.config.backlog
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+
+
 class DashboardServer(ClosedOnExit):
     """The HTTP server, on a thread of its own until it is closed.
 
     Attributes:
         address: HOST:PORT.
+        url: Where the page is.
 
     Raises:
-        InvalidInputError: Other machines reach the address.
+        InvalidInputError: Other machines reach the address, and users do not log in, or not over TLS.
         KafkaError: The address can't be listened on.
     """
 
-    def __init__(self, host: str, port: int, observer: ClusterObserver, lookups: ClusterLookups) -> None:
-        sock = _loopback_socket(host, port)
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        observer: ClusterObserver,
+        lookups: ClusterLookups,
+        access: DashboardAccess = OPEN,
+    ) -> None:
+        access.check(host, port)
+        sock = _listening_socket(host, port, access)
         self.address = f"{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         self._observer = observer
-        self._routes = DashboardRoutes(observer, lookups)
+        self._routes = DashboardRoutes(observer, lookups, access)
         config = uvicorn.Config(
             self._routes.app(),
             loop="asyncio",
@@ -409,7 +465,9 @@ class DashboardServer(ClosedOnExit):
             timeout_graceful_shutdown=STOP_S,
             h11_max_incomplete_event_size=REQUEST_BYTES_MAX,
         )
-        self._server = uvicorn.Server(config)
+        self.url = f"http{'' if access.tls is None else 's'}://{self.address}/"
+        self._server = LimitedServer(config)
+        self._server.tls = None if access.tls is None else renewed_context(access.tls)
         self._sock = sock
         self._thread = threading.Thread(target=self._run, name="kohort-dashboard", daemon=True)
         self._thread.start()
@@ -431,22 +489,18 @@ class DashboardServer(ClosedOnExit):
         self._sock.close()
 
 
-def _loopback_socket(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int, access: DashboardAccess) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         reserve_port(sock)
         sock.bind((host, port))
-        if not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
-            raise InvalidInputError(
-                f"other machines reach {host}, and the dashboard has no login: listen on 127.0.0.1, and reach it by "
-                "ssh -L or through a proxy that logs users in"
-            )
+        access.check(sock.getsockname()[0], port)  # a name such as localhost may lead elsewhere
         sock.listen()
-    except OSError as error:
-        sock.close()
-        raise KafkaError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
     except InvalidInputError:
         sock.close()
         raise
+    except OSError as error:
+        sock.close()
+        raise KafkaError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
     return sock

@@ -102,3 +102,16 @@ class ServerCertificates:
         except (OSError, ssl.SSLError) as error:
             raise InvalidInputError(f"can't load {what} of {path}: {error}") from None
         return LoadedCertificates(identity, authorities, context)
+
+
+def load_certificates(
+    server: str, identity: Path | str | None, client_ca: Path | str | None
+) -> ServerCertificates | None:
+    """Return TLS of a server; None without an identity. The arguments are those of `ServerCertificates`.
+
+    Raises:
+        InvalidInputError: A file can't be read or has something else.
+    """
+    if identity is None:
+        return None
+    return ServerCertificates(server, Path(identity), None if client_ca is None else Path(client_ca))

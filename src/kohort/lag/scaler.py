@@ -26,7 +26,7 @@ from kohort.io.server_certificates import LoadedCertificates, ServerCertificates
 from kohort.lag.evaluation import LagReport
 from kohort.lag.reading import LagReader
 from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide, duration_ms
-from kohort.settings.config import refuse_beyond_loopback
+from kohort.settings.server_access import refuse_beyond_loopback
 
 log = logging.getLogger("kohort.lag")
 

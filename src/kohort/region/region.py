@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID, uuid4
 
@@ -42,6 +43,7 @@ from kohort.region.sinks import Sink, known_there, place_of
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
 from kohort.settings.config import is_loopback, parse_listen
+from kohort.settings.server_access import METRICS_ARGUMENTS, READS_METRICS, ServerAccess
 from kohort.settings.validation import duration_ms
 
 if TYPE_CHECKING:
@@ -54,6 +56,20 @@ QUEUE_POLLS = 100
 AT_ONCE_POLLS = 20
 """Number of polls whose records the application gets together, if that many are queued."""
 ANSWER_S = 10.0
+
+
+class RegionSettings(ConnectionSettings, total=False):
+    """Options of `Region` about who reads its metrics.
+
+    Attributes:
+        metrics_tls: a PEM file of a private key and certificates: metrics are encrypted.
+        metrics_client_ca: a PEM file of authorities: who reads metrics must show a certificate of theirs.
+        metrics_insecure: everyone may read metrics, also from other machines.
+    """
+
+    metrics_tls: str | Path | None
+    metrics_client_ca: str | Path | None
+    metrics_insecure: bool
 
 
 class Region(ClosedOnExit):
@@ -78,7 +94,7 @@ class Region(ClosedOnExit):
         host: str = "127.0.0.1",
         key: str | None = None,
         metrics_listen: str | None = None,
-        **settings: Unpack[ConnectionSettings],
+        **settings: Unpack[RegionSettings],
     ) -> None:
         """Check the settings; the first call connects.
 
@@ -92,8 +108,9 @@ class Region(ClosedOnExit):
             key: the secret of the region's processes, 32 characters or more; None: `$KOHORT_REGION_KEY`, else a file of
                 this user on this machine.
             metrics_listen: HOST:PORT where Prometheus reads the metrics of this application's members, and of the
-                control plane if it is here.
-            **settings: connection settings: Kafka's names with `_` for `.`.
+                control plane if it is here. An address that other machines can reach needs `metrics_tls` with
+                `metrics_client_ca`, or `metrics_insecure`.
+            **settings: see `RegionSettings`; besides these, connection settings: Kafka's names with `_` for `.`.
 
         Raises:
             InvalidInputError: a name, a time or an address is invalid, or the system is neither Linux nor macOS.
@@ -102,12 +119,18 @@ class Region(ClosedOnExit):
         if not NAME.fullmatch(name):
             raise InvalidInputError(f"a region's name has 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', not {name!r}")
         require_posix("a region")
+        files = (settings.pop("metrics_tls", None), settings.pop("metrics_client_ca", None))
+        tls, client_ca = (None if path is None else Path(path) for path in files)
+        access = ServerAccess(tls, client_ca, settings.pop("metrics_insecure", False))
         client_config(ConnectionConfig, bootstrap_servers, settings)
         if serves and not is_loopback(host) and not is_operators(key):
             raise InvalidInputError(
                 f"host={host!r} can be reached from other machines, whose members need the region's key: set "
                 f"${KEY_VARIABLE} or key= to the same secret in all processes of the region, or keep the default host"
             )
+        if metrics_listen is not None:
+            at = parse_listen(metrics_listen)
+            access.check(*at, f"metrics listener of region {name}", READS_METRICS, METRICS_ARGUMENTS)
         every_ms = None if checkpoint_every is None else duration_ms("checkpoint_every", checkpoint_every)
         self.name = name
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
@@ -119,13 +142,15 @@ class Region(ClosedOnExit):
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
         self._pid = os.getpid()
         self._calls, self._closes_later, self._closing, self._closed = Inside(), False, 0, False
-        self._metrics = None if metrics_listen is None else self._serve_metrics(*parse_listen(metrics_listen))
+        self._metrics = None if metrics_listen is None else self._serve_metrics(*at, access)
 
-    def _serve_metrics(self, host: str, port: int) -> MetricsServer:
+    def _serve_metrics(self, host: str, port: int, access: ServerAccess) -> MetricsServer:
         from kohort.io.metrics_http import MetricsServer
+        from kohort.io.server_certificates import load_certificates
         from kohort.region.metrics import RegionExporter  # an HTTP server that few applications need
 
-        return MetricsServer(host, port, RegionExporter(self.name, self._measured_now, self._plane_seen))
+        tls = load_certificates("metrics", access.tls, access.client_ca)
+        return MetricsServer(host, port, RegionExporter(self.name, self._measured_now, self._plane_seen), tls)
 
     def _members_now(self) -> list[RegionConsumer]:
         with self._lock:

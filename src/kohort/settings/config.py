@@ -419,26 +419,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def refuse_beyond_loopback(host: str, port: int, server: str, consequence: str, *, is_encrypted: bool) -> None:
-    """Refuse an address where a server would be open to other machines.
-
-    Args:
-        host: The address to listen on.
-        port: The port, for the error.
-        server: What the error calls the server, such as `scaler`.
-        consequence: What everyone may do with --insecure.
-        is_encrypted: Whether the server speaks TLS.
-
-    Raises:
-        InvalidInputError: Other machines reach the address.
-    """
-    if is_loopback(host):
-        return
-    secret = "encrypted, but " if is_encrypted else ""
-    raise InvalidInputError(
-        f"{host}:{port} can be reached from other machines, and the {server} is {secret}open to everyone who can "
-        "connect. Ways to go on: --tls FILE with --client-ca FILE (clients show certificates), or --insecure (everyone "
-        f"may {consequence})"
-    )

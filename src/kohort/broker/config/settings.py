@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from kohort.broker.config.single_broker import idle_text, known_facts, own_properties
@@ -17,7 +18,8 @@ from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.journal.checked import ON_CORRUPTION
 from kohort.log import DECOMPRESSED_RATIO, RATIO_NAME, LogConfig, check_together
-from kohort.settings.config import declare_setting, from_properties_many, settings, unknown_key
+from kohort.settings.config import declare_setting, from_properties_many, parse_listen, settings, unknown_key
+from kohort.settings.server_access import METRICS_PROPERTIES, READS_METRICS, ServerAccess
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
@@ -297,7 +299,24 @@ class BrokerConfig:
         why="partitions that one answer describes; clients ask for the rest",
     )
     metrics_listen: str | None = declare_setting(
-        "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's metrics; nowhere when not given"
+        "metrics.listen",
+        None,
+        why="HOST:PORT where Prometheus reads the broker's metrics; nowhere when not given. An address beyond loopback "
+        "needs client certificates, or allow.insecure.metrics",
+    )
+    metrics_tls: str | None = declare_setting(
+        "metrics.tls.location",
+        None,
+        why="a PEM file of a private key and certificates: metrics are encrypted. A renewed file is used without a "
+        "restart",
+    )
+    metrics_client_ca: str | None = declare_setting(
+        "metrics.client.ca.location",
+        None,
+        why="a PEM file of authorities: who reads metrics must show a certificate of theirs",
+    )
+    metrics_insecure: bool = declare_setting(
+        "allow.insecure.metrics", False, why="everyone may read metrics, also at an address beyond loopback"
     )
     shutdown_ms: int = declare_setting(
         "shutdown.grace.ms", 5_000, low=0, unit="ms", why="answers under way get this long when the broker ends"
@@ -343,6 +362,18 @@ class BrokerConfig:
     verify_transactions: bool = declare_setting(
         "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
     )
+
+    def __post_init__(self) -> None:
+        """Check that other machines can read metrics only if the operator has said so.
+
+        Raises:
+            InvalidInputError: they can, or the address or a combination of settings is invalid.
+        """
+        if self.metrics_listen is None:
+            return
+        tls, client_ca = (None if path is None else Path(path) for path in (self.metrics_tls, self.metrics_client_ca))
+        access = ServerAccess(tls, client_ca, self.metrics_insecure)
+        access.check(*parse_listen(self.metrics_listen), "metrics listener", READS_METRICS, METRICS_PROPERTIES)
 
     @property
     def unfinished_bytes_max(self) -> int:

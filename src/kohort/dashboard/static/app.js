@@ -1,18 +1,58 @@
 // The shell of the page: which page is shown, the state of the cluster, events, keys.
 // Texts of the cluster get into the page by textContent alone, so that nothing in them is markup.
 
+import { loginForm } from "./login.js";
 import { pages } from "./pages.js";
-import { duration, note, visible } from "./elements.js";
+import { duration, element, note, visible } from "./elements.js";
 
 const main = document.getElementById("content"), banner = document.getElementById("banner");
 const RETRY_MS = 3000;
-let shown = null, asked = 0, cluster = null, isLost = false, events = null, retry = null;
+let shown = null, asked = 0, cluster = null, isLost = false, events = null, retry = null, isLoggedOut = false;
 
-async function get(path, signal) {
-  const answer = await fetch(path, { headers: { accept: "application/json" }, signal });
+async function bodyOf(answer) {
   const body = await answer.json();
   if (!answer.ok) throw Object.assign(new Error(body.error), { reason: body.reason, status: answer.status });
   return body;
+}
+
+async function get(path, signal) {
+  return bodyOf(await fetch(path, { headers: { accept: "application/json" }, signal }));
+}
+
+async function send(path, body) {
+  const headers = { accept: "application/json", "content-type": "application/json" };
+  return bodyOf(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
+}
+
+// The login takes the place of the page until there is one.
+function logIn() {
+  if (isLoggedOut) return;
+  isLoggedOut = true;
+  asked++;
+  clearTimeout(retry);
+  events?.close();
+  events = null;
+  cluster = null;
+  for (const id of ["session", "cluster", "banner"]) document.getElementById(id).replaceChildren();
+  document.title = "log in · kohort";
+  main.replaceChildren(loginForm(send, () => {
+    isLoggedOut = false;
+    begin();
+  }));
+  main.querySelector("input").focus();
+}
+
+// Who is logged in, beside the state of the cluster.
+async function showSession() {
+  const { user } = await get("/api/session");
+  const out = element("button", { type: "button", onclick: () => send("/api/logout", {}).finally(logIn) }, "Log out");
+  document.getElementById("session").replaceChildren(...(user === null ? [] : [`${visible(user)} `, out]));
+}
+
+function begin() {
+  open();
+  listen();
+  showSession().catch(() => {});
 }
 
 function route() {
@@ -28,6 +68,7 @@ function route() {
 }
 
 function open() {
+  if (isLoggedOut) return;
   const { page, about } = route();
   const list = pages[page].list ?? page;
   for (const link of document.querySelectorAll("nav a")) {
@@ -36,12 +77,13 @@ function open() {
   }
   document.title = `${about ? `${visible(about)} · ` : ""}${list} · kohort`;
   main.replaceChildren();
-  shown = { ...pages[page].make(main, about, get), list, page };
+  shown = { ...pages[page].make(main, about, get, send), list, page };
   window.scrollTo(0, 0);
   refresh();
 }
 
 async function refresh() {
+  if (isLoggedOut) return;
   const number = ++asked, page = shown;
   clearTimeout(retry);
   try {
@@ -57,6 +99,10 @@ async function refresh() {
     page.failed?.(null);
   } catch (error) {
     if (number !== asked) return;
+    if (error.status === 401) {
+      logIn();
+      return;
+    }
     isLost = error.status === undefined;
     if (!isLost) page.failed?.(error);
     retry = setTimeout(refresh, RETRY_MS);
@@ -94,11 +140,12 @@ function clockOf(ms) {
 }
 
 function listen() {
+  if (isLoggedOut) return;
   events?.close();
   events = new EventSource("/api/events");
   events.addEventListener("read", () => shown.isLive && refresh());
   events.addEventListener("error", () => {
-    if (events.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
+    if (events?.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
     refresh();
   });
 }
@@ -146,5 +193,4 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 window.addEventListener("hashchange", open);
-open();
-listen();
+begin();

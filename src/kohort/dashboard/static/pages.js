@@ -1,6 +1,7 @@
 // The pages: groups, a group, topics, a topic with its records, regions, a region.
 // A page has `path`, which it asks for; `show`, which draws the answer; and `isLive` if it is asked for after every read.
 
+import { changesOf } from "./changes.js";
 import { lineChart, sparkline } from "./charts.js";
 import { badge, count, duration, element, facts, link, moment, note, ranges, rate, table, timeLag, visible } from "./elements.js";
 
@@ -144,9 +145,10 @@ function pastOf(name, get) {
   return { place, refresh };
 }
 
-function group(main, name, get) {
-  const head = element("div"), body = element("div"), failed = element("div"), past = pastOf(name, get);
-  main.append(head, failed, body, past.place);
+function group(main, name, get, send) {
+  const head = element("div"), body = element("div"), failed = element("div"), past = pastOf(name, get), changes = element("section");
+  main.append(head, failed, body, past.place, changes);
+  get("/api/session").then((session) => session.changes && changes.replaceChildren(...changesOf(name, send)), () => {});
   function show({ group: found }) {
     past.refresh();
     const members = found.members === null ? "unknown" : count(found.members);

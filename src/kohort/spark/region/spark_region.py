@@ -218,7 +218,11 @@ class SparkRegionSettings(ConnectionSettings, total=False):
         serves: whether this process may be the control plane.
         host: the address that the control plane listens on if it runs here; by default loopback.
         key: the secret of the region's processes; by default `$KOHORT_REGION_KEY`, else this user's on this machine.
-        metrics_listen: HOST:PORT of the Prometheus endpoint.
+        metrics_listen: HOST:PORT of the Prometheus endpoint; beyond loopback it needs `metrics_tls` with
+            `metrics_client_ca`, or `metrics_insecure`.
+        metrics_tls: a PEM file of a private key and certificates: metrics are encrypted.
+        metrics_client_ca: a PEM file of authorities: who reads metrics must show a certificate of theirs.
+        metrics_insecure: everyone may read metrics, also from other machines.
     """
 
     checkpoint_every: str | None
@@ -226,6 +230,9 @@ class SparkRegionSettings(ConnectionSettings, total=False):
     host: str
     key: str | None
     metrics_listen: str | None
+    metrics_tls: str | Path | None
+    metrics_client_ca: str | Path | None
+    metrics_insecure: bool
 
 
 class SparkRegion:

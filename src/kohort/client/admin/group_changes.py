@@ -1,0 +1,422 @@
+"""Changes of groups that are previewed first: which offsets a reset, a deletion of offsets or of a group concerns.
+
+Commands and the dashboard preview and make changes by the same functions. All calls block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.ids import TopicPartition
+from kohort.settings.config import did_you_mean
+
+if TYPE_CHECKING:
+    from kohort.client.admin.admin import Admin
+
+
+class ChangeInputError(InvalidInputError):
+    """A change that is described in a wrong way, such as a time that is none."""
+
+
+# -- Suggestions for misspelled names of groups and topics
+
+
+def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+    """Add the nearest group's name to the errors of groups that do not exist."""
+    return groups_with_nearest_of(errors, lambda: [group.group_id for group in admin.list_groups()])
+
+
+def groups_with_nearest_of(
+    errors: Mapping[str, KafkaError], names: Callable[[], Iterable[str]]
+) -> dict[str, KafkaError]:
+    """Add the nearest of some groups' names to the errors of groups that do not exist."""
+    return _with_nearest(errors, ErrorCode.GROUP_ID_NOT_FOUND, names)
+
+
+def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+    """Add the nearest topic's name to the errors of topics that do not exist."""
+    return _with_nearest(
+        errors, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, lambda: [topic.name for topic in admin.list_topics()]
+    )
+
+
+def _with_nearest(
+    errors: Mapping[str, KafkaError], missing: ErrorCode, names: Callable[[], Iterable[str]]
+) -> dict[str, KafkaError]:
+    """Add the nearest of `names()` to errors with the code `missing`; look the names up only if there are any."""
+    there = list(names()) if any(error.code is missing for error in errors.values()) else []
+    return {
+        name: NotFoundError(f"{error.message}{did_you_mean(name, there)}", error.code)
+        if error.code is missing
+        else error
+        for name, error in errors.items()
+    }
+
+
+# -- Topics and partitions as arguments name them: TOPIC for all of a topic's partitions, TOPIC:0,1 for some
+
+
+def name_of(text: str) -> str:
+    """Return the topic that an option names."""
+    return text.partition(":")[0]
+
+
+def chosen_partitions(texts: Iterable[str], there: Mapping[str, list[int]]) -> list[TopicPartition]:
+    """Return the partitions that options name, sorted.
+
+    Args:
+        texts: TOPIC or TOPIC:0,1.
+        there: the partitions that each topic has.
+
+    Raises:
+        ChangeInputError: a partition is not a number.
+        NotFoundError: a partition does not exist.
+    """
+    chosen: set[TopicPartition] = set()
+    for text in texts:
+        name, colon, numbers = text.partition(":")
+        if not colon:
+            chosen |= {TopicPartition(name, number) for number in there.get(name, ())}
+            continue
+        try:
+            wanted = [int(number) for number in numbers.split(",")]
+        except ValueError as error:
+            raise ChangeInputError(f"--topic {text}: partitions are numbers with commas between") from error
+        missing = [number for number in wanted if number not in there.get(name, ())]
+        if missing:
+            raise NotFoundError(f"nothing known of {name} partition {missing[0]}")
+        chosen |= {TopicPartition(name, number) for number in wanted}
+    return sorted(chosen)
+
+
+# -- Target offsets of `kohort groups reset-offsets`
+
+Plan = dict[str, dict[TopicPartition, int]]
+"""The offsets in a file, by group; the group is '' if the file names none."""
+OFFSET_MAX = 2**63 - 1
+
+
+class Bounds(NamedTuple):
+    """A partition's first and end offset, and its first offset at the requested time: -1 if no record is that young."""
+
+    start: int
+    end: int
+    at_time: int
+
+
+class Target(NamedTuple):
+    """The target of one committed offset.
+
+    Attributes:
+        new: the new offset, within the partition's bounds.
+        requested: the requested offset, if it is another one.
+        note: why `new` is not the requested offset.
+    """
+
+    new: int
+    requested: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A kind of target: earliest, latest, current, offset, shift, time (milliseconds since 1970) or file."""
+
+    kind: str
+    value: int = 0
+
+    def bounds(
+        self, admin: Admin, partitions: Sequence[TopicPartition]
+    ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, KafkaError]]:
+        """Return the bounds of partitions, and the errors of those whose bounds are not available."""
+        starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        errors = {**starts.errors, **ends.errors}
+        by_time = None
+        if self.kind == "time":
+            by_time = admin.list_offsets(dict.fromkeys(partitions, self.value))
+            errors |= by_time.errors
+        found = {
+            key: Bounds(
+                starts.values[key].offset, ends.values[key].offset, by_time.values[key].offset if by_time else -1
+            )
+            for key in partitions
+            if key not in errors
+        }
+        return found, errors
+
+    def target(self, key: TopicPartition, bounds: Bounds, committed: int | None, planned: int | None) -> Target:
+        """Return the new offset of a partition, kept within its first and end offset.
+
+        Args:
+            key: the partition.
+            bounds: its bounds.
+            committed: the committed offset.
+            planned: the offset in the file, for the kind `file`.
+
+        Raises:
+            InvalidInputError: there is no committed offset to shift.
+        """
+        start, end, at_time = bounds
+        if self.kind == "earliest":
+            return Target(start)
+        if self.kind == "latest":
+            return Target(end)
+        if self.kind == "time":
+            return Target(at_time) if at_time >= 0 else Target(end, None, "no record is that young: the end")
+        if committed is None and self.kind == "current":
+            return Target(end, None, "nothing was committed: the end")
+        if committed is None and self.kind == "shift":
+            raise InvalidInputError(f"{key}: there is no committed offset to shift from")
+        wanted = {
+            "current": committed,
+            "offset": self.value,
+            "shift": (committed or 0) + self.value,
+            "file": planned,
+        }[self.kind]
+        return _within(wanted or 0, start, end)
+
+
+def _within(wanted: int, start: int, end: int) -> Target:
+    if wanted > end:
+        return Target(end, wanted, f"{wanted} is past the end {end}")
+    if wanted < start:
+        return Target(start, wanted, f"{wanted} is before the first offset {start}")
+    return Target(wanted)
+
+
+def parse_goal(given: Mapping[str, Any]) -> Goal:
+    """Return the one goal among the options.
+
+    Raises:
+        ChangeInputError: none or several were given, or a time or an offset is invalid.
+    """
+    chosen = [(kind, value) for kind, value in given.items() if value is not None]
+    if len(chosen) != 1:
+        raise ChangeInputError(
+            "say where to with exactly one of --to-earliest, --to-latest, --to-current, --to-offset, --to-datetime, "
+            "--by-duration, --shift-by, --from-file"
+        )
+    kind, value = chosen[0]
+    if kind == "datetime":
+        return Goal("time", _milliseconds(value))
+    if kind == "duration":
+        return Goal("time", max(0, int(time.time() * 1000) - _duration(value)))
+    if kind == "offset" and not 0 <= value <= OFFSET_MAX:
+        raise ChangeInputError(f"--to-offset {value}: offsets are from 0 to {OFFSET_MAX}")
+    return Goal(kind, value if kind in ("offset", "shift") else 0)
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ChangeInputError(f"--to-datetime {text}: write it as 2026-01-31T12:00:00") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0, int(moment.timestamp() * 1000))
+
+
+def _duration(text: str) -> int:
+    from kohort.client.settings import duration_ms
+
+    try:
+        return duration_ms(text)
+    except ValueError as error:
+        raise ChangeInputError(f"--by-duration: {error}") from error
+
+
+class OffsetChange(NamedTuple):
+    """A committed offset that is to be set.
+
+    Attributes:
+        group: the group.
+        key: the partition.
+        committed: its committed offset now; None: it has none.
+        target: the new one.
+    """
+
+    group: str
+    key: TopicPartition
+    committed: int | None
+    target: Target
+
+    def row(self, done: bool | None = None) -> dict[str, Any]:
+        """Return the row of a preview; with `done` that of a change that was made, or was refused."""
+        new, requested, why = self.target
+        row = {"group": self.group, "topic": self.key.topic, "partition": self.key.partition}
+        row |= {"committed": self.committed, "requested": requested, "new": new, "note": why}
+        return row if done is None else {**row, "done": done}
+
+
+def offset_changes(
+    admin: Admin, names: list[str], goal: Goal, topics: Sequence[str], plan: Plan | None = None
+) -> tuple[list[OffsetChange], dict[Any, KafkaError], list[str]]:
+    """Return the changes of a reset by group and partition, the errors of the others, and what else is to be said.
+
+    Raises:
+        ChangeInputError: a topic's partition is not a number.
+        NotFoundError: a topic or partition does not exist.
+    """
+    ready, errors, notes = _groups_to_set(admin, names)
+    named = _named_partitions(admin, topics) if topics else []
+    committed: dict[str, dict[TopicPartition, int]] = {}
+    wanted: dict[str, list[TopicPartition]] = {}
+    for name in ready:
+        try:
+            found = admin.list_consumer_group_offsets(name).all()
+        except KafkaError as error:
+            errors[name] = error
+            continue
+        committed[name] = {key: value.offset for key, value in found.items() if value}
+        wanted[name] = sorted(plan[name]) if plan is not None else named or sorted(committed[name])
+        if not wanted[name]:
+            errors[name] = NotFoundError(f"group {name!r} has no committed offsets: name topics with --topic")
+    every = sorted({key for keys in wanted.values() for key in keys})
+    bounds, unknown = goal.bounds(admin, every) if every else ({}, {})
+    errors |= unknown
+    changes = []
+    for name, keys in wanted.items():
+        for key in keys:
+            if key not in bounds:
+                continue
+            planned = plan[name][key] if plan is not None else None
+            current = committed[name].get(key)
+            try:
+                changes.append(OffsetChange(name, key, current, goal.target(key, bounds[key], current, planned)))
+            except InvalidInputError as error:
+                errors[name, key] = InvalidInputError(
+                    f"group {name!r}, {error.message}", ErrorCode.UNKNOWN_SERVER_ERROR
+                )
+    return changes, errors, notes
+
+
+def _groups_to_set(admin: Admin, names: list[str]) -> tuple[list[str], dict[Any, KafkaError], list[str]]:
+    """Return the groups whose offsets can be set, the errors of the others, and which are not there yet.
+
+    Kafka refuses to set the offsets of a group that has members.
+    """
+    found = admin.describe_consumer_groups(names)
+    errors: dict[Any, KafkaError] = {}
+    ready, notes = [], []
+    there: list[str] | None = None
+    for name in names:
+        error = found.errors.get(name)
+        if error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            there = [group.group_id for group in admin.list_groups()] if there is None else there
+            notes.append(f"group {name!r} is not there yet{did_you_mean(name, there)}")
+        elif error is not None:
+            errors[name] = error
+            continue
+        elif found.values[name].members:
+            errors[name] = has_members(name, len(found.values[name].members))
+            continue
+        ready.append(name)
+    return ready, errors, notes
+
+
+def has_members(group: str, count: int) -> KafkaError:
+    """Return the error for a group whose offsets can't be set because it has members."""
+    return KafkaError(f"group {group!r} has {count} members: stop them first, or they would overwrite the offsets")
+
+
+def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartition]:
+    described = admin.describe_topics(sorted({name_of(text) for text in topics}))
+    for error in topics_with_nearest(admin, described.errors).values():
+        raise error
+    found = described.values
+    return chosen_partitions(topics, {name: sorted(info.partitions) for name, info in found.items()})
+
+
+def set_offsets(
+    admin: Admin, changes: Iterable[OffsetChange]
+) -> tuple[list[dict[str, Any]], dict[tuple[str, TopicPartition], KafkaError]]:
+    """Set offsets as they were previewed.
+
+    Returns:
+        A row for each change, with `done`, and the errors of those that were refused, by group and partition.
+    """
+    from kohort.client.offsets import OffsetAndMetadata
+
+    done: list[dict[str, Any]] = []
+    errors: dict[tuple[str, TopicPartition], KafkaError] = {}
+    by_group: dict[str, list[OffsetChange]] = {}
+    for change in changes:
+        by_group.setdefault(change.group, []).append(change)
+    for group, own in by_group.items():
+        befell = _set(admin, group, {change.key: OffsetAndMetadata(change.target.new) for change in own})
+        errors |= {(group, key): error for key, error in befell.items()}
+        done += [change.row(done=change.key not in befell) for change in own]
+    return done, errors
+
+
+def _set(admin: Admin, group: str, offsets: Mapping[TopicPartition, Any]) -> Mapping[TopicPartition, KafkaError]:
+    try:
+        return admin.alter_consumer_group_offsets(group, offsets).errors
+    except KafkaError as error:  # the other groups' offsets are still set
+        return dict.fromkeys(offsets, error)
+
+
+# -- Deletions
+
+
+def offset_deletions(admin: Admin, group: str, topics: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for each committed offset of a group in topics, or in some of their partitions.
+
+    Raises:
+        ChangeInputError: a partition is not a number.
+        NotFoundError: there is no such group or partition, or no such offset.
+    """
+    committed = admin.list_consumer_group_offsets(group).all()
+    partitions = chosen_partitions(topics, {key.topic: partition_numbers(committed, key.topic) for key in committed})
+    rows = [offset_row(group, key, committed_offset(committed, key)) for key in partitions]
+    if not rows:
+        check_group_exists(admin, group)
+        raise NotFoundError(f"group {group!r} has no committed offsets in {', '.join(topics)}")
+    return rows
+
+
+def group_deletions(admin: Admin, names: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
+    """Return a row for each group that would be deleted with its offsets, and the errors of the others."""
+    found = admin.describe_consumer_groups(names)
+    rows = [
+        {
+            "group": group.group_id,
+            "state": group.state,
+            "members": len(group.members),
+            "offsets": len(admin.list_consumer_group_offsets(group.group_id).values),
+        }
+        for group in found.values.values()
+    ]
+    return rows, groups_with_nearest(admin, found.errors)
+
+
+def check_group_exists(admin: Admin, group: str) -> None:
+    """Check that there is a group.
+
+    Raises:
+        NotFoundError: there is none of this name; the error names the nearest.
+    """
+    for error in groups_with_nearest(admin, admin.describe_consumer_groups([group]).errors).values():
+        raise error
+
+
+def partition_numbers(partitions: Mapping[TopicPartition, Any], topic: str) -> list[int]:
+    """Return the numbers of a topic's partitions among some."""
+    return sorted(key.partition for key in partitions if key.topic == topic)
+
+
+def committed_offset(committed: Mapping[TopicPartition, Any], key: TopicPartition) -> int | None:
+    """Return a partition's offset among committed ones; None: there is none."""
+    found = committed.get(key)
+    return None if found is None else found.offset
+
+
+def offset_row(group: str, key: TopicPartition, committed: int | None) -> dict[str, Any]:
+    """Return the row of a committed offset."""
+    return {"group": group, "topic": key.topic, "partition": key.partition, "committed": committed}

@@ -1,0 +1,266 @@
+"""Changes of a group from the page: a preview as the command's, and then exactly what was previewed, or nothing."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from kohort.client.admin.admin import Admin
+from kohort.client.admin.group_changes import (
+    Goal,
+    OffsetChange,
+    check_group_exists,
+    group_deletions,
+    offset_changes,
+    offset_deletions,
+    parse_goal,
+    set_offsets,
+)
+from kohort.errors import InvalidInputError, KafkaError, NotFoundError
+from kohort.ids import TopicPartition
+
+log = logging.getLogger("kohort.dashboard")
+
+PREVIEW_S = 300.0
+"""How long a preview can be confirmed."""
+PREVIEWS_MAX = 100
+"""The most previews that wait to be confirmed; then the oldest is forgotten."""
+OFFSETS_MAX = 10_000
+"""The most offsets of a change. The command has no such limit."""
+TOPICS_MAX = 100
+"""The most topics that a change names."""
+
+View = dict[str, Any]
+RESET, DELETE_OFFSETS, DELETE = "reset-offsets", "delete-offsets", "delete"
+
+
+class ChangedMeanwhileError(KafkaError):
+    """A preview that can't be confirmed: it is gone, or the group is not as it was."""
+
+
+class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request for a preview.
+
+    Attributes:
+        change: What to do, as `kohort groups` calls it.
+        group: The group.
+        topics: TOPIC, or TOPIC:0,1 for some partitions; none: all with committed offsets, for a reset.
+        goal: Where to, for a reset: the command's options without `--to-` and the like, as `parse_goal` has them.
+        value: The offset, number of records, time or duration of the goal.
+    """
+
+    change: Literal["reset-offsets", "delete-offsets", "delete"]
+    group: str
+    topics: list[str] = []
+    goal: Literal["earliest", "latest", "current", "offset", "datetime", "duration", "shift"] | None = None
+    value: int | str | None = None
+
+
+class ConfirmBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that makes a change: the token of its preview."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPreview:
+    """A change that was previewed.
+
+    Attributes:
+        change: `RESET`, `DELETE_OFFSETS` or `DELETE`.
+        group: The group.
+        owner: The secret of the session that has the preview; empty without logins.
+        rows: The rows that were shown.
+        offsets: What a reset sets.
+        state: The group's members and offsets, which must still be the same.
+        ends_s: When it can be confirmed no longer.
+    """
+
+    change: str
+    group: str
+    owner: str
+    rows: tuple[View, ...]
+    offsets: tuple[OffsetChange, ...]
+    state: object
+    ends_s: float
+
+
+class GroupChanges:
+    """Previews and changes of groups. Calls block, and may come from several threads.
+
+    Args:
+        admin: Makes an administration client.
+        now_s: A clock.
+    """
+
+    def __init__(self, admin: Callable[[], Admin], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._admin, self._now_s = admin, now_s
+        self._lock = threading.Lock()
+        self._previews: OrderedDict[str, GroupPreview] = OrderedDict()
+
+    def preview(self, asked: PreviewBody, owner: str) -> View:
+        """Return the rows of a change, as its command shows them, and the token that confirms it.
+
+        There is no token if nothing can be changed.
+
+        Raises:
+            InvalidInputError: The request describes no change.
+            NotFoundError: There is no such group, topic or partition.
+            KafkaError: The cluster refuses, or can't be reached; or the group has members.
+        """
+        goal = _goal(asked)
+        if not asked.group or len(asked.topics) > TOPICS_MAX or not all(asked.topics):
+            raise InvalidInputError(f"name a group, and at most {TOPICS_MAX} topics")
+        offsets: list[OffsetChange] = []
+        errors: Mapping[Any, KafkaError] = {}
+        with self._admin() as admin:
+            check_group_exists(admin, asked.group)
+            state = _state(admin, asked.group)  # before the preview: what comes between is refused later
+            if goal is not None:
+                offsets, errors, _ = offset_changes(admin, [asked.group], goal, asked.topics)
+                rows = [change.row() for change in offsets]
+            elif asked.change == DELETE_OFFSETS:
+                rows = offset_deletions(admin, asked.group, asked.topics)
+            else:
+                rows, errors = group_deletions(admin, [asked.group])
+                errors = {**errors, **_with_members(rows)}
+        if len(rows) > OFFSETS_MAX:
+            raise InvalidInputError(f"these are {len(rows)} offsets: more than {OFFSETS_MAX} are for kohort groups")
+        found = GroupPreview(
+            asked.change, asked.group, owner, tuple(rows), tuple(offsets), state, self._now_s() + PREVIEW_S
+        )
+        return {
+            "rows": rows,
+            "errors": [str(error) for error in errors.values()],
+            "token": self._keep_preview(found, errors),
+        }
+
+    def _keep_preview(self, preview: GroupPreview, errors: Mapping[Any, KafkaError]) -> str | None:
+        if not preview.rows or preview.group in errors:
+            return None
+        token = secrets.token_urlsafe(32)
+        with self._lock:
+            self._previews[token] = preview
+            while len(self._previews) > PREVIEWS_MAX:
+                self._previews.popitem(last=False)
+        return token
+
+    def confirm(self, token: str, owner: str, user: str | None) -> View:
+        """Make the change of a preview, once. Return its rows with `done`, and the errors.
+
+        Args:
+            token: The preview's token.
+            owner: The secret of the session that asks.
+            user: Its user, for the log; None: there is no login.
+
+        Raises:
+            ChangedMeanwhileError: There is no such preview of this session, or the group has changed since.
+            KafkaError: The cluster can't be reached.
+        """
+        with self._lock:
+            found = self._previews.get(token)
+            if found is None or not hmac.compare_digest(found.owner.encode(), owner.encode()):
+                raise ChangedMeanwhileError("there is no such preview: look at it again")
+            del self._previews[token]
+        if found.ends_s <= self._now_s():
+            raise ChangedMeanwhileError(f"the preview is older than {PREVIEW_S:.0f} s: look at it again")
+        who = f"[group {_logged(found.group)}][user {'(no login)' if user is None else _logged(user)}]"
+        with self._admin() as admin:
+            try:
+                _check_unchanged(admin, found)
+            except ChangedMeanwhileError as error:
+                log.warning("%s %s refused: %s", who, found.change, error.message)
+                raise
+            rows, errors = _make(admin, found)
+        done = [row for row in rows if row["done"]]
+        if done:
+            log.info("%s %s done: %s", who, found.change, "; ".join(_text(row) for row in done))
+        if errors:
+            log.warning("%s %s refused: %s", who, found.change, "; ".join(str(error) for error in errors.values()))
+        return {"rows": rows, "errors": [str(error) for error in errors.values()]}
+
+
+def _goal(asked: PreviewBody) -> Goal | None:
+    """Return where a reset goes; None: it is none.
+
+    Raises:
+        InvalidInputError: The fields do not fit together.
+    """
+    if asked.change != RESET:
+        if asked.goal is not None or asked.value is not None:
+            raise InvalidInputError(f"{asked.change} has no goal")
+        if (asked.change == DELETE_OFFSETS) != bool(asked.topics):
+            raise InvalidInputError("name topics to delete offsets, and none to delete a group")
+        return None
+    kinds: dict[str | None, type] = {"offset": int, "shift": int, "datetime": str, "duration": str}
+    kind = kinds.get(asked.goal)
+    if asked.goal is None or not (asked.value is None if kind is None else isinstance(asked.value, kind)):
+        raise InvalidInputError(
+            "say where to: earliest, latest, current; or offset, shift, datetime, duration with a value"
+        )
+    return parse_goal({asked.goal: True if kind is None else asked.value})
+
+
+def _state(admin: Admin, group: str) -> object:
+    """Return what must be the same when a preview is confirmed."""
+    found = admin.describe_consumer_groups([group]).result(group)
+    committed = admin.list_consumer_group_offsets(group).all()
+    return found.state, sorted(member.member_id for member in found.members), dict(committed)
+
+
+def _with_members(rows: list[View]) -> dict[str, KafkaError]:
+    """Return the errors of groups that can't be deleted, because they have members."""
+    text = "group {group!r} has {members} members: stop them first"
+    return {row["group"]: KafkaError(text.format(**row)) for row in rows if row["members"]}
+
+
+def _check_unchanged(admin: Admin, preview: GroupPreview) -> None:
+    try:
+        state = _state(admin, preview.group)
+    except NotFoundError:
+        state = None
+    if state != preview.state:
+        raise ChangedMeanwhileError(f"group {preview.group!r} has changed since the preview: look at it again")
+    if preview.offsets:
+        keys = [change.key for change in preview.offsets]
+        bounds, errors = Goal("current").bounds(admin, keys)
+        for error in errors.values():
+            raise error
+        for change in preview.offsets:
+            if not bounds[change.key].start <= change.target.new <= bounds[change.key].end:
+                raise ChangedMeanwhileError(
+                    f"{change.key} has no offset {change.target.new} any more: look at it again"
+                )
+
+
+def _make(admin: Admin, preview: GroupPreview) -> tuple[list[View], Mapping[Any, KafkaError]]:
+    if preview.change == RESET:
+        return set_offsets(admin, preview.offsets)
+    if preview.change == DELETE:
+        deleted = admin.delete_consumer_groups([preview.group])
+        return [{**row, "done": row["group"] in deleted.values} for row in preview.rows], deleted.errors
+    keys = [TopicPartition(row["topic"], row["partition"]) for row in preview.rows]
+    results = admin.delete_consumer_group_offsets(preview.group, keys)
+    rows = [{**row, "done": key in results.values} for row, key in zip(preview.rows, keys, strict=True)]
+    return rows, results.errors
+
+
+def _text(row: View) -> str:
+    """Return a change as the log has it."""
+    if "topic" not in row:
+        return f"{row['offsets']} offsets"
+    new = f" -> {row['new']}" if "new" in row else ""
+    return f"{_logged(row['topic'])}-{row['partition']} {row['committed']}{new}"
+
+
+def _logged(name: str) -> str:
+    return name if name.isprintable() else name.encode("unicode_escape").decode()

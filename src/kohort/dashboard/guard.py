@@ -1,0 +1,243 @@
+"""Checks of every request to the dashboard (host, origin, login), and the headers of every answer."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kohort.dashboard.cluster_lookups import BusyError
+from kohort.dashboard.group_changes import ChangedMeanwhileError
+from kohort.dashboard.logins import SESSION_S, DashboardLogins, LoginSession
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
+from kohort.io.server_certificates import ServerCertificates
+from kohort.lag.snapshot import reason_of
+from kohort.settings.config import is_loopback
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX = 64 << 10
+"""The most bytes of a request's body."""
+COOKIE, SECURE_COOKIE = "kohort-session", "__Host-kohort-session"
+"""The name of the session's cookie. A browser takes `__Host-` from this host alone, and over TLS alone."""
+SECRET, SESSION = "kohort.secret", "kohort.session"
+"""Where a request's scope has its session."""
+LOGIN_PATHS = ("/api/login", "/api/session")
+"""The answers that need no login."""
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""The headers of every answer: the page loads nothing from elsewhere, and no other page loads from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardAccess:
+    """Access to the dashboard: logins, TLS, and the names under which it is reached.
+
+    Attributes:
+        logins: The logins; None: everyone who can connect may use it.
+        tls: What connections speak; None: plain HTTP.
+        is_insecure: Passwords may cross the network unencrypted.
+        hosts: The names that browsers may use besides those of loopback.
+        allows_changes: Groups can be changed from the page.
+    """
+
+    logins: DashboardLogins | None = None
+    tls: ServerCertificates | None = None
+    is_insecure: bool = False
+    hosts: frozenset[str] = frozenset()
+    allows_changes: bool = False
+
+    def check(self, host: str, port: int) -> None:
+        """Check that users of other machines log in, if such machines reach the address.
+
+        Raises:
+            InvalidInputError: They would not have to, or their passwords would cross the network unencrypted.
+        """
+        if is_loopback(host) or (self.logins is not None and (self.tls is not None or self.is_insecure)):
+            return
+        lack = "it has no login" if self.logins is None else "passwords would cross the network unencrypted"
+        raise InvalidInputError(
+            f"{host}:{port} can be reached from other machines, and {lack}. Ways to go on: --users FILE with --tls "
+            "FILE (users log in), --users FILE with --insecure (the same, where something else encrypts), or listen on "
+            "127.0.0.1 and reach it by ssh -L"
+        )
+
+    def is_own_name(self, host: str) -> bool:
+        """Return whether a request's Host is a name of this dashboard.
+
+        Without this check a page's own name that leads here (DNS rebinding) makes that page one of this host. Addresses
+        are no such names. They count where users log in.
+        """
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if name == "localhost" or name in self.hosts:
+                return True
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or self.logins is not None
+
+    @property
+    def cookie(self) -> str:
+        """The name of the session's cookie."""
+        return COOKIE if self.tls is None else SECURE_COOKIE
+
+    def set_cookie(self, answer: Response, secret: str | None) -> None:
+        """Give the browser a session; None takes it away."""
+        answer.set_cookie(
+            self.cookie,
+            secret or "",
+            max_age=int(SESSION_S) if secret else 0,
+            path="/",
+            httponly=True,
+            samesite="strict",
+            secure=self.tls is not None,
+        )
+
+
+OPEN = DashboardAccess()
+
+
+class RenewedContext(ssl.SSLContext):
+    """A server's context whose connections each get the present certificates."""
+
+    certificates: ServerCertificates
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        """Begin a connection with the present certificates."""
+        return self.certificates.context().wrap_bio(*args, **options)
+
+
+def renewed_context(certificates: ServerCertificates) -> RenewedContext:
+    """Return a context for servers of asyncio, which call `wrap_bio` for each connection."""
+    context = RenewedContext(ssl.PROTOCOL_TLS_SERVER)
+    context.certificates = certificates
+    return context
+
+
+class DashboardGuard:
+    """The checks before every request, and the headers of every answer.
+
+    Listening on loopback does not keep other web pages out: a browser sends requests of any page.
+
+    Args:
+        app: Answers what is let through.
+        access: Who may use it.
+        changes: The paths that take POST, which are those of changes and of logins.
+    """
+
+    def __init__(self, app: ASGIApp, access: DashboardAccess, changes: frozenset[str]) -> None:
+        self._app, self._access, self._changes = app, access, changes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self._refusal(scope, headers)
+        app = self._app if refusal is None else refusal
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
+        method, path, host = scope["method"], scope["path"], headers.get("host", "")
+        if method not in (("POST",) if path in self._changes else ("GET", "HEAD")):
+            return error_answer(405, "POST" if path in self._changes else "this only reads: GET", "refused")
+        if not self._access.is_own_name(host):
+            return error_answer(
+                421, "the host in the address must be localhost, a loopback address, or a name of --host", "refused"
+            )
+        if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return error_answer(403, "asked by another page", "refused")
+        if method == "POST":
+            if urlsplit(headers.get("origin", "")).netloc.lower() != host.lower():
+                return error_answer(403, "asked by another page, or by none: Origin must be this host", "refused")
+            if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                return error_answer(415, "the body must be application/json", "refused")
+        return self._login_refusal(scope, path, headers)
+
+    def _login_refusal(self, scope: Scope, path: str, headers: Mapping[str, str]) -> Response | None:
+        scope[SECRET], scope[SESSION] = "", None
+        if self._access.logins is None:
+            return None
+        scope[SECRET] = _cookie(headers.get("cookie", ""), self._access.cookie)
+        scope[SESSION] = self._access.logins.session(scope[SECRET]) if scope[SECRET] else None
+        if scope[SESSION] is None and path.startswith("/api/") and path not in LOGIN_PATHS:
+            return error_answer(401, "log in", "not_authorized")
+        return None
+
+
+def _cookie(header: str, name: str) -> str:
+    try:
+        found = SimpleCookie(header).get(name)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def user_of(request: Request) -> str | None:
+    """Return who is logged in; None: there is no login."""
+    session: LoginSession | None = request.scope[SESSION]
+    return None if session is None else session.user
+
+
+async def body_of(request: Request, kind: type[T]) -> T:
+    """Return a request's body.
+
+    Raises:
+        InvalidInputError: It is too long, or no JSON of this kind.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            raise InvalidInputError(f"the body has more than {BODY_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"the body is not as expected: {error}") from None
+
+
+# -- Answers
+
+
+def json_answer(value: Any, status: int = 200) -> Response:
+    """Return an answer as JSON."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def error_answer(status: int, text: str, reason: str) -> Response:
+    """Return an answer that is an error."""
+    return json_answer({"error": text, "reason": reason}, status)
+
+
+def failure_answer(error: KafkaError) -> Response:
+    """Return the answer that says why there is none."""
+    kinds = (
+        (InvalidInputError, 400), (NotAuthorizedError, 403), (NotFoundError, 404), (ChangedMeanwhileError, 409),
+        (BusyError, 429),
+    )  # fmt: skip
+    status = next((status for kind, status in kinds if isinstance(error, kind)), 503)
+    return error_answer(status, str(error), reason_of(error))

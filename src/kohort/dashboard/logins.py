@@ -1,0 +1,211 @@
+"""Logins of the dashboard: users of a file, a limit on tries, and sessions."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kohort.dashboard.cluster_lookups import BusyError
+from kohort.errors import InvalidInputError, NotAuthorizedError
+from kohort.io.log_throttle import FailureThrottle
+from kohort.settings.config import read_properties
+
+log = logging.getLogger("kohort.dashboard")
+
+FILE_CHECK_S = 1.0
+"""How often the users' file is looked at."""
+ADDRESS_TRIES, USER_TRIES = 10, 30
+"""The most failed logins of one address, and of one user from everywhere, before each further one has to wait."""
+TRY_INTERVAL_S = 10.0
+"""How soon one more failed login is allowed then."""
+TRACKED_MAX = 10_000
+"""The most addresses and users whose failed logins are counted; then the oldest is forgotten."""
+SESSION_S = 12 * 3600.0
+"""How long a login lasts."""
+USER_SESSIONS_MAX = 20
+"""The most sessions of a user; a further login ends the oldest."""
+NAME_MAX = 256
+"""The longest name and password, in characters."""
+REFUSED = "wrong user or password"
+
+
+class DashboardUsers:
+    """The users of a file, NAME=PASSWORD in each line, as a broker's `--sasl` takes. A changed file is read again.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidInputError: It can't be read, has no user, or a user has no password.
+    """
+
+    def __init__(self, path: Path, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._now_s = path, now_s
+        self._key = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._failures = FailureThrottle(lambda: time.monotonic() * 1000)
+        self._read_as: tuple[int, ...] = ()
+        self._proofs: dict[str, bytes] = {}
+        self._checked_s = now_s()
+        self._read()
+
+    def login(self, user: str, password: str) -> bytes | None:
+        """Return the proof of a user's present password; None: the user or the password is wrong.
+
+        An unknown user takes as long as a known one.
+        """
+        known = self.proof(user)
+        given = hmac.digest(self._key, password.encode(), "sha256")
+        fits = hmac.compare_digest(given, secrets.token_bytes(len(given)) if known is None else known)
+        return known if fits else None
+
+    def proof(self, user: str) -> bytes | None:
+        """Return what stands for a user's present password; None: there is no such user."""
+        with self._lock:
+            if self._now_s() - self._checked_s >= FILE_CHECK_S:
+                self._checked_s = self._now_s()
+                try:
+                    self._read()
+                except InvalidInputError as error:
+                    if self._failures.due(error.message):
+                        log.warning("%s; the users that were read last stay", error.message)
+            return self._proofs.get(user)
+
+    def _read(self) -> None:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise InvalidInputError(f"can't read the users of {self._path}: {error}") from None
+        state = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if state == self._read_as:
+            return
+        users = read_properties(self._path)
+        for name, password in users.items():
+            if not password or len(password) > NAME_MAX or len(name) > NAME_MAX:
+                raise InvalidInputError(f"{self._path}: user {name}: give a password of 1 to {NAME_MAX} characters")
+        if not users:
+            raise InvalidInputError(f"{self._path} has no user: write NAME=PASSWORD in each line")
+        self._proofs = {name: hmac.digest(self._key, word.encode(), "sha256") for name, word in users.items()}
+        self._read_as = state
+
+
+class FailedTries:
+    """The failed logins by address and by user: some, and then one every `TRY_INTERVAL_S`."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._free_at_s: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def check(self, address: str, user: str) -> None:
+        """Refuse a try if too many have failed.
+
+        Raises:
+            BusyError: They have.
+        """
+        now_s = self._now_s()
+        for key, tries in _keys(address, user):
+            if self._free_at_s.get(key, 0.0) > now_s + (tries - 1) * TRY_INTERVAL_S:
+                raise BusyError(f"too many logins have failed: try again in {TRY_INTERVAL_S:.0f} s")
+
+    def count_failure(self, address: str, user: str) -> None:
+        """Count a failure."""
+        now_s = self._now_s()
+        for key, _ in _keys(address, user):
+            self._free_at_s[key] = max(now_s, self._free_at_s.get(key, 0.0)) + TRY_INTERVAL_S
+            self._free_at_s.move_to_end(key)
+        while len(self._free_at_s) > TRACKED_MAX:
+            self._free_at_s.popitem(last=False)
+
+
+def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], ...]:
+    """Return what counts as one address, and the user; of IPv6 the network, since a host has 2**64 addresses."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+        if found.version == 6:
+            address = str(ipaddress.ip_network((int(found), 64), strict=False))
+    except ValueError:
+        pass
+    name = hashlib.sha256(user.encode()).hexdigest()
+    return (("address", address), ADDRESS_TRIES), (("user", name), USER_TRIES)
+
+
+@dataclass(frozen=True, slots=True)
+class LoginSession:
+    """A login.
+
+    Attributes:
+        user: Its name.
+        proof: The proof of the password that it began with.
+        ends_s: When it ends.
+    """
+
+    user: str
+    proof: bytes
+    ends_s: float
+
+
+class DashboardLogins:
+    """The logins and their sessions. All calls come from one thread.
+
+    Args:
+        users: The users.
+        now_s: A clock.
+    """
+
+    def __init__(self, users: DashboardUsers, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._users, self._now_s = users, now_s
+        self._tries = FailedTries(now_s)
+        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
+
+    def begin(self, address: str, user: str, password: str) -> str:
+        """Return the secret of a new session.
+
+        Raises:
+            NotAuthorizedError: The user or the password is wrong.
+            BusyError: Too many logins have failed.
+        """
+        shown = user if user.isprintable() and len(user) <= NAME_MAX else "?"
+        self._tries.check(address, user[:NAME_MAX])
+        proof = self._users.login(user, password) if max(len(user), len(password)) <= NAME_MAX else None
+        if proof is None:
+            self._tries.count_failure(address, user[:NAME_MAX])
+            log.warning("[user %s] login from %s refused: %s", shown, address, REFUSED)
+            raise NotAuthorizedError(REFUSED)
+        own = [key for key, session in self._sessions.items() if session.user == user]
+        for key in own[: max(0, len(own) - USER_SESSIONS_MAX + 1)]:
+            del self._sessions[key]
+        secret = secrets.token_urlsafe(32)
+        self._sessions[_kept(secret)] = LoginSession(user, proof, self._now_s() + SESSION_S)
+        log.info("[user %s] logged in from %s", shown, address)
+        return secret
+
+    def session(self, secret: str) -> LoginSession | None:
+        """Return a session; None: it never was, has ended, or its user is gone or has another password."""
+        found = self._sessions.get(_kept(secret))
+        if found is None:
+            return None
+        proof = self._users.proof(found.user)
+        if found.ends_s > self._now_s() and proof is not None and hmac.compare_digest(proof, found.proof):
+            return found
+        self.end(secret)
+        return None
+
+    def end(self, secret: str) -> None:
+        """End a session."""
+        found = self._sessions.pop(_kept(secret), None)
+        if found is not None:
+            log.info("[user %s] logged out", found.user)
+
+
+def _kept(secret: str) -> bytes:
+    """Return the hash under which a session is kept: a search by it tells nothing about the secret by its time."""
+    return hashlib.sha256(secret.encode()).digest()
