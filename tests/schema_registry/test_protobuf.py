@@ -153,6 +153,13 @@ def test_value_that_is_not_of_the_schema_is_refused(order: ProtobufSchema, value
         protobuf_writer(order, 1)(value)
 
 
+def test_message_of_another_type_is_refused(order: ProtobufSchema) -> None:
+    write = protobuf_writer(order, 1, "Receipt")
+    assert write(message_class(order, "Receipt")(number=3)) == write({"number": 3})
+    with pytest.raises(InvalidInputError, match="^the value is a shop.Order, and not shop.Receipt"):
+        write(message_class(order, "Order")())
+
+
 def test_value_without_end_is_refused(order: ProtobufSchema) -> None:
     value: dict[str, Any] = {}
     value["parent"] = value
@@ -455,7 +462,7 @@ def test_what_confluents_client_writes_is_read(embedded: EmbeddedSchemaRegistry,
 
 
 def test_references_of_confluents_client_are_read(embedded: EmbeddedSchemaRegistry) -> None:
-    """It registers each file that is imported under the file's name, as descriptors."""
+    """Confluent's client registers each file that is imported under the file's name, as descriptors."""
     from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 
     made = message_class(compiled(USES_A, (("x/a.proto", A),), "the schema"), "U")

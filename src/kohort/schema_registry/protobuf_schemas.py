@@ -1,8 +1,8 @@
 """Protobuf schemas: from a registry's text to descriptors, by protoc in a process of its own, and within limits.
 
 A registry has the text of a .proto file, or its serialized descriptor in Base64, which Confluent's client for Python
-registers. Both are given to protoc, Google's own compiler, which grpcio-tools brings. protoc read 1 MiB of text in
-0.8 s of CPU, where a parser in Python took 1 s for 53 kB. It runs in another process, because schemas come from others.
+registers. Both are given to protoc, Google's own compiler, which grpcio-tools brings. It read 1 MiB of text in 0.8 s of
+CPU, where a parser in Python took 1 s for 53 kB. It runs in another process, because schemas come from others.
 """
 
 from __future__ import annotations

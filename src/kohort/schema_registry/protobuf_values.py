@@ -109,7 +109,7 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
     from google.protobuf.message_factory import GetMessageClass
 
     known: dict[tuple[int, ...], tuple[Any, _MessageReader, int, str]] = {}
-    readers: dict[str, _MessageReader] = {}
+    readers = MessageReaders()
 
     def read_value(data: bytes) -> dict[str, Any]:
         check_size(data, max_bytes)
@@ -118,38 +118,28 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
         if found is None:
             message = schema.message_at(indexes)
             name = f"the message {message.full_name} of {schema.name}"
-            found = (GetMessageClass(message), _reader_of(message, readers), max_bytes_of(message, max_bytes), name)
+            found = (GetMessageClass(message), readers.message_reader(message), max_bytes_of(message, max_bytes), name)
             known[indexes] = found
         message_class, to_dict, most, name = found
         check_size(data, most)
         parsed = parsed_message(message_class, data[at:], name)
         try:
-            return to_dict(parsed, _Budget())
+            return to_dict(parsed, MessageBudget())
         except (ValueError, OverflowError, RecursionError) as error:
             raise CorruptDataError(f"no value of {name}: {str(error)[:200]}") from None
 
     return read_value
 
 
-def _reader_of(message: Descriptor, readers: dict[str, _MessageReader]) -> _MessageReader:
-    """Return the reader of a message, whose type may contain itself."""
-    found = readers.get(message.full_name)
-    if found is None:
-        found = readers[message.full_name] = _MessageReader()
-        found.prepare(message, readers)
-    return found
-
-
 class _MessageReader:
     """Makes dicts of messages of one type."""
 
-    def prepare(self, message: Descriptor, readers: dict[str, _MessageReader]) -> None:
-        """Take the fields of a type; readers of other types are taken from `readers`, and added to them."""
+    def take_fields(self, message: Descriptor, readers: MessageReaders) -> None:
         self._defaults: dict[str, Any] = {}
         self._empty: list[tuple[str, type]] = []
-        self._convert: dict[int, _Convert | None] = {}
+        self._convert: dict[int, Convert | None] = {}
         for field in message.fields:
-            convert = _field_reader(field, readers)
+            convert = readers.field_reader(field)
             self._convert[field.number] = convert
             if field.is_repeated:
                 self._defaults[field.name] = None
@@ -158,10 +148,10 @@ class _MessageReader:
                 self._defaults[field.name] = None
             else:
                 default = field.default_value
-                self._defaults[field.name] = default if convert is None else convert(default, _Budget())
+                self._defaults[field.name] = default if convert is None else convert(default, MessageBudget())
 
-    def __call__(self, message: Message, budget: _Budget) -> dict[str, Any]:
-        budget.take(1)
+    def __call__(self, message: Message, budget: MessageBudget) -> dict[str, Any]:
+        budget.take_messages(1)
         found = dict(self._defaults)
         for name, kind in self._empty:
             found[name] = kind()
@@ -172,17 +162,17 @@ class _MessageReader:
         return found
 
 
-_Convert: TypeAlias = Callable[[Any, "_Budget"], Any]
+Convert: TypeAlias = Callable[[Any, "MessageBudget"], Any]
 """A function that converts what protobuf has, and takes the messages in it from a budget."""
 
 
-class _Budget:
+class MessageBudget:
     """The messages that a value may still have."""
 
     def __init__(self) -> None:
         self._left = MESSAGES_MAX
 
-    def take(self, count: int) -> None:
+    def take_messages(self, count: int) -> None:
         """Take messages.
 
         Raises:
@@ -193,48 +183,76 @@ class _Budget:
             raise ValueError(f"it has more than {MESSAGES_MAX} messages within it")
 
 
-def _field_reader(field: FieldDescriptor, readers: dict[str, _MessageReader]) -> _Convert | None:
-    """Return a function that converts what protobuf has in a field; None: it needs none."""
-    if is_map(field):
-        entry = field.message_type.fields_by_name["value"]
-        item = _item_reader(entry, readers)
-        return (lambda found, _budget: dict(found)) if item is None else _map_reader(item)
-    item = _item_reader(field, readers)
-    if not field.is_repeated:
-        return item
-    return (lambda found, _budget: list(found)) if item is None else _list_reader(item)
+class MessageReaders:
+    """The readers of the messages of a schema, which may contain themselves and each other."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, _MessageReader] = {}
+
+    def message_reader(self, message: Descriptor) -> _MessageReader:
+        """Return the reader of a message, which makes a dict."""
+        found = self._by_name.get(message.full_name)
+        if found is None:
+            found = self._by_name[message.full_name] = _MessageReader()
+            found.take_fields(message, self)
+        return found
+
+    def field_reader(self, field: FieldDescriptor) -> Convert | None:
+        """Return a function that converts what protobuf has in a field; None: it needs none."""
+        if is_map(field):
+            return self.map_reader(self._item_reader(field.message_type.fields_by_name["value"]))
+        item = self._item_reader(field)
+        if not field.is_repeated:
+            return item
+        return (lambda found, _budget: list(found)) if item is None else _list_reader(item)
+
+    def _item_reader(self, field: FieldDescriptor) -> Convert | None:
+        message = field.message_type
+        if message is None:
+            return self.leaf_reader(field)
+        kind = well_known(message)
+        if kind == "wrapper":
+            item = self.leaf_reader(message.fields_by_name["value"]) or (lambda found, _budget: found)
+            return lambda found, budget: item(found.value, budget)
+        return self.time_reader(kind) if kind else self.message_reader(message)
+
+    def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
+        """Return a function that converts a value that is no message; None: it needs none."""
+        if field.enum_type is None:
+            return None
+        names = enum_names(field)
+        return lambda number, _budget: names.get(number, number)
+
+    def time_reader(self, kind: str) -> Convert:
+        """Return a function that converts a timestamp or duration."""
+        if kind == "timestamp":
+            return lambda found, _budget: EPOCH + timedelta(microseconds=timestamp_us(found))
+        return lambda found, _budget: timedelta(microseconds=duration_us(found))
+
+    def map_reader(self, item: Convert | None) -> Convert:
+        """Return a function that converts a map, whose values are converted by another."""
+        if item is None:
+            return lambda found, _budget: dict(found)
+        convert = item
+
+        def map_of(found: Any, budget: MessageBudget) -> dict[Any, Any]:
+            budget.take_messages(len(found))
+            return {key: convert(found[key], budget) for key in found}
+
+        return map_of
 
 
-def _map_reader(item: _Convert) -> _Convert:
-    def read(found: Any, budget: _Budget) -> dict[Any, Any]:
-        budget.take(len(found))
-        return {key: item(found[key], budget) for key in found}
-
-    return read
-
-
-def _list_reader(item: _Convert) -> _Convert:
-    def read(found: Any, budget: _Budget) -> list[Any]:
-        budget.take(len(found))
+def _list_reader(item: Convert) -> Convert:
+    def list_of(found: Any, budget: MessageBudget) -> list[Any]:
+        budget.take_messages(len(found))
         return [item(value, budget) for value in found]
 
-    return read
+    return list_of
 
 
-def _item_reader(field: FieldDescriptor, readers: dict[str, _MessageReader]) -> _Convert | None:
-    if field.enum_type is not None:
-        names = {value.number: value.name for value in reversed(field.enum_type.values)}  # the first of aliases
-        return lambda number, _budget: names.get(number, number)
-    if field.message_type is None:
-        return None
-    kind = well_known(field.message_type)
-    if kind == "timestamp":
-        return lambda found, _budget: EPOCH + timedelta(microseconds=timestamp_us(found))
-    if kind == "duration":
-        return lambda found, _budget: timedelta(microseconds=duration_us(found))
-    if kind == "wrapper":
-        return lambda found, _budget: found.value
-    return _reader_of(field.message_type, readers)
+def enum_names(field: FieldDescriptor) -> dict[int, str]:
+    """Return the names of an enum's numbers, of which the first counts."""
+    return {value.number: value.name for value in reversed(field.enum_type.values)}
 
 
 def timestamp_us(found: Any) -> int:
@@ -283,11 +301,11 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
     made, serialize = GetMessageClass(found), message_methods().SerializeToString
 
     def write_value(value: Any) -> bytes:
+        given = type(value).DESCRIPTOR.full_name if isinstance(value, Message) else found.full_name
+        if given != found.full_name:
+            raise InvalidInputError(f"the value is a {given}, and not {found.full_name}")
         try:
             if isinstance(value, Message):
-                given = type(value).DESCRIPTOR.full_name
-                if given != found.full_name:
-                    raise InvalidInputError(f"the value is a {given}, and not {found.full_name}")
                 return prefix + bytes(serialize(value))
             return prefix + bytes(serialize(made(**build(value))))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError, EncodeError) as error:

@@ -33,7 +33,7 @@ from kohort.errors import (
     TimedOutError,
 )
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, check_size, schema_id
-from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, Imports, compiled, is_built_in
+from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled, is_built_in
 from kohort.settings.arguments import checked, checked_call
 
 SCHEMA_BYTES_MAX = 1024 * 1024
@@ -97,7 +97,7 @@ class RegisteredSchema:
     subject: str = ""
     version: int = 0
     references: tuple[SchemaReference, ...] = ()
-    imports: Imports = ()
+    imports: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -419,7 +419,7 @@ class SchemaRegistry:
         except KafkaError as error:
             failure = self._failed(number, error)
         else:
-            return self._keep(number, made)
+            return self._keep_schema(number, made)
         raise failure.to_error()
 
     def _known_of(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
@@ -474,7 +474,7 @@ class SchemaRegistry:
                 raise failure.to_error()
         return None
 
-    def _keep(self, number: int, made: _KnownSchema) -> _KnownSchema:
+    def _keep_schema(self, number: int, made: _KnownSchema) -> _KnownSchema:
         with self._lock:
             self._away = None
             if number not in self._schemas:
