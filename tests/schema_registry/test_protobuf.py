@@ -129,6 +129,33 @@ def test_defaults_and_required_fields_of_proto2() -> None:
         write({})
 
 
+def test_default_that_is_no_text_is_refused() -> None:
+    schema = compiled(
+        r'message M { optional string s = 1 [default = "\xff"]; optional int32 i = 2; }', (), "the schema 1"
+    )
+    with pytest.raises(CorruptDataError, match="the message M of the schema 1 can't be read"):
+        protobuf_reader(schema, 1 << 20)(PREFIX + b"\0\x10\1")
+
+
+def test_descriptor_of_a_map_without_values_is_refused() -> None:
+    schema = compiled('syntax = "proto3"; message M { map<string, int32> m = 1; }', (), "the schema 1")
+    files = descriptor_pb2.FileDescriptorSet.FromString(schema.set.SerializeToString())
+    files.file[0].message_type[0].nested_type[0].field[1].name = "other"
+    with pytest.raises(InvalidInputError, match="no key and value"):
+        ProtobufSchema(files, "it")
+    with pytest.raises(InvalidInputError, match="protoc refuses the schema"):
+        compiled(base64.b64encode(files.file[0].SerializeToString()).decode(), (), "the schema")
+
+
+@pytest.mark.parametrize("field", ["name", "package", "dependency"])
+def test_descriptor_whose_names_are_no_text_is_refused(field: str) -> None:
+    tag = {"name": b"\x0a", "package": b"\x12", "dependency": b"\x1a"}[field]
+    file = descriptor_pb2.FileDescriptorProto.FromString(tag + b"\1\xff")
+    file.message_type.add(name="M")
+    with pytest.raises(InvalidInputError, match="no Protobuf schema"):
+        ProtobufSchema(descriptor_pb2.FileDescriptorSet(file=[file]), "it")
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [

@@ -173,8 +173,14 @@ class ProtobufSchema:
         self.set, self.name = files, name
         if not files.file or not files.file[-1].message_type:
             raise InvalidInputError(f"{name} has no message")
-        if sum(1 for _ in _parts(files)) > PARTS_MAX:
+        if any(isinstance(file.name, bytes) for file in files.file):  # protobuf has bytes where text is no UTF-8
+            raise InvalidInputError(f"{name} is no Protobuf schema: a file's name is no text")
+        parts = list(_parts(files))
+        if len(parts) > PARTS_MAX:
             raise InvalidInputError(f"{name} has more than {PARTS_MAX} messages, fields and values of enums")
+        entries = [part for part in parts if part.DESCRIPTOR.name == "DescriptorProto" and part.options.map_entry]
+        if any([field.name for field in entry.field] != ["key", "value"] for entry in entries):
+            raise InvalidInputError(f"{name} has a map whose entries are no key and value")
         pool = DescriptorPool()
         try:
             for file in files.file:

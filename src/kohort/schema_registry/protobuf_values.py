@@ -31,6 +31,7 @@ MESSAGES_MAX = 500_000
 """Most messages within a value, which take a second of CPU; empty ones in a list would be 2,000,000 in 4 MiB."""
 NANOS = 1_000_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES = {"google.protobuf.Timestamp": "timestamp", "google.protobuf.Duration": "duration"}
 _WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
@@ -39,19 +40,18 @@ _WRAPPERS = frozenset(
 
 def well_known(message: Descriptor) -> str:
     """Return what a message of Protobuf's own is: timestamp, duration, wrapper; "" for any other."""
+    names = set(message.fields_by_name)
     if not is_built_in(message.file.name):
         return ""
-    if message.full_name == "google.protobuf.Timestamp":
-        return "timestamp"
-    if message.full_name == "google.protobuf.Duration":
-        return "duration"
-    return "wrapper" if message.full_name in _WRAPPERS else ""
+    if message.full_name in _TIMES and names == {"seconds", "nanos"}:
+        return _TIMES[message.full_name]
+    return "wrapper" if message.full_name in _WRAPPERS and names == {"value"} else ""
 
 
 def is_map(field: FieldDescriptor) -> bool:
     """Return whether a field is a map, which Protobuf has as repeated entries."""
     message = field.message_type
-    return message is not None and bool(message.GetOptions().map_entry)
+    return message is not None and bool(message.GetOptions().map_entry) and field.is_repeated
 
 
 def max_bytes_of(message: Descriptor, max_bytes: int) -> int:
@@ -118,14 +118,17 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
         if found is None:
             message = schema.message_at(indexes)
             name = f"the message {message.full_name} of {schema.name}"
-            found = (GetMessageClass(message), readers.message_reader(message), max_bytes_of(message, max_bytes), name)
-            known[indexes] = found
+            try:
+                to_dict = readers.message_reader(message)
+            except ValueError as error:
+                raise CorruptDataError(f"{name} can't be read: {str(error)[:200]}") from None
+            found = known[indexes] = (GetMessageClass(message), to_dict, max_bytes_of(message, max_bytes), name)
         message_class, to_dict, most, name = found
         check_size(data, most)
         parsed = parsed_message(message_class, data[at:], name)
         try:
             return to_dict(parsed, MessageBudget())
-        except (ValueError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptDataError(f"no value of {name}: {str(error)[:200]}") from None
 
     return read_value
@@ -148,6 +151,8 @@ class _MessageReader:
                 self._defaults[field.name] = None
             else:
                 default = field.default_value
+                if field.type == field.TYPE_STRING and not isinstance(default, str):
+                    raise ValueError(f"the default of {field.name} is not UTF-8")
                 self._defaults[field.name] = default if convert is None else convert(default, MessageBudget())
 
     def __call__(self, message: Message, budget: MessageBudget) -> dict[str, Any]:

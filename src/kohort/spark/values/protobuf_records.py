@@ -135,6 +135,9 @@ class ProtobufDecoder:
             schema: the reader's schema, as a descriptor set in Base64.
             message: the message's full name.
             registry: the URL of a schema registry, for values with a prefix.
+
+        Raises:
+            InvalidInputError: the schema can't be used.
         """
         from google.protobuf.message_factory import GetMessageClass
 
@@ -143,7 +146,10 @@ class ProtobufDecoder:
         self._message = self._schema.message_named(message)
         self._class = GetMessageClass(self._message)
         self._name = f"the message {message}"
-        self._read = _ArrowReaders().message_reader(self._message)
+        try:
+            self._read = _ArrowReaders().message_reader(self._message)
+        except ValueError as error:
+            raise InvalidInputError(f"valueSchema: {error}") from None
         self._most = max_bytes_of(self._message, VALUE_BYTES)
         self._registry = None if registry is None else SchemaRegistry(registry)
         self._written: dict[int, ProtobufSchema | str] = {}
@@ -181,7 +187,7 @@ class ProtobufDecoder:
         message = parsed_message(self._class, value[at:], self._name)
         try:
             return self._read(message, MessageBudget())
-        except (ValueError, OverflowError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptDataError(f"no value of {self._name}: {str(error)[:200]}") from None
 
     def _reason_against(self, number: int, indexes: tuple[int, ...]) -> str:
