@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -325,6 +326,18 @@ USES_A = 'syntax = "proto3"; package p; import "x/a.proto"; message U { A a = 1;
 def test_hostile_imports_are_refused(imports: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         compiled(USES_A, imports, "the schema 1")
+
+
+def test_extra_that_is_not_installed_is_named(
+    embedded: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = SchemaRegistry(embedded.url)
+    data = registry.serializer("a-value", A, kind="PROTOBUF")({})
+    monkeypatch.setitem(sys.modules, "grpc_tools", None)
+    with pytest.raises(CorruptDataError, match=r"pip install 'kohort\[protobuf\]'"):
+        registry.deserialize(data)
+    with pytest.raises(InvalidInputError, match=r"pip install 'kohort\[protobuf\]'"):
+        SchemaRegistry(embedded.url).register("b-value", USES_A, "PROTOBUF")
 
 
 def test_protoc_that_takes_too_long_makes_the_schema_unusable(monkeypatch: pytest.MonkeyPatch) -> None:

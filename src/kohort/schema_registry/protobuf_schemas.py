@@ -66,7 +66,7 @@ def compiled(text: str, imports: Imports, name: str) -> ProtobufSchema:
         InvalidInputError: protoc refuses it, it is beyond a limit, or a library is not installed.
         RetriableError: this machine can't run protoc.
     """
-    if find_spec("google.protobuf") is None or find_spec("grpc_tools") is None:
+    if find_spec("grpc_tools") is None:  # it needs protobuf
         raise InvalidInputError(_MISSING)
     imports = tuple((path, found) for path, found in imports if not is_built_in(path))
     _check_imports(text, imports, name)
