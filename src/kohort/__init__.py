@@ -204,6 +204,7 @@ if TYPE_CHECKING:
     from kohort.ids import AclOperation as AclOperation
     from kohort.ids import TopicPartition as TopicPartition
     from kohort.schema_registry.registry import RegisteredSchema as RegisteredSchema
+    from kohort.schema_registry.registry import SchemaReference as SchemaReference
     from kohort.schema_registry.registry import SchemaRegistry as SchemaRegistry
 
 __version__ = "1.0.0rc1"
@@ -304,7 +305,7 @@ _NAMES = {
         "TimedOutError",
     ),
     "kohort.ids": ("AclOperation", "TopicPartition"),
-    "kohort.schema_registry.registry": ("RegisteredSchema", "SchemaRegistry"),
+    "kohort.schema_registry.registry": ("RegisteredSchema", "SchemaReference", "SchemaRegistry"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 

@@ -109,7 +109,7 @@ def test_other_kinds_need_the_level_none(registry: EmbeddedSchemaRegistry) -> No
     assert ask(registry, "POST", "/subjects/j/versions", objects) == (200, {"id": 1})
     more = schema({"type": "object", "required": ["a"]}, schemaType="JSON")
     status, answer = ask(registry, "POST", "/subjects/j/versions", more)
-    assert status == 409 and "compares Avro only" in answer["message"]
+    assert status == 409 and "compares Avro and Protobuf only" in answer["message"]
     ask(registry, "PUT", "/config/j", {"compatibility": "NONE"})
     assert ask(registry, "POST", "/subjects/j/versions", more) == (200, {"id": 2})
     assert ask(registry, "GET", "/schemas/ids/2")[1]["schemaType"] == "JSON"

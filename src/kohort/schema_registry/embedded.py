@@ -15,17 +15,25 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.errors import CorruptDataError, InvalidInputError, NotFoundError, RetriableError
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
 from kohort.schema_registry.avro_values import avro_writer
-from kohort.schema_registry.registry import SCHEMA_BYTES_MAX, RegisteredSchema
+from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compiled
+from kohort.schema_registry.registry import (
+    SCHEMA_BYTES_MAX,
+    RegisteredSchema,
+    SchemaReference,
+    references_of,
+    with_imports,
+)
 
 # -- Avro's schema resolution
 
@@ -226,26 +234,42 @@ class SchemaToAdd:
     Attributes:
         kind: AVRO, JSON or PROTOBUF.
         text: the schema as it was given.
-        key: the schema by which equal ones are found: without the blanks of JSON.
+        key: the schema by which equal ones are found: without the blanks of JSON, or the comments of Protobuf.
+        references: the files that a Protobuf schema imports.
+        imports: their names and texts, also of those that they import.
     """
 
     kind: str
     text: str
     key: str
+    references: tuple[SchemaReference, ...] = ()
+    imports: Imports = ()
 
     @classmethod
-    def from_request(cls, body: dict[str, Any]) -> SchemaToAdd:
+    def from_request(
+        cls, body: dict[str, Any], find_version: Callable[[SchemaReference], RegisteredSchema]
+    ) -> SchemaToAdd:
         """Check the schema of a request.
 
+        Args:
+            body: the request.
+            find_version: returns the schema of a reference; raises NotFoundError.
+
         Raises:
-            RefusedRequest: it is invalid, of another kind, or has references.
+            RefusedRequest: it is invalid, of another kind, or has references that do not exist.
         """
         text, kind = body.get("schema"), body.get("schemaType", "AVRO")
         if not isinstance(text, str) or kind not in KINDS:
             raise _invalid("a request has a schema, and schemaType AVRO, JSON or PROTOBUF")
-        if body.get("references"):
-            raise _invalid("the embedded registry has no references")
         try:
+            references = references_of(body.get("references"), "the schema")
+            if kind == "PROTOBUF":
+                made = with_imports(RegisteredSchema(0, kind, text, references=references), find_version)
+                identity = _compiled(text, made.imports).identity()
+                key = json.dumps([identity, [asdict(reference) for reference in references]])
+                return cls(kind, text, key, references, made.imports)
+            if references:
+                raise _invalid("the embedded registry has references of Protobuf alone")
             if kind == "AVRO":
                 avro_writer(text, 0)
                 return cls(kind, text, json.dumps(avro_schema(text, "the schema"), separators=(",", ":")))
@@ -253,9 +277,16 @@ class SchemaToAdd:
                 return cls(kind, text, json.dumps(json.loads(text), separators=(",", ":")))
         except InvalidInputError as error:
             raise _invalid(error.message) from None
+        except RetriableError as error:
+            raise RefusedRequest(HTTPStatus.INTERNAL_SERVER_ERROR, 50001, error.message) from None
         except (ValueError, RecursionError) as error:
             raise _invalid(f"no JSON: {error}") from None
-        return cls(kind, text, text)
+        raise AssertionError(kind)
+
+
+@lru_cache(maxsize=32)
+def _compiled(text: str, imports: Imports) -> ProtobufSchema:
+    return compiled(text, imports, "the schema")
 
 
 def _invalid(text: str) -> RefusedRequest:
@@ -316,6 +347,30 @@ class Subjects:
             raise RefusedRequest(HTTPStatus.NOT_FOUND, 40403, f"Schema {number} not found")
         return found
 
+    def schema_to_add(self, body: dict[str, Any]) -> SchemaToAdd:
+        """Return the schema of a request, checked, with the versions that it refers to.
+
+        Raises:
+            RefusedRequest: it is invalid.
+        """
+        return SchemaToAdd.from_request(body, self._referred)
+
+    def _referred(self, reference: SchemaReference) -> RegisteredSchema:
+        try:
+            return self.find_numbered(reference.subject, str(reference.version))
+        except RefusedRequest as error:
+            raise NotFoundError(str(error)) from None
+
+    def referring_ids(self, subject: str, version: str) -> list[int]:
+        """Return the ids of schemas that refer to a version."""
+        found = self.find_numbered(subject, version)
+        with self._lock:
+            return sorted(
+                schema.id
+                for schema in self._by_id.values()
+                if any((other.subject, other.version) == (subject, found.version) for other in schema.references)
+            )
+
     def find_version(self, subject: str, schema: SchemaToAdd) -> RegisteredSchema:
         """Return the version of a subject that has a schema."""
         with self._lock:
@@ -339,9 +394,13 @@ class Subjects:
                 if reasons:
                     text = f"Schema being registered is incompatible with an earlier schema: {'; '.join(reasons[:5])}"
                     raise RefusedRequest(HTTPStatus.CONFLICT, 409, text)
-                made = RegisteredSchema(number, schema.kind, schema.text, subject, len(olds) + 1)
-                self._write_line({"subject": subject, "id": number, "kind": schema.kind, "schema": schema.text})
-                self._keep_version(made, schema.key)
+                line: dict[str, Any] = {
+                    "subject": subject, "id": number, "kind": schema.kind, "schema": schema.text
+                }  # fmt: skip
+                if schema.references:
+                    line["references"] = [asdict(reference) for reference in schema.references]
+                self._write_line(line)
+                self._keep_version(number, subject, schema)
             return number
 
     def reasons_against(self, subject: str, schema: SchemaToAdd, version: str | None) -> list[str]:
@@ -383,14 +442,23 @@ class Subjects:
             return [f"the subject's schemas are of the kind {olds[-1].kind}"]
         if schema.kind == "AVRO":
             return incompatibilities(level, schema.text, [old.text for old in olds])
+        if schema.kind == "PROTOBUF":
+            from kohort.schema_registry.protobuf_changes import protobuf_incompatibilities
+
+            versions = [_compiled(old.text, old.imports) for old in olds]
+            return protobuf_incompatibilities(level, _compiled(schema.text, schema.imports), versions)
         if self._ids.get((schema.kind, schema.key)) in {old.id for old in olds}:
             return []
-        return [f"the embedded registry compares Avro only: set the compatibility of {subject} to NONE"]
+        return [f"the embedded registry compares Avro and Protobuf only: set the compatibility of {subject} to NONE"]
 
-    def _keep_version(self, schema: RegisteredSchema, key: str) -> None:
-        self._versions.setdefault(schema.subject, []).append(schema)
-        self._by_id.setdefault(schema.id, schema)
-        self._ids[schema.kind, key] = schema.id
+    def _keep_version(self, number: int, subject: str, schema: SchemaToAdd) -> None:
+        versions = self._versions.setdefault(subject, [])
+        made = RegisteredSchema(
+            number, schema.kind, schema.text, subject, len(versions) + 1, schema.references, schema.imports
+        )
+        versions.append(made)
+        self._by_id.setdefault(number, made)
+        self._ids[schema.kind, schema.key] = number
 
     def _write_line(self, line: dict[str, Any]) -> None:
         if self._file is not None:
@@ -405,9 +473,8 @@ class Subjects:
             if "level" in found:
                 self._levels[subject] = found["level"]
                 return
-            schema = SchemaToAdd.from_request({"schema": found["schema"], "schemaType": found["kind"]})
-            version = len(self._versions.get(subject, ())) + 1
-            self._keep_version(RegisteredSchema(found["id"], schema.kind, schema.text, subject, version), schema.key)
+            body = {"schema": found["schema"], "schemaType": found["kind"], "references": found.get("references")}
+            self._keep_version(found["id"], subject, self.schema_to_add(body))
         except (ValueError, KeyError, TypeError, RefusedRequest) as error:
             raise CorruptDataError(f"{file}: a line is damaged: {error}") from None
 
@@ -443,9 +510,10 @@ class EmbeddedSchemaRegistry:
         with EmbeddedSchemaRegistry() as registry:
             consumer = Consumer(broker.bootstrap_servers, schema_registry_url=registry.url)
 
-    It has subjects, versions, schemas by id, compatibility and its configuration. Avro schemas are compared by every
-    level of compatibility. A second version of a JSON Schema or Protobuf needs the level NONE. References, deletion and
-    modes are missing. It has no TLS and no login: every user of the machine reaches it.
+    It has subjects, versions, schemas by id, compatibility and its configuration. Schemas of Avro and Protobuf are
+    compared by every level of compatibility. A second version of a JSON Schema needs the level NONE. References are
+    those of Protobuf alone. Deletion and modes are missing. It has no TLS and no login: every user of the machine
+    reaches it.
     Pages of a browser do not: it takes JSON alone, and requests to names of this machine.
     """
 
@@ -540,7 +608,8 @@ class _RegistryHandler(BaseHTTPRequestHandler):
         status: int = HTTPStatus.OK
         try:
             self._check_host()
-            body = self._body() if method != "GET" else {}
+            query = urllib.parse.urlsplit(self.path).query
+            body = self._body() if method != "GET" else dict(urllib.parse.parse_qsl(query))
             answer = self._routed(method, body)
         except RefusedRequest as error:
             status, answer = error.status, {"error_code": error.code, "message": str(error)}
@@ -604,18 +673,24 @@ def _is_loopback_name(host: str) -> bool:
         return False
 
 
-def _shown(schema: RegisteredSchema) -> dict[str, Any]:
+def _shown(schema: RegisteredSchema, query: dict[str, Any]) -> dict[str, Any]:
     """Return a version as the interface shows it; AVRO is not named, as in Confluent's."""
-    shown = {"subject": schema.subject, "version": schema.version, "id": schema.id, "schema": schema.text}
+    text = schema.text
+    if schema.kind == "PROTOBUF" and query.get("format") == "serialized":
+        text = _compiled(text, schema.imports).file_text()
+    shown = {"subject": schema.subject, "version": schema.version, "id": schema.id, "schema": text}
+    if schema.references:
+        shown["references"] = [asdict(reference) for reference in schema.references]
     return shown if schema.kind == "AVRO" else {**shown, "schemaType": schema.kind}
 
 
-def _shown_by_id(schema: RegisteredSchema) -> dict[str, Any]:
-    return {name: value for name, value in _shown(schema).items() if name in ("schema", "schemaType")}
+def _shown_by_id(schema: RegisteredSchema, query: dict[str, Any]) -> dict[str, Any]:
+    shown = _shown(schema, query)
+    return {name: value for name, value in shown.items() if name in ("schema", "schemaType", "references")}
 
 
 def _compatible(subjects: Subjects, parts: list[str], body: dict[str, Any]) -> dict[str, Any]:
-    reasons = subjects.reasons_against(parts[0], SchemaToAdd.from_request(body), parts[1] if len(parts) > 1 else None)
+    reasons = subjects.reasons_against(parts[0], subjects.schema_to_add(body), parts[1] if len(parts) > 1 else None)
     return {"is_compatible": not reasons, "messages": reasons}
 
 
@@ -625,23 +700,32 @@ _ROUTES: list[tuple[str, re.Pattern[str], _Respond]] = [
     for verb, pattern, respond in (
         ("GET", "", lambda _subjects, _parts, _body: {}),
         ("GET", "/schemas/types", lambda _subjects, _parts, _body: list(KINDS)),
-        ("GET", r"/schemas/ids/(\d{1,10})", lambda subjects, parts, _body: _shown_by_id(subjects.by_id(int(parts[0])))),
+        (
+            "GET",
+            r"/schemas/ids/(\d{1,10})",
+            lambda subjects, parts, query: _shown_by_id(subjects.by_id(int(parts[0])), query),
+        ),
         ("GET", "/subjects", lambda subjects, _parts, _body: subjects.subject_names()),
         ("GET", "/subjects/([^/]+)/versions", lambda subjects, parts, _body: subjects.version_numbers(parts[0])),
         (
             "GET",
             "/subjects/([^/]+)/versions/([^/]+)",
-            lambda subjects, parts, _body: _shown(subjects.find_numbered(*parts)),
+            lambda subjects, parts, query: _shown(subjects.find_numbered(*parts), query),
+        ),
+        (
+            "GET",
+            "/subjects/([^/]+)/versions/([^/]+)/referencedby",
+            lambda subjects, parts, _body: subjects.referring_ids(*parts),
         ),
         (
             "POST",
             "/subjects/([^/]+)/versions",
-            lambda subjects, parts, body: {"id": subjects.add_version(parts[0], SchemaToAdd.from_request(body))},
+            lambda subjects, parts, body: {"id": subjects.add_version(parts[0], subjects.schema_to_add(body))},
         ),
         (
             "POST",
             "/subjects/([^/]+)",
-            lambda subjects, parts, body: _shown(subjects.find_version(parts[0], SchemaToAdd.from_request(body))),
+            lambda subjects, parts, body: _shown(subjects.find_version(parts[0], subjects.schema_to_add(body)), {}),
         ),
         ("POST", "/compatibility/subjects/([^/]+)/versions(?:/([^/]+))?", _compatible),
         (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import http.client
 import json  # not msgspec, without which clients start
 import re
@@ -16,7 +17,7 @@ import threading
 import time
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -32,6 +33,7 @@ from kohort.errors import (
     TimedOutError,
 )
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, check_size, schema_id
+from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled, is_built_in
 from kohort.settings.arguments import checked, checked_call
 
 SCHEMA_BYTES_MAX = 1024 * 1024
@@ -61,6 +63,21 @@ _KINDS = ("AVRO", "JSON", "PROTOBUF")
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaReference:
+    """A file that a Protobuf schema imports, which is a schema of its own in the registry.
+
+    Attributes:
+        name: the file's name, as `import` has it.
+        subject: the subject that has it.
+        version: its version there.
+    """
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class RegisteredSchema:
     """A schema in a registry.
 
@@ -70,6 +87,8 @@ class RegisteredSchema:
         text: the schema.
         subject: the subject; "" if the schema was asked for by its id.
         version: the version in the subject; 0 without one.
+        references: the files that a Protobuf schema imports.
+        imports: their names and texts, also of those that they import.
     """
 
     id: int
@@ -77,6 +96,8 @@ class RegisteredSchema:
     text: str
     subject: str = ""
     version: int = 0
+    references: tuple[SchemaReference, ...] = ()
+    imports: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -92,6 +113,10 @@ class _KnownSchema:
     schema: RegisteredSchema | None
     refused: str = ""
     read: Callable[[bytes], Any] | None = None
+
+
+class UnusableSchemaError(InvalidInputError):
+    """A schema that the registry has, and that values can't be read or written with. The registry itself is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +263,18 @@ class SchemaRegistry:
             RetriableError: the registry can't be reached, or has a fault.
         """
         answer = self._ask("GET", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest")
-        return _schema_of(answer, subject, None)
+        return self._with_imports(_schema_of(answer, subject, None))
 
-    def register(self, subject: str, schema: str, kind: str = "AVRO") -> int:
+    def register(
+        self, subject: str, schema: str, kind: str = "AVRO", *, references: Sequence[SchemaReference] = ()
+    ) -> int:
         """Add a schema to a subject, unless it is there, and return its id.
 
         Args:
             subject: the subject: by default a topic's values have `<topic>-value`.
             schema: the schema's text.
             kind: AVRO, JSON or PROTOBUF.
+            references: the files that a Protobuf schema imports; those of Protobuf itself need none.
 
         Raises:
             InvalidInputError: the registry refuses the schema, as one that is not compatible.
@@ -256,7 +284,9 @@ class SchemaRegistry:
             raise InvalidInputError(f"a schema is AVRO, JSON or PROTOBUF, not {kind}")
         if len(schema.encode()) > SCHEMA_BYTES_MAX:
             raise InvalidInputError(f"a schema of more than {SCHEMA_BYTES_MAX} bytes can't be registered")
-        body = {"schema": schema} if kind == "AVRO" else {"schema": schema, "schemaType": kind}
+        body: dict[str, Any] = {"schema": schema} if kind == "AVRO" else {"schema": schema, "schemaType": kind}
+        if references:
+            body["references"] = [dataclasses.asdict(reference) for reference in references]
         answer = self._ask("POST", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions", body)
         return _id_of(answer)
 
@@ -267,7 +297,12 @@ class SchemaRegistry:
             CorruptDataError: the id is missing or unknown, the schema can't be used, or the bytes are not of it.
             RetriableError: the registry can't be reached, or has a fault.
         """
-        return self._deserialized(data, self._look_up)
+        number = schema_id(data)
+        try:
+            known = self._look_up(number)
+        except NotFoundError as error:
+            raise CorruptDataError(error.message) from None
+        return self._read_function(known)(data)
 
     def deserialize_prepared(self, data: bytes) -> Any:
         """Return the value behind a schema's id that `prepare` has looked up. The registry is not asked.
@@ -276,7 +311,13 @@ class SchemaRegistry:
             CorruptDataError: as in `deserialize`.
             RetriableError: the look-up failed, or the schema is not in memory any more.
         """
-        return self._deserialized(data, self._prepared)
+        try:
+            known = self._prepared(schema_id(data))
+        except NotFoundError as error:
+            raise CorruptDataError(error.message) from None
+        if known.read is None and not known.refused:
+            raise RetriableError("the schema was not prepared, because this machine failed: read again")
+        return self._read_function(known)(data)
 
     def prepare(self, values: Iterable[bytes]) -> None:
         """Look the schemas of values up, so that `deserialize` need not wait; failures stand for a second.
@@ -288,14 +329,6 @@ class SchemaRegistry:
             with contextlib.suppress(KafkaError):  # `deserialize` raises it for the record
                 known = self._look_up(schema_id(prefix))
                 self._read_function(known)
-
-    def _deserialized(self, data: bytes, look_up: Callable[[int], _KnownSchema]) -> Any:
-        number = schema_id(data)
-        try:
-            known = look_up(number)
-        except NotFoundError as error:
-            raise CorruptDataError(error.message) from None
-        return self._read_function(known)(data)
 
     def _read_function(self, known: _KnownSchema) -> Callable[[bytes], Any]:
         """Return the function that reads values of a schema, which is made at the first time.
@@ -313,26 +346,50 @@ class SchemaRegistry:
             raise CorruptDataError(known.refused)
         return known.read
 
-    def serializer(self, subject: str, schema: str | None = None) -> Callable[[Any], bytes]:
+    def serializer(
+        self,
+        subject: str,
+        schema: str | None = None,
+        *,
+        kind: str = "AVRO",
+        message: str | None = None,
+        references: Sequence[SchemaReference] = (),
+    ) -> Callable[[Any], bytes]:
         """Return a function that makes bytes of values, as `value_serializer` of a producer.
 
         Args:
             subject: the subject, as `<topic>-value`.
-            schema: an Avro schema, which is registered if it is new; None: the subject's newest.
+            schema: a schema, which is registered if it is new; None: the subject's newest, of whatever kind.
+            kind: the kind of `schema`: AVRO or PROTOBUF.
+            message: the message of a Protobuf schema that values are; None: the file's first.
+            references: the files that a Protobuf schema imports.
 
         Raises:
             InvalidInputError: the schema is invalid, or the registry refuses it.
             NotFoundError: there is no such subject, and no schema was given.
             RetriableError: the registry can't be reached, or has a fault.
         """
+        if schema is None:
+            found = self.latest(subject)
+        else:
+            found = self._with_imports(RegisteredSchema(0, kind, schema, references=tuple(references)))
+        if found.kind == "PROTOBUF":
+            from kohort.schema_registry.protobuf_values import protobuf_writer
+
+            made = compiled(found.text, found.imports, _name_of(found))
+            protobuf_writer(made, 0, message)  # an invalid schema is not registered
+            number = found.id if schema is None else self.register(subject, schema, kind, references=references)
+            return protobuf_writer(made, number, message)
+        if found.kind != "AVRO" or message is not None or found.references:
+            raise InvalidInputError(
+                f"{_name_of(found)} is of the kind {found.kind}: AVRO and PROTOBUF are written, and PROTOBUF alone has "
+                "messages and references"
+            )
         from kohort.schema_registry.avro_values import avro_writer
 
         if schema is None:
-            found = self.latest(subject)
-            if found.kind != "AVRO":
-                raise InvalidInputError(f"the newest schema of {subject} is of the kind {found.kind}, and not AVRO")
             return avro_writer(found.text, found.id)
-        avro_writer(schema, 0)  # an invalid schema is not registered
+        avro_writer(schema, 0)
         return avro_writer(schema, self.register(subject, schema))
 
     # Schemas by id.
@@ -358,12 +415,37 @@ class SchemaRegistry:
                 )
             time.sleep(wait_s)
         try:
-            answer = self._ask("GET", f"/schemas/ids/{number}")
+            made = self._known_of(number, self._ask("GET", f"/schemas/ids/{number}"))
         except KafkaError as error:
             failure = self._failed(number, error)
         else:
-            return self._keep_answer(number, answer)
+            return self._keep_schema(number, made)
         raise failure.to_error()
+
+    def _known_of(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
+        """Return the schema of an answer, with the files that it imports.
+
+        Raises:
+            KafkaError: the registry fails.
+        """
+        try:
+            return _KnownSchema(self._with_imports(_schema_of(answer, "", number)))
+        except UnusableSchemaError as error:
+            return _KnownSchema(None, error.message)
+
+    def _with_imports(self, schema: RegisteredSchema) -> RegisteredSchema:
+        """Return a schema with the files that it imports.
+
+        Raises:
+            UnusableSchemaError: the registry does not have one, or there are too many, or two of one name.
+            KafkaError: the registry fails.
+        """
+        return with_imports(schema, self._version)
+
+    def _version(self, reference: SchemaReference) -> RegisteredSchema:
+        subject = urllib.parse.quote(reference.subject, safe="")
+        answer = self._ask("GET", f"/subjects/{subject}/versions/{reference.version}")
+        return _schema_of(answer, reference.subject, None)
 
     def _prepared(self, number: int) -> _KnownSchema:
         """Return the schema of an id from memory, where a failure stands until it is replaced.
@@ -392,11 +474,7 @@ class SchemaRegistry:
                 raise failure.to_error()
         return None
 
-    def _keep_answer(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
-        try:
-            made = _KnownSchema(_schema_of(answer, "", number))
-        except InvalidInputError as error:
-            made = _KnownSchema(None, error.message)
+    def _keep_schema(self, number: int, made: _KnownSchema) -> _KnownSchema:
         with self._lock:
             self._away = None
             if number not in self._schemas:
@@ -404,7 +482,7 @@ class SchemaRegistry:
                 self._bytes += _bytes_of(made)
                 while self._bytes > CACHE_BYTES_MAX:
                     self._bytes -= _bytes_of(self._schemas.popitem(last=False)[1])
-            return made
+            return self._schemas.get(number, made)
 
     def _failed(self, number: int, error: KafkaError) -> _FailedLookup:
         """Remember the failure of a look-up, and return it. A registry that is away is so for every id."""
@@ -562,7 +640,9 @@ def _object(data: bytes) -> dict[str, Any] | None:
 
 def _bytes_of(known: _KnownSchema) -> int:
     """Return the bytes that count towards `CACHE_BYTES_MAX`; 200 are those of an entry without its text."""
-    return 200 + (0 if known.schema is None else len(known.schema.text))
+    if known.schema is None:
+        return 200
+    return 200 + len(known.schema.text) + sum(len(text) for _, text in known.schema.imports)
 
 
 def _id_of(answer: dict[str, Any]) -> int:
@@ -576,17 +656,84 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     """Return the schema of an answer.
 
     Raises:
-        InvalidInputError: it has no schema, or one that can't be used: too large, or with references.
+        UnusableSchemaError: it has no schema, or one that can't be used: too large, or no Protobuf and with references.
     """
     text, kind, version = answer.get("schema"), answer.get("schemaType", "AVRO"), answer.get("version", 0)
     if not isinstance(text, str) or not isinstance(kind, str) or not isinstance(version, int):
-        raise InvalidInputError("the schema registry answered without a schema")
+        raise UnusableSchemaError("the schema registry answered without a schema")
     name = f"the schema {number}" if number is not None else f"the newest schema of {subject}"
     if len(text.encode(errors="replace")) > SCHEMA_BYTES_MAX:
-        raise InvalidInputError(f"{name} has more than {SCHEMA_BYTES_MAX} bytes")
-    if answer.get("references"):
-        raise InvalidInputError(f"{name} has references to other schemas, which are not resolved: register it whole")
-    return RegisteredSchema(_id_of(answer) if number is None else number, kind, text, subject, version)
+        raise UnusableSchemaError(f"{name} has more than {SCHEMA_BYTES_MAX} bytes")
+    references = references_of(answer.get("references"), name)
+    if references and kind != "PROTOBUF":
+        raise UnusableSchemaError(f"{name} has references to other schemas, which are not resolved: register it whole")
+    return RegisteredSchema(_id_of(answer) if number is None else number, kind, text, subject, version, references)
+
+
+def references_of(answer: Any, name: str) -> tuple[SchemaReference, ...]:
+    """Return the references of an answer or a request.
+
+    Raises:
+        UnusableSchemaError: they have another form.
+    """
+    found = answer or []
+    try:
+        made = tuple(SchemaReference(item["name"], item["subject"], item["version"]) for item in found)
+    except (TypeError, KeyError):
+        raise UnusableSchemaError(f"{name} has references that are none") from None
+    if len(made) > IMPORTS_MAX:
+        raise UnusableSchemaError(f"{name} refers to more than {IMPORTS_MAX} files")
+    for reference in made:
+        kinds = (type(reference.name), type(reference.subject), type(reference.version))
+        if kinds != (str, str, int):
+            raise UnusableSchemaError(f"{name} has references that are none")
+    return made
+
+
+def with_imports(
+    schema: RegisteredSchema, find_version: Callable[[SchemaReference], RegisteredSchema]
+) -> RegisteredSchema:
+    """Return a schema with the files that it imports, and those that they import, each looked up once.
+
+    Args:
+        schema: the schema.
+        find_version: returns the schema of a reference; raises NotFoundError.
+
+    Raises:
+        UnusableSchemaError: one does not exist, or is of another kind; or there are too many, or two of one name.
+    """
+    asked: dict[str, SchemaReference] = {}
+    texts: dict[str, str] = {}
+    left = list(schema.references)
+    while left:
+        reference = left.pop()
+        if is_built_in(reference.name):
+            continue
+        if asked.setdefault(reference.name, reference) != reference:
+            raise UnusableSchemaError(f"{_name_of(schema)} refers to two schemas as {reference.name[:80]!r}")
+        if reference.name in texts:
+            continue
+        if len(asked) > IMPORTS_MAX:
+            raise UnusableSchemaError(f"{_name_of(schema)} refers to more than {IMPORTS_MAX} files")
+        where = f"version {reference.version} of {reference.subject[:80]}"
+        try:
+            found = find_version(reference)
+        except NotFoundError:
+            raise UnusableSchemaError(f"{_name_of(schema)} refers to {where}, which does not exist") from None
+        if found.kind != "PROTOBUF":
+            raise UnusableSchemaError(f"{_name_of(schema)} refers to {where}, which is of the kind {found.kind}")
+        texts[reference.name] = found.text
+        left += found.references
+        if sum(map(len, texts.values())) > SCHEMA_BYTES_MAX:
+            raise UnusableSchemaError(f"{_name_of(schema)} refers to more than {SCHEMA_BYTES_MAX} bytes")
+    return dataclasses.replace(schema, imports=tuple(sorted(texts.items())))
+
+
+def _name_of(schema: RegisteredSchema) -> str:
+    """Return a schema's name in errors."""
+    if schema.id and not schema.subject:
+        return f"the schema {schema.id}"
+    return f"the schema {schema.id} of {schema.subject}" if schema.subject else "the schema"
 
 
 def _reader_of(schema: RegisteredSchema, max_bytes: int) -> Callable[[bytes], Any]:
@@ -599,6 +746,10 @@ def _reader_of(schema: RegisteredSchema, max_bytes: int) -> Callable[[bytes], An
         from kohort.schema_registry.avro_values import avro_reader
 
         return avro_reader(schema.text, f"the schema {schema.id}", max_bytes)
+    if schema.kind == "PROTOBUF":
+        from kohort.schema_registry.protobuf_values import protobuf_reader
+
+        return protobuf_reader(compiled(schema.text, schema.imports, f"the schema {schema.id}"), max_bytes)
     if schema.kind == "JSON":
         return lambda data: _json_value(data, max_bytes)
     raise InvalidInputError(f"the schema {schema.id} is of the kind {schema.kind}, which can't be read")

@@ -185,14 +185,17 @@ class SourceOptions(ClientOptions):
     value_format: str | None = declare_setting(
         "valueFormat",
         None,
-        choices=("string", "json", "avro"),
+        choices=("string", "json", "avro", "protobuf"),
         why="makes value a column of its own type instead of bytes",
     )
     value_schema: str | None = declare_setting(
         "valueSchema",
         None,
-        why="the type of values, as DDL or as an Avro schema; not given with schemaRegistryUrl: the newest schema of "
-        "<topic>-value",
+        why="the type of values, as DDL, an Avro schema or a .proto file; not given with schemaRegistryUrl: the newest "
+        "schema of <topic>-value",
+    )
+    value_message: str | None = declare_setting(
+        "valueMessage", None, why="the message of a .proto file that values are; the first when not given"
     )
     on_bad_record: str = declare_setting(
         "onBadRecord",
@@ -227,6 +230,7 @@ class SourceOptions(ClientOptions):
             self.value_schema,
             self.value_time_zone,
             self.value_writer_schemas,
+            self.value_message,
             self.schema_registry_url,
         )
         return any(value is not None for value in given) or self.on_bad_record != "fail"

@@ -45,11 +45,17 @@ class SinkOptions(ClientOptions):
     value_format: str | None = declare_setting(
         "valueFormat",
         None,
-        choices=("avro",),
-        why="writes the column value, of any type, as Avro with the id of its schema; None: it is text or binary",
+        choices=("avro", "protobuf"),
+        why="writes the column value, of any type, with the id of its schema before it; None: it is text or binary",
     )
     value_schema: str | None = declare_setting(
-        "valueSchema", None, why="the Avro schema to write values with; not given: the one of Spark's to_avro"
+        "valueSchema",
+        None,
+        why="the Avro schema or .proto file to write values with; not given: the schema of Spark's to_avro, or with "
+        "protobuf the newest of <topic>-value",
+    )
+    value_message: str | None = declare_setting(
+        "valueMessage", None, why="the message of a .proto file that values are; the first when not given"
     )
     schema_registry_url: str | None = declare_setting(
         "schemaRegistryUrl", None, why="the schema registry that keeps the schema, under the subject <topic>-value"
@@ -106,14 +112,21 @@ def _check_values(options: SinkOptions) -> None:
         InvalidInputError: one of them is missing, or the registry's URL is invalid.
     """
     if options.value_format is None:
-        for name, value in (("valueSchema", options.value_schema), ("schemaRegistryUrl", options.schema_registry_url)):
+        for name, value in (
+            ("valueSchema", options.value_schema),
+            ("valueMessage", options.value_message),
+            ("schemaRegistryUrl", options.schema_registry_url),
+        ):
             if value is not None:
-                raise InvalidInputError(f"the option {name} needs valueFormat=avro")
+                raise InvalidInputError(f"the option {name} needs valueFormat=avro or protobuf")
         return
+    form = options.value_format
     if options.schema_registry_url is None:
-        raise InvalidInputError("valueFormat=avro needs schemaRegistryUrl: the registry that keeps the schema")
+        raise InvalidInputError(f"valueFormat={form} needs schemaRegistryUrl: the registry that keeps the schema")
     if options.topic is None:
-        raise InvalidInputError("valueFormat=avro needs the option topic: the schema's subject is <topic>-value")
+        raise InvalidInputError(f"valueFormat={form} needs the option topic: the schema's subject is <topic>-value")
+    if options.value_message is not None and form != "protobuf":
+        raise InvalidInputError(f"the option valueMessage belongs to valueFormat=protobuf, and valueFormat is {form}")
     from kohort.schema_registry.registry import SchemaRegistry
 
     SchemaRegistry(options.schema_registry_url)

@@ -112,7 +112,7 @@ def test_json_is_read_after_its_prefix() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"valueFormat": "string"}, "belongs to valueFormat=avro or json"),
+        ({"valueFormat": "string"}, "belongs to valueFormat=avro, json or protobuf"),
         ({}, "schemaRegistryUrl needs valueFormat"),
         ({"valueFormat": "json"}, "needs valueSchema"),
         ({"valueFormat": "avro", "valueSchema": "a INT", "valueWriterSchemas": "a:b"}, "give one of them"),

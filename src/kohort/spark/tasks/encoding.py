@@ -1,4 +1,4 @@
-"""Values of the sink as Avro behind a schema's id: the schema is registered once for a batch, on the driver."""
+"""Values of the sink behind a schema's id: the schema is registered once for a batch, on the driver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import DataType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from kohort.errors import InvalidInputError
 from kohort.spark.sink_options import SinkOptions
@@ -20,19 +20,22 @@ class ValueEncoding:
     """How a task makes bytes of the column `value`, as plain values that are pickled to the workers.
 
     Attributes:
-        schema: the Avro schema.
+        schema: the Avro schema; of Protobuf a descriptor set in Base64.
         number: its id.
+        message: the full name of Protobuf's message; None: values are Avro.
     """
 
     schema: str
     number: int
+    message: str | None = None
 
     @classmethod
     def registered(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
         """Register the schema of the column `value`.
 
         Raises:
-            InvalidInputError: the type has no Avro schema, or the registry refuses the schema.
+            InvalidInputError: the type has no Avro schema, or the registry refuses the schema; or columns are no fields
+                of the message.
             RetriableError: the registry can't be reached.
         """
         from kohort.schema_registry.avro_values import avro_writer
@@ -40,6 +43,8 @@ class ValueEncoding:
         from kohort.spark.values.declared import avro_of
         from kohort.spark.values.types import arrow_type
 
+        if options.value_format == "protobuf":
+            return cls._registered_protobuf(options, kind)
         schema = options.value_schema
         if schema is None:
             arrow_type(kind)  # which types there are
@@ -48,6 +53,24 @@ class ValueEncoding:
         assert options.schema_registry_url is not None
         registry = SchemaRegistry(options.schema_registry_url)
         return cls(schema, registry.register(f"{options.topic}-value", schema))
+
+    @classmethod
+    def _registered_protobuf(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
+        from kohort.schema_registry.protobuf_schemas import compiled
+        from kohort.schema_registry.registry import SchemaRegistry
+
+        assert options.schema_registry_url is not None
+        registry, subject = SchemaRegistry(options.schema_registry_url), f"{options.topic}-value"
+        found = registry.latest(subject) if options.value_schema is None else None
+        if found is not None and found.kind != "PROTOBUF":
+            raise InvalidInputError(f"the newest schema of {subject} is of the kind {found.kind}, and not PROTOBUF")
+        text, imports = (options.value_schema or "", ()) if found is None else (found.text, found.imports)
+        schema = compiled(text, imports, "valueSchema" if found is None else f"the newest schema of {subject}")
+        message = schema.message_named(options.value_message)
+        schema.indexes_of(message)
+        check_columns(kind, message)
+        number = registry.register(subject, text, "PROTOBUF") if found is None else found.id
+        return cls(schema.set_text(), number, str(message.full_name))
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch whose column `value` is bytes; null stays null.
@@ -73,9 +96,42 @@ class ValueEncoding:
 @lru_cache(maxsize=16)
 def _writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
     """Return the function that writes a value; parsing a schema takes longer than a value."""
+    if encoding.message is not None:
+        from kohort.schema_registry.protobuf_schemas import ProtobufSchema
+        from kohort.schema_registry.protobuf_values import protobuf_writer
+
+        schema = ProtobufSchema.of_set(encoding.schema, "the schema")
+        return protobuf_writer(schema, encoding.number, encoding.message)
     from kohort.schema_registry.avro_values import avro_writer
 
     return avro_writer(encoding.schema, encoding.number)
+
+
+def check_columns(kind: DataType, message: Any, path: str = "value") -> None:
+    """Check that a column has no fields beside those of a message.
+
+    Raises:
+        InvalidInputError: it has, or is no struct.
+    """
+    from kohort.schema_registry.protobuf_values import is_map, well_known
+
+    if not isinstance(kind, StructType):
+        raise InvalidInputError(
+            f"the column {path} is {kind.simpleString()}, and the message {message.full_name} a struct"
+        )
+    for column in kind.fields:
+        field, inner = message.fields_by_name.get(column.name), f"{path}.{column.name}"
+        if field is None:
+            names = ", ".join(found.name for found in message.fields)
+            raise InvalidInputError(f"{inner} is no field of the message {message.full_name}, which has {names[:300]}")
+        part: DataType = column.dataType
+        if is_map(field):
+            field = field.message_type.fields_by_name["value"]
+            part = part.valueType if isinstance(part, MapType) else part
+        elif field.is_repeated:
+            part = part.elementType if isinstance(part, ArrayType) else part
+        if field.message_type is not None and not well_known(field.message_type):
+            check_columns(part, field.message_type, inner)
 
 
 def _with_maps(kind: Any) -> Callable[[Any], Any] | None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from pyspark.sql import types as spark
 from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
 
 from kohort.errors import InvalidInputError
+from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compiled
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.options import SourceOptions
 from kohort.spark.values.avro_records import function_named, parsed
 from kohort.spark.values.avro_schema import node_of, schema_of
 from kohort.spark.values.decoding import Values
 from kohort.spark.values.moments import zone_named
+from kohort.spark.values.protobuf_records import ddl_of_message
 from kohort.spark.values.types import arrow_type, ddl_of
 
 _ONE_TYPE = re.compile(r"\s*(?:(?:array|map|struct)\s*<.*>|\w+\s*(?:\([\d\s,]*\))?)\s*", re.IGNORECASE | re.DOTALL)
@@ -28,13 +31,14 @@ class DeclaredValues:
     """The format and type of values.
 
     Attributes:
-        format: string, json or avro.
+        format: string, json, avro or protobuf.
         on_bad: fail, null or column.
         zone: the zone of times without one.
         ddl: the type in DDL, for Spark's parser.
         avro: the schema of values, if it was given as an Avro schema.
         writer_schemas: module:function, with the format avro.
         registry: the URL of a schema registry; a value begins with its schema's id.
+        protobuf: the schema of values as a descriptor set in Base64, and the message's full name.
     """
 
     format: str
@@ -44,6 +48,7 @@ class DeclaredValues:
     avro: str | None = None
     writer_schemas: str | None = None
     registry: str | None = field(default=None, repr=False)
+    protobuf: tuple[str, str] | None = field(default=None, repr=False)
 
     def values(self, schema: StructType, columns: tuple[str, ...]) -> Values:
         """Return the settings for tasks.
@@ -61,13 +66,25 @@ class DeclaredValues:
                 "one type, or fields as in `a INT, b STRING`, and the read can't have a schema of its own"
             )
         kind = schema["value"].dataType
-        made = arrow_type(kind)
+        made = arrow_type(kind, of_protobuf=self.protobuf is not None)
         avro = self.avro
         if self.format == "avro" and avro is None:
             schema = avro_of(kind)
             node_of(schema)
             avro = json.dumps(schema)
-        return Values(self.format, made, self.on_bad, self.zone, avro, self.writer_schemas, self.registry)
+        return Values(
+            self.format, made, self.on_bad, self.zone, avro, self.writer_schemas, self.registry, self.protobuf
+        )
+
+
+_FIELDS = "fields as in `a INT, b STRING`, or one type as ARRAY<INT>"
+_SCHEMA_FORMS = {
+    "json": _FIELDS,
+    "avro": f"{_FIELDS}, or an Avro schema",
+    "protobuf": "the text of a .proto file",
+}
+_KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF"}
+"""The registry's name of each format whose newest schema can be the type of values."""
 
 
 def declare(options: SourceOptions) -> DeclaredValues:
@@ -82,14 +99,16 @@ def declare(options: SourceOptions) -> DeclaredValues:
             "valueSchema": text is not None,
             "valueTimeZone": options.value_time_zone is not None,
             "valueWriterSchemas": options.value_writer_schemas is not None,
+            "valueMessage": options.value_message is not None,
             "schemaRegistryUrl": options.schema_registry_url is not None,
             "onBadRecord": True,
         }
         name = next(name for name, is_given in given.items() if is_given)
-        raise InvalidInputError(f"the option {name} needs valueFormat: string, json or avro")
+        raise InvalidInputError(f"the option {name} needs valueFormat: string, json, avro or protobuf")
     for name, value, only in (
         ("valueTimeZone", options.value_time_zone, "json"),
         ("valueWriterSchemas", options.value_writer_schemas, "avro"),
+        ("valueMessage", options.value_message, "protobuf"),
     ):
         if value is not None and form != only:
             raise InvalidInputError(f"the option {name} belongs to valueFormat={only}, and valueFormat is {form}")
@@ -100,13 +119,12 @@ def declare(options: SourceOptions) -> DeclaredValues:
             raise InvalidInputError("valueFormat=string takes no valueSchema: values are strings as they are")
         return DeclaredValues(form, options.on_bad_record, "UTC", "string")
     if text is None or not text.strip():
-        raise InvalidInputError(
-            f"valueFormat={form} needs valueSchema: fields as in `a INT, b STRING`, or one type as ARRAY<INT>"
-            + (", or an Avro schema" if form == "avro" else "")
-        )
+        raise InvalidInputError(f"valueFormat={form} needs valueSchema: {_SCHEMA_FORMS[form]}")
     if form == "json":
         declared = DeclaredValues(form, options.on_bad_record, _zone(options.value_time_zone), _ddl(text))
         return replace(declared, registry=options.schema_registry_url)
+    if form == "protobuf":
+        return replace(_protobuf(text, options), registry=options.schema_registry_url)
     return replace(_avro(text, options), registry=options.schema_registry_url)
 
 
@@ -119,31 +137,34 @@ def _check_registry(options: SourceOptions) -> None:
     assert options.schema_registry_url is not None
     SchemaRegistry(options.schema_registry_url)
     if options.value_format == "string":
-        raise InvalidInputError("the option schemaRegistryUrl belongs to valueFormat=avro or json")
+        raise InvalidInputError("the option schemaRegistryUrl belongs to valueFormat=avro, json or protobuf")
     if options.value_writer_schemas is not None:
         raise InvalidInputError("schemaRegistryUrl and valueWriterSchemas both have writers' schemas: give one of them")
 
 
 def schema_from_registry(options: SourceOptions) -> str | None:
-    """Return the newest Avro schema of the topic's values, for a read that has a registry and no valueSchema.
+    """Return the newest schema of the topic's values, for a read that has a registry and no valueSchema.
 
     Returns:
-        The schema's text; None if the options name a schema, or need none.
+        The schema's text, of Protobuf a descriptor set in Base64; None if the options name a schema, or need none.
 
     Raises:
-        InvalidInputError: the read has several topics, or the newest schema is no Avro schema.
+        InvalidInputError: the read has several topics, or the newest schema is of another kind.
         NotFoundError: the registry has no subject of the topic's values.
         RetriableError: the registry can't be reached.
     """
-    if options.schema_registry_url is None or options.value_format != "avro" or options.value_schema is not None:
+    kind = _KINDS.get(options.value_format or "")
+    if options.schema_registry_url is None or kind is None or options.value_schema is not None:
         return None
     _check_registry(options)
     if options.subscribe is None or len(options.subscribe) != 1:
         raise InvalidInputError("schemaRegistryUrl without valueSchema needs one topic, named by subscribe")
     found = SchemaRegistry(options.schema_registry_url).latest(f"{options.subscribe[0]}-value")
-    if found.kind != "AVRO":
-        raise InvalidInputError(f"the newest schema of {found.subject} is of the kind {found.kind}, and not AVRO")
-    return found.text
+    if found.kind != kind:
+        raise InvalidInputError(f"the newest schema of {found.subject} is of the kind {found.kind}, and not {kind}")
+    if kind == "AVRO":
+        return found.text
+    return compiled(found.text, found.imports, f"the newest schema of {found.subject}").set_text()
 
 
 def _avro(text: str, options: SourceOptions) -> DeclaredValues:
@@ -154,6 +175,21 @@ def _avro(text: str, options: SourceOptions) -> DeclaredValues:
     ddl = node_of(avro).ddl
     parsed(avro)
     return DeclaredValues("avro", options.on_bad_record, "UTC", ddl, text, options.value_writer_schemas)
+
+
+def _protobuf(text: str, options: SourceOptions) -> DeclaredValues:
+    schema = _protobuf_schema(text)
+    message = schema.message_named(options.value_message)
+    ddl = ddl_of_message(message)
+    protobuf = (schema.set_text(), str(message.full_name))
+    return DeclaredValues("protobuf", options.on_bad_record, "UTC", ddl, protobuf=protobuf)
+
+
+@lru_cache(maxsize=4)
+def _protobuf_schema(text: str) -> ProtobufSchema:
+    """Return the schema of a .proto file, or of a descriptor set in Base64, which has neither braces nor semicolons."""
+    is_file = "{" in text or ";" in text
+    return compiled(text, (), "valueSchema") if is_file else ProtobufSchema.of_set(text, "valueSchema")
 
 
 def check_function(options: SourceOptions) -> None:

@@ -83,13 +83,14 @@ class Values:
     """The declared type of values, and the handling of bad ones, as plain values that are pickled to the workers.
 
     Attributes:
-        format: string, json or avro.
+        format: string, json, avro or protobuf.
         kind: the Arrow type.
         on_bad: fail, null or column.
         zone: the zone of times without one.
         avro: the schema that values are read with, as JSON.
         writer_schemas: module:function, which returns the schema that a value was written with.
         registry: the URL of a schema registry; a value begins with its schema's id.
+        protobuf: the schema that values are read with, as a descriptor set in Base64, and the message's full name.
     """
 
     format: str
@@ -99,6 +100,7 @@ class Values:
     avro: str | None = None
     writer_schemas: str | None = None
     registry: str | None = field(default=None, repr=False)
+    protobuf: tuple[str, str] | None = field(default=None, repr=False)
 
     def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column, Column]:
         """Return values as the declared type, the bytes of bad ones, and the reasons; a bad value is null.
@@ -142,5 +144,9 @@ def _decoder(values: Values, _process: int) -> Decoder:
         from kohort.spark.values.avro_records import AvroDecoder  # imports only needed for Avro
 
         return AvroDecoder(values.kind, values.avro, values.writer_schemas, values.registry)
+    if values.protobuf is not None:
+        from kohort.spark.values.protobuf_records import ProtobufDecoder
+
+        return ProtobufDecoder(values.kind, *values.protobuf, values.registry)
     decoder = JsonDecoder(values.kind, zone_named(values.zone))
     return decoder if values.registry is None else PrefixedJsonDecoder(decoder)

@@ -44,12 +44,13 @@ _PLAIN: dict[type[spark.DataType], Kind] = {
 }
 
 
-def arrow_type(kind: spark.DataType, path: str = "value") -> Kind:
+def arrow_type(kind: spark.DataType, path: str = "value", *, of_protobuf: bool = False) -> Kind:
     """Return the Arrow type of a Spark type.
 
     Args:
         kind: the type of a value or a part of one.
         path: the name of the part in errors.
+        of_protobuf: whether it is a type of Protobuf, which has maps with other keys, and durations.
 
     Raises:
         InvalidInputError: a type that values can't have, a map whose keys are not strings, or a repeated field name.
@@ -59,23 +60,26 @@ def arrow_type(kind: spark.DataType, path: str = "value") -> Kind:
         return plain
     if isinstance(kind, spark.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
+    if of_protobuf and isinstance(kind, spark.DayTimeIntervalType):
+        return pa.duration("us")
     if isinstance(kind, spark.ArrayType):
-        element = arrow_type(kind.elementType, f"{path}[]")
+        element = arrow_type(kind.elementType, f"{path}[]", of_protobuf=of_protobuf)
         return pa.list_(pa.field("element", element, nullable=kind.containsNull))
     if isinstance(kind, spark.MapType):
-        if not isinstance(kind.keyType, spark.StringType):
+        if not isinstance(kind.keyType, spark.StringType) and not of_protobuf:
             raise InvalidInputError(
                 f"valueSchema: the map {path} has keys of type {kind.keyType.simpleString()}; keys must be STRING"
             )
-        value = arrow_type(kind.valueType, f"{path}{{}}")
-        return pa.map_(pa.string(), pa.field("value", value, nullable=kind.valueContainsNull))
+        key = arrow_type(kind.keyType, f"{path}{{}}", of_protobuf=of_protobuf)
+        value = arrow_type(kind.valueType, f"{path}{{}}", of_protobuf=of_protobuf)
+        return pa.map_(key, pa.field("value", value, nullable=kind.valueContainsNull))
     if isinstance(kind, spark.StructType):
         names = kind.fieldNames()
         if not names or len(set(names)) < len(names):
             raise InvalidInputError(f"valueSchema: the struct {path} must have fields, and each name once")
-        return pa.struct(
-            [pa.field(f.name, arrow_type(f.dataType, f"{path}.{f.name}"), nullable=f.nullable) for f in kind.fields]
-        )
+        types = [arrow_type(f.dataType, f"{path}.{f.name}", of_protobuf=of_protobuf) for f in kind.fields]
+        parts = zip(kind.fields, types, strict=True)
+        return pa.struct([pa.field(f.name, made, nullable=f.nullable) for f, made in parts])
     raise InvalidInputError(
         f"valueSchema: {path} can't be {kind.simpleString()}; there are TINYINT, SMALLINT, INT, BIGINT, FLOAT, DOUBLE, "
         "DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ, ARRAY, MAP and STRUCT"

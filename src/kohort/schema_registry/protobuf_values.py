@@ -1,0 +1,428 @@
+"""Protobuf values behind a schema's id, as Python objects, by Google's protobuf.
+
+A message is a dict of its fields by name. A field that is not set has its default, or None where Protobuf can tell
+that it was not set: messages, `optional`, `oneof`. Enums are names, and numbers without a name stay numbers. A
+Timestamp is a datetime, a Duration a timedelta, and a wrapper its value or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.schema_registry.prefix import check_size, schema_prefix
+from kohort.schema_registry.protobuf_schemas import ProtobufSchema, indexes_bytes, is_built_in, read_indexes
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.message import Message
+
+FIELDS_PER_SHARE = 8
+"""Fields of a message within another that make a value's limit smaller, each time that there are so many more.
+
+A message of two bytes can be empty, and makes a dict of all its fields and an object of protobuf: 500 bytes for eight.
+That is as much for each byte as Avro's limits count on.
+"""
+MESSAGES_MAX = 500_000
+"""Most messages within a value, which take a second of CPU; empty ones in a list would be 2,000,000 in 4 MiB."""
+NANOS = 1_000_000_000
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES = {"google.protobuf.Timestamp": "timestamp", "google.protobuf.Duration": "duration"}
+_WRAPPERS = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+
+
+def well_known(message: Descriptor) -> str:
+    """Return what a message of Protobuf's own is: timestamp, duration, wrapper; "" for any other."""
+    names = set(message.fields_by_name)
+    if not is_built_in(message.file.name):
+        return ""
+    if message.full_name in _TIMES and names == {"seconds", "nanos"}:
+        return _TIMES[message.full_name]
+    return "wrapper" if message.full_name in _WRAPPERS and names == {"value"} else ""
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    """Return whether a field is a map, which Protobuf has as repeated entries."""
+    message = field.message_type
+    return message is not None and bool(message.GetOptions().map_entry) and field.is_repeated
+
+
+def max_bytes_of(message: Descriptor, max_bytes: int) -> int:
+    """Return the size of the largest value of a message that is read: less if small parts make large objects."""
+    seen: dict[str, Descriptor] = {}
+    left = [field.message_type for field in message.fields if field.message_type is not None]
+    while left:
+        found = left.pop()
+        if found.full_name not in seen:
+            seen[found.full_name] = found
+            left += [field.message_type for field in found.fields if field.message_type is not None]
+    fields = max((len(found.fields) for found in seen.values()), default=0)
+    return max_bytes // max(1, -(-fields // FIELDS_PER_SHARE))
+
+
+def parsed_message(message_class: Any, data: bytes, name: str) -> Message:
+    """Return a message of bytes.
+
+    Raises:
+        CorruptDataError: they are none, or a required field is missing.
+    """
+    from google.protobuf.message import DecodeError
+
+    methods = message_methods()
+    found: Message = message_class()
+    try:
+        methods.MergeFromString(found, data)
+    except (DecodeError, ValueError) as error:
+        raise CorruptDataError(f"no value of {name}: {str(error)[:200]}") from None
+    if not methods.IsInitialized(found):
+        missing = ", ".join(methods.FindInitializationErrors(found))[:200]
+        raise CorruptDataError(f"no value of {name}: required fields are missing: {missing}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def message_methods() -> Any:
+    """Return a class whose methods are called with any message: a field may have the name of a method, and hide it."""
+    from google.protobuf.empty_pb2 import Empty
+
+    return Empty
+
+
+# -- Reading
+
+
+def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes], dict[str, Any]]:
+    """Return a function that reads values of a schema, which begin with a schema's id and a message's indexes.
+
+    Args:
+        schema: the schema.
+        max_bytes: size of the largest value that is read. It is divided where messages within others have more than
+            eight fields.
+    """
+    from google.protobuf.message_factory import GetMessageClass
+
+    known: dict[tuple[int, ...], tuple[Any, _MessageReader, int, str]] = {}
+    readers = MessageReaders()
+
+    def read_value(data: bytes) -> dict[str, Any]:
+        check_size(data, max_bytes)
+        indexes, at = read_indexes(data)
+        found = known.get(indexes)
+        if found is None:
+            message = schema.message_at(indexes)
+            name = f"the message {message.full_name} of {schema.name}"
+            try:
+                to_dict = readers.message_reader(message)
+            except ValueError as error:
+                raise CorruptDataError(f"{name} can't be read: {str(error)[:200]}") from None
+            found = known[indexes] = (GetMessageClass(message), to_dict, max_bytes_of(message, max_bytes), name)
+        message_class, to_dict, most, name = found
+        check_size(data, most)
+        parsed = parsed_message(message_class, data[at:], name)
+        try:
+            return to_dict(parsed, MessageBudget())
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise CorruptDataError(f"no value of {name}: {str(error)[:200]}") from None
+
+    return read_value
+
+
+class _MessageReader:
+    """Makes dicts of messages of one type."""
+
+    def take_fields(self, message: Descriptor, readers: MessageReaders) -> None:
+        self._defaults: dict[str, Any] = {}
+        self._empty: list[tuple[str, type]] = []
+        self._convert: dict[int, Convert | None] = {}
+        for field in message.fields:
+            convert = readers.field_reader(field)
+            self._convert[field.number] = convert
+            if field.is_repeated:
+                self._defaults[field.name] = None
+                self._empty.append((field.name, dict if is_map(field) else list))
+            elif field.message_type is not None or (field.has_presence and not field.has_default_value):
+                self._defaults[field.name] = None
+            else:
+                default = field.default_value
+                if field.type == field.TYPE_STRING and not isinstance(default, str):
+                    raise ValueError(f"the default of {field.name} is not UTF-8")
+                self._defaults[field.name] = default if convert is None else convert(default, MessageBudget())
+
+    def __call__(self, message: Message, budget: MessageBudget) -> dict[str, Any]:
+        budget.take_messages(1)
+        found = dict(self._defaults)
+        for name, kind in self._empty:
+            found[name] = kind()
+        for field, value in message_methods().ListFields(message):
+            if not field.is_extension:
+                convert = self._convert[field.number]
+                found[field.name] = value if convert is None else convert(value, budget)
+        return found
+
+
+Convert: TypeAlias = Callable[[Any, "MessageBudget"], Any]
+"""A function that converts what protobuf has, and takes the messages in it from a budget."""
+
+
+class MessageBudget:
+    """The messages that a value may still have."""
+
+    def __init__(self) -> None:
+        self._left = MESSAGES_MAX
+
+    def take_messages(self, count: int) -> None:
+        """Take messages.
+
+        Raises:
+            ValueError: there are too many.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(f"it has more than {MESSAGES_MAX} messages within it")
+
+
+class MessageReaders:
+    """The readers of the messages of a schema, which may contain themselves and each other."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, _MessageReader] = {}
+
+    def message_reader(self, message: Descriptor) -> _MessageReader:
+        """Return the reader of a message, which makes a dict."""
+        found = self._by_name.get(message.full_name)
+        if found is None:
+            found = self._by_name[message.full_name] = _MessageReader()
+            found.take_fields(message, self)
+        return found
+
+    def field_reader(self, field: FieldDescriptor) -> Convert | None:
+        """Return a function that converts what protobuf has in a field; None: it needs none."""
+        if is_map(field):
+            return self.map_reader(self._item_reader(field.message_type.fields_by_name["value"]))
+        item = self._item_reader(field)
+        if not field.is_repeated:
+            return item
+        return (lambda found, _budget: list(found)) if item is None else _list_reader(item)
+
+    def _item_reader(self, field: FieldDescriptor) -> Convert | None:
+        message = field.message_type
+        if message is None:
+            return self.leaf_reader(field)
+        kind = well_known(message)
+        if kind == "wrapper":
+            item = self.leaf_reader(message.fields_by_name["value"]) or (lambda found, _budget: found)
+            return lambda found, budget: item(found.value, budget)
+        return self.time_reader(kind) if kind else self.message_reader(message)
+
+    def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
+        """Return a function that converts a value that is no message; None: it needs none."""
+        if field.enum_type is None:
+            return None
+        names = enum_names(field)
+        return lambda number, _budget: names.get(number, number)
+
+    def time_reader(self, kind: str) -> Convert:
+        """Return a function that converts a timestamp or duration."""
+        if kind == "timestamp":
+            return lambda found, _budget: EPOCH + timedelta(microseconds=timestamp_us(found))
+        return lambda found, _budget: timedelta(microseconds=duration_us(found))
+
+    def map_reader(self, item: Convert | None) -> Convert:
+        """Return a function that converts a map, whose values are converted by another."""
+        if item is None:
+            return lambda found, _budget: dict(found)
+        convert = item
+
+        def map_of(found: Any, budget: MessageBudget) -> dict[Any, Any]:
+            budget.take_messages(len(found))
+            return {key: convert(found[key], budget) for key in found}
+
+        return map_of
+
+
+def _list_reader(item: Convert) -> Convert:
+    def list_of(found: Any, budget: MessageBudget) -> list[Any]:
+        budget.take_messages(len(found))
+        return [item(value, budget) for value in found]
+
+    return list_of
+
+
+def enum_names(field: FieldDescriptor) -> dict[int, str]:
+    """Return the names of an enum's numbers, of which the first counts."""
+    return {value.number: value.name for value in reversed(field.enum_type.values)}
+
+
+def timestamp_us(found: Any) -> int:
+    """Return a Timestamp as microseconds since 1970; nanoseconds are cut off.
+
+    Raises:
+        ValueError: it is outside the years 1 to 9999, or its nanoseconds are none.
+    """
+    if not (-62_135_596_800 <= found.seconds <= 253_402_300_799 and 0 <= found.nanos < NANOS):
+        raise ValueError(f"a Timestamp of {found.seconds} seconds and {found.nanos} nanoseconds")
+    return int(found.seconds * 1_000_000 + found.nanos // 1000)
+
+
+def duration_us(found: Any) -> int:
+    """Return a Duration as microseconds; nanoseconds are cut off.
+
+    Raises:
+        ValueError: it is longer than 10,000 years, or its nanoseconds are none.
+    """
+    seconds, nanos = found.seconds, found.nanos
+    if abs(seconds) > 315_576_000_000 or abs(nanos) >= NANOS or seconds * nanos < 0:
+        raise ValueError(f"a Duration of {seconds} seconds and {nanos} nanoseconds")
+    return int(seconds * 1_000_000 + (abs(nanos) // 1000) * (1 if nanos > 0 else -1))
+
+
+# -- Writing
+
+
+def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = None) -> Callable[[Any], bytes]:
+    """Return a function that writes values of a schema behind its id.
+
+    Args:
+        schema: the schema.
+        number: the schema's id.
+        message: the message's name, with or without the package; None: the file's first.
+
+    Raises:
+        InvalidInputError: there is no such message.
+    """
+    from google.protobuf.message import EncodeError, Message
+    from google.protobuf.message_factory import GetMessageClass
+
+    found = schema.message_named(message)
+    prefix = schema_prefix(number) + indexes_bytes(schema.indexes_of(found))
+    build = _MessageWriter(found)
+    made, serialize = GetMessageClass(found), message_methods().SerializeToString
+
+    def write_value(value: Any) -> bytes:
+        given = type(value).DESCRIPTOR.full_name if isinstance(value, Message) else found.full_name
+        if given != found.full_name:
+            raise InvalidInputError(f"the value is a {given}, and not {found.full_name}")
+        try:
+            if isinstance(value, Message):
+                return prefix + bytes(serialize(value))
+            return prefix + bytes(serialize(made(**build(value))))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError, EncodeError) as error:
+            raise InvalidInputError(f"the value is not of the schema: {str(error)[:200]}") from None
+
+    return write_value
+
+
+class _MessageWriter:
+    """Makes of a mapping what the class of a message takes."""
+
+    def __init__(self, message: Descriptor) -> None:
+        self._message = message
+        self._fields: dict[str, Callable[[Any], Any]] | None = None
+
+    def __call__(self, value: Any) -> dict[str, Any]:
+        """Return the arguments.
+
+        Raises:
+            ValueError: a field is unknown, or its value is not of the type.
+        """
+        if self._fields is None:  # not before: the type may contain itself
+            self._fields = {field.name: _field_writer(field) for field in self._message.fields}
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{self._message.full_name} is written from a dict, not from {type(value).__name__}")
+        made = {}
+        for name, found in value.items():
+            if name not in self._fields:
+                raise ValueError(f"{self._message.full_name} has no field {str(name)[:80]!r}")
+            if found is not None:
+                try:
+                    made[name] = self._fields[name](found)
+                except (ValueError, TypeError, OverflowError, AttributeError) as error:
+                    raise ValueError(f"{name}: {error}") from None
+        return made
+
+
+def _field_writer(field: FieldDescriptor) -> Callable[[Any], Any]:
+    if is_map(field):
+        entry = field.message_type.fields_by_name["value"]
+        item = _item_writer(entry, in_map=True)
+        return lambda found: {key: _present(item, value) for key, value in found.items()}
+    item = _item_writer(field, in_map=False)
+    if not field.is_repeated:
+        return item
+
+    def all_items(found: Any) -> list[Any]:
+        if isinstance(found, str | bytes | Mapping):
+            raise ValueError(f"a list is needed, not {type(found).__name__}")
+        return [_present(item, value) for value in found]
+
+    return all_items
+
+
+def _present(item: Callable[[Any], Any], value: Any) -> Any:
+    if value is None:
+        raise ValueError("an element is None, which Protobuf has not")
+    return item(value)
+
+
+def _item_writer(field: FieldDescriptor, *, in_map: bool) -> Callable[[Any], Any]:
+    from google.protobuf.message_factory import GetMessageClass
+
+    if field.enum_type is not None:
+        numbers = {value.name: value.number for value in field.enum_type.values}
+        return lambda found: numbers[found] if isinstance(found, str) and found in numbers else _enum_number(found)
+    message = field.message_type
+    if message is None:
+        integers = (field.CPPTYPE_INT32, field.CPPTYPE_INT64, field.CPPTYPE_UINT32, field.CPPTYPE_UINT64)
+        return _scalar if field.cpp_type in integers else _unchanged
+    builders: dict[str, Callable[[Any], Any]] = {"timestamp": _timestamp, "duration": _duration, "wrapper": _wrapper}
+    build = builders.get(well_known(message)) or _MessageWriter(message)
+    if not in_map:
+        return build
+    made = GetMessageClass(message)
+    return lambda found: made(**build(found))
+
+
+def _unchanged(found: Any) -> Any:
+    return found
+
+
+def _scalar(found: Any) -> Any:
+    """Return an integer; Spark has those of 64 bits without a sign as decimals."""
+    if isinstance(found, Decimal):
+        if found != found.to_integral_value():
+            raise ValueError(f"{found} is no integer")
+        return int(found)
+    return found
+
+
+def _enum_number(found: Any) -> int:
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise ValueError(f"the enum has no value {str(found)[:80]!r}")
+    return found
+
+
+def _wrapper(found: Any) -> dict[str, Any]:
+    return {"value": _scalar(found)}
+
+
+def _timestamp(found: Any) -> dict[str, Any]:
+    if not isinstance(found, datetime) or found.tzinfo is None:
+        raise ValueError("a Timestamp is written from a datetime with a time zone")
+    seconds, micros = divmod((found - EPOCH) // timedelta(microseconds=1), 1_000_000)
+    return {"seconds": seconds, "nanos": micros * 1000}
+
+
+def _duration(found: Any) -> dict[str, Any]:
+    if not isinstance(found, timedelta):
+        raise ValueError("a Duration is written from a timedelta")
+    total = found // timedelta(microseconds=1)
+    seconds, micros = divmod(abs(total), 1_000_000)
+    sign = 1 if total >= 0 else -1
+    return {"seconds": sign * seconds, "nanos": sign * micros * 1000}

@@ -1,0 +1,245 @@
+"""The decoder of `valueFormat=protobuf`: protobuf parses values one by one, and Arrow makes columns of them.
+
+Types are those of Spark's `from_protobuf` with its options `emit.default.values`, `upcast.unsigned.ints` and
+`unwrap.primitive.wrapper.types`, so that no value is lost or becomes negative. With a schema registry a value begins
+with its schema's id and the message's indexes. It is parsed by the reader's version of the message, after the writer's
+was compared with it. Without a registry, the value is only the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError, InvalidInputError, NotFoundError
+from kohort.schema_registry.prefix import schema_id
+from kohort.schema_registry.protobuf_changes import reading_differences
+from kohort.schema_registry.protobuf_schemas import PARTS_MAX, ProtobufSchema, compiled, read_indexes
+from kohort.schema_registry.protobuf_values import (
+    Convert,
+    MessageBudget,
+    MessageReaders,
+    duration_us,
+    enum_names,
+    is_map,
+    max_bytes_of,
+    parsed_message,
+    timestamp_us,
+    well_known,
+)
+from kohort.schema_registry.registry import SchemaRegistry
+from kohort.spark.values.isolate import REFUSALS, VALUE_BYTES, Parts
+from kohort.spark.values.types import Column, Kind, quoted
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+WRITERS_MAX = 1_000
+"""Most schema ids remembered, and most messages of them: damaged values can name any."""
+NESTING_MAX = 50
+"""Most messages within each other: Arrow and Spark process types recursively."""
+_DDL = (
+    "", "double", "float", "bigint", "decimal(20,0)", "int", "decimal(20,0)", "bigint", "boolean", "string", "", "",
+    "binary", "bigint", "string", "int", "bigint", "int", "bigint",
+)  # fmt: skip
+"""The Spark type of each type of a field, by its number in descriptor.proto; "" for messages."""
+_UNSIGNED_64 = (4, 6)
+
+
+def ddl_of_message(message: Descriptor) -> str:
+    """Return the Spark type of a message as DDL. Fields whose message has no fields are left out, as Spark does.
+
+    Raises:
+        InvalidInputError: the message contains itself, has no fields, or has too many.
+    """
+    found = _TypeWalk().message_ddl(message, ())
+    if found is None:
+        raise InvalidInputError(f"the message {message.full_name} has no fields")
+    return found
+
+
+class _TypeWalk:
+    """One traversal of a message, whose type is written out wherever it occurs."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+
+    def message_ddl(self, message: Descriptor, outer: tuple[str, ...]) -> str | None:
+        if message.full_name in outer:
+            raise InvalidInputError(
+                f"the message {message.full_name} contains itself, and has no Spark type: read such values as bytes"
+            )
+        if len(outer) >= NESTING_MAX:
+            raise InvalidInputError(f"messages are nested deeper than {NESTING_MAX} levels in {outer[0]}")
+        self._parts += 1 + len(message.fields)
+        if self._parts > PARTS_MAX:
+            raise InvalidInputError(f"the message has more than {PARTS_MAX} parts when its types are written out")
+        inner = (*outer, message.full_name)
+        found = [(field.name, made) for field in message.fields if (made := self._field_ddl(field, inner)) is not None]
+        return f"struct<{', '.join(f'{quoted(name)}: {made}' for name, made in found)}>" if found else None
+
+    def _field_ddl(self, field: FieldDescriptor, outer: tuple[str, ...]) -> str | None:
+        if is_map(field):
+            parts = [self._item_ddl(field.message_type.fields_by_name[name], outer) for name in ("key", "value")]
+            return None if parts[1] is None else f"map<{parts[0]}, {parts[1]}>"
+        item = self._item_ddl(field, outer)
+        return f"array<{item}>" if field.is_repeated and item is not None else item
+
+    def _item_ddl(self, field: FieldDescriptor, outer: tuple[str, ...]) -> str | None:
+        message = field.message_type
+        if message is None:
+            return _DDL[field.type]
+        kind = well_known(message)
+        if kind == "wrapper":
+            return _DDL[message.fields_by_name["value"].type]
+        return {"timestamp": "timestamp", "duration": "interval day to second"}.get(kind) or self.message_ddl(
+            message, outer
+        )
+
+
+class _ArrowReaders(MessageReaders):
+    """Readers that make what Arrow takes."""
+
+    def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
+        if field.enum_type is not None:
+            names, unknown = enum_names(field), f"UNKNOWN_ENUM_VALUE_{field.enum_type.name}_"
+            return lambda number, _budget: names.get(number) or f"{unknown}{number}"
+        if field.type in _UNSIGNED_64:
+            return lambda number, _budget: Decimal(number)
+        return None
+
+    def time_reader(self, kind: str) -> Convert:
+        read_us = timestamp_us if kind == "timestamp" else duration_us
+        return lambda found, _budget: read_us(found)
+
+    def map_reader(self, item: Convert | None) -> Convert:
+        to_dict = super().map_reader(item)
+        return lambda found, budget: list(to_dict(found, budget).items())
+
+
+class ProtobufDecoder:
+    """A decoder of Protobuf values, for one thread.
+
+    Attributes:
+        type: the Arrow type of decoded values.
+    """
+
+    def __init__(self, kind: Kind, schema: str, message: str, registry: str | None = None) -> None:
+        """Prepare the decoder.
+
+        Args:
+            kind: the type of values.
+            schema: the reader's schema, as a descriptor set in Base64.
+            message: the message's full name.
+            registry: the URL of a schema registry, for values with a prefix.
+
+        Raises:
+            InvalidInputError: the schema can't be used.
+        """
+        from google.protobuf.message_factory import GetMessageClass
+
+        self.type = kind
+        self._schema = ProtobufSchema.of_set(schema, "valueSchema")  # keeps the descriptors
+        self._message = self._schema.message_named(message)
+        self._class = GetMessageClass(self._message)
+        self._name = f"the message {message}"
+        try:
+            self._read = _ArrowReaders().message_reader(self._message)
+        except ValueError as error:
+            raise InvalidInputError(f"valueSchema: {error}") from None
+        self._most = max_bytes_of(self._message, VALUE_BYTES)
+        self._registry = None if registry is None else SchemaRegistry(registry)
+        self._written: dict[int, ProtobufSchema | str] = {}
+        self._refused: dict[tuple[int, tuple[int, ...]], str] = {}
+
+    def decode(self, values: Column) -> Parts:
+        """Decode every value as the declared type.
+
+        Args:
+            values: binary values; a null stays null.
+        """
+        parts = Parts(self.type, len(values))
+        found: list[Any] = []
+        for row, value in enumerate(values.to_pylist()):
+            try:
+                found.append(None if value is None else self._decode_value(value))
+            except CorruptDataError as error:
+                parts.reasons[row] = error.message
+                found.append(None)
+        self._build(found, range(len(values)), parts)
+        return parts
+
+    def _decode_value(self, value: bytes) -> dict[str, Any]:
+        if len(value) > self._most:
+            raise CorruptDataError(f"{len(value)} bytes are more than the {self._most} that are read of such a schema")
+        at = 0
+        if self._registry is not None:
+            number = schema_id(value)
+            indexes, at = read_indexes(value)
+            refused = self._refused.get((number, indexes))
+            if refused is None:
+                refused = self._reason_against(number, indexes)
+            if refused:
+                raise CorruptDataError(refused)
+        message = parsed_message(self._class, value[at:], self._name)
+        try:
+            return self._read(message, MessageBudget())
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise CorruptDataError(f"no value of {self._name}: {str(error)[:200]}") from None
+
+    def _reason_against(self, number: int, indexes: tuple[int, ...]) -> str:
+        """Return why values of a writer's message can't be read; "": they can.
+
+        Raises:
+            KafkaError: the registry fails, and no value is bad because of it.
+        """
+        for known in (self._written, self._refused):
+            if len(known) >= WRITERS_MAX:
+                known.clear()
+        if number not in self._written:
+            self._written[number] = self._look_up(number)
+        schema = self._written[number]
+        reason = schema if isinstance(schema, str) else self._difference(schema, indexes)
+        self._refused[number, indexes] = reason
+        return reason
+
+    def _difference(self, schema: ProtobufSchema, indexes: tuple[int, ...]) -> str:
+        try:
+            message = schema.message_at(indexes)
+        except CorruptDataError as error:
+            return error.message
+        if message.full_name != self._message.full_name:
+            return f"{schema.name}: a {message.full_name} was written, and {self._message.full_name} is read"
+        difference = next(reading_differences(message, self._message), "")
+        return difference and f"{schema.name}: {difference}"
+
+    def _look_up(self, number: int) -> ProtobufSchema | str:
+        """Return the schema of an id, or why there is none that can be used."""
+        assert self._registry is not None
+        try:
+            found = self._registry.schema(number)
+        except NotFoundError:
+            return f"there is no schema {number}"
+        except CorruptDataError as error:
+            return error.message
+        if found.kind != "PROTOBUF":
+            return f"the schema {number} is of the kind {found.kind}, and not PROTOBUF"
+        try:
+            return compiled(found.text, found.imports, f"the schema {number}")
+        except InvalidInputError as error:
+            return error.message
+
+    def _build(self, found: list[Any], rows: Sequence[int], parts: Parts) -> None:
+        try:
+            parts.add(rows, pa.array(found, self.type))
+        except REFUSALS as error:
+            if len(found) > 1:
+                half = len(found) // 2
+                self._build(found[:half], rows[:half], parts)
+                self._build(found[half:], rows[half:], parts)
+            else:
+                parts.reasons[rows[0]] = str(error)
+                parts.add(rows, pa.nulls(1, self.type))
