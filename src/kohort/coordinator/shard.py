@@ -209,7 +209,7 @@ class Appends:
     # -- answers of the journal
 
     def durable(self, token: int, sent_ms: int) -> None:
-        """Release the steps of a durable append, and send the next one (`Owner.durable`)."""
+        """Send the replies that waited for a durable append, and begin the next append (`Owner.durable`)."""
         if self.ended or token != self._token:
             return
         steps, self._token, self._sent = self._sent, None, []
@@ -610,7 +610,9 @@ class Shard:
             try:
                 on_reply(value)
             except Exception as fault:  # noqa: BLE001  # a bug here, which is logged
-                self._driver.log_error(f"shard {self.index}: reply not delivered", fault)
+                self._driver.log_error(
+                    f"shard {self.index}: unexpected error while sending a reply, its client gets none", fault
+                )
 
     # -- the end of serving
 
@@ -630,7 +632,7 @@ class Shard:
     def _fault(self, event: Event, before: list[Step], time_now: Now, fault: Exception) -> None:
         """Handle an exception in the machine: keep the steps before the event, and discard the machine."""
 
-        def out() -> None:
+        def fail_request_and_reload() -> None:
             self._answer_request(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
             self._discard_machine(f"a fault in the coordinator at {_name(event)}", fault)
 
@@ -638,7 +640,7 @@ class Shard:
         assert appends is not None
         appends.add(before, time_now)
         if not appends.ended:
-            appends.when_out(out)
+            appends.when_out(fail_request_and_reload)
 
     def _discard_machine(self, why: str, fault: Exception | None = None) -> None:
         """Discard the machine, and schedule one reload, unless another process is to own the shard."""

@@ -526,7 +526,8 @@ def _marker(segment: Segment, batch: Located) -> Marker | None:
     try:
         return parse_marker(batch.header, segment.read_batch(batch))
     except CorruptDataError as error:
-        log.error("%s: the marker at offset %d can't be read: %s", segment.name, batch.header.base_offset, error)
+        text = "%s: the transaction marker at offset %d can't be read, so its transaction counts as open: %s"
+        log.error(text, segment.name, batch.header.base_offset, error)
         return None
 
 

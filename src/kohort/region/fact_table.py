@@ -82,8 +82,11 @@ class FactTable:
         return own + [key for key, (about, _) in self._strange.items() if about == region and key not in self.facts]
 
     @property
-    def unproven(self) -> dict[str, str]:
-        """For each region, why transactional records of it do not count: another key, or an earlier release."""
+    def ignored_because(self) -> dict[str, str]:
+        """For each region, why transactional records of it were ignored, if any were.
+
+        Their seal is missing, does not fit, or is of another key, for example.
+        """
         return {region: why for region, why in self._strange.values() if why}
 
     def producer_of(self, region: str) -> int:
@@ -211,7 +214,7 @@ class IgnoredLog:
         if not count:
             return
         log.warning(
-            "%s at %s: a record of producer %s is skipped: it %s; %s such records since the last such line",
+            "%s, offset %s: ignored a record of producer %s, because it %s; %s such records since this was last logged",
             self._partition, offset, author.producer_id, why, count,
         )  # fmt: skip
 

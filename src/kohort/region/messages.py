@@ -266,7 +266,7 @@ class DrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """A member's contribution to a checkpoint."""
+    """The report that the member has done its part of a checkpoint, with its contribution."""
 
     cut: Cut
     contribution: Contribution
@@ -450,8 +450,8 @@ Ask = Describe | StopMember | ResumeRegion | Alive
 
 
 @dataclass(frozen=True, slots=True)
-class MemberSeen:
-    """The description of a member by its control plane.
+class MemberStatus:
+    """The state of a member, as its control plane reports it.
 
     Attributes:
         phase: what it is doing, in words.
@@ -477,7 +477,7 @@ class MemberSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkSeen:
+class SinkStatus:
     """The description of a sink by the region's control plane.
 
     Attributes:
@@ -495,7 +495,7 @@ class SinkSeen:
 
 @dataclass(frozen=True, slots=True)
 class RegionSeen:
-    """The description of a region by its control plane.
+    """The state of a region, as its control plane reports it.
 
     Attributes:
         state: in one word.
@@ -513,13 +513,13 @@ class RegionSeen:
     epoch: int
     sequence: int
     published: int
-    members: tuple[MemberSeen, ...]
+    members: tuple[MemberStatus, ...]
     positions: tuple[Position, ...]
     resets: dict[str, int]
     sequence_ms: int = -1
     longest_ms: int = -1
     stopped: str = ""
-    sinks: tuple[SinkSeen, ...] = ()
+    sinks: tuple[SinkStatus, ...] = ()
     region_id: UUID = NO_REGION
 
 

@@ -144,7 +144,7 @@ class Home:
         if not self.found_partitions():
             return SavedFacts()
         reader = self.reader()
-        saved = saved_of(self._region, reader.follow(), reader.table.unproven)
+        saved = saved_of(self._region, reader.follow(), reader.table.ignored_because)
         saved.refuse_unproven(self._region)
         return saved
 
@@ -317,12 +317,12 @@ def regions(
     Nothing is created: without a topic there is no region, and without a key no record counts.
     """
     home = Home("", servers, settings, key)
-    unproven: dict[str, str] = {}
+    ignored_because: dict[str, str] = {}
     facts: list[Fact] = []
     try:
         for partition in range(home.found_partitions()):
             facts += home.follow(partition)
-            unproven |= home.reader(partition).table.unproven
+            ignored_because |= home.reader(partition).table.ignored_because
     finally:
         home.close()
     groups: dict[str, list[str]] = {}
@@ -331,8 +331,8 @@ def regions(
             first = first_claim(fact.group, facts)
             if first is not None and first.region == fact.region:
                 groups.setdefault(fact.region, []).append(fact.group)
-    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)} | unproven.keys())
-    return {name: (saved_of(name, facts, unproven), sorted(groups.get(name, ()))) for name in names}
+    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)} | ignored_because.keys())
+    return {name: (saved_of(name, facts, ignored_because), sorted(groups.get(name, ()))) for name in names}
 
 
 class RegionLogWriter:
@@ -385,7 +385,7 @@ class RegionLogWriter:
         if self._producer is not None and (
             why := self._reader.table.resealed(self._region, self._producer.producer_id)
         ):
-            saved = SavedFacts(unproven=why)
+            saved = SavedFacts(ignored_because=why)
         saved.refuse_unproven(self._region)
         self._term = 1 if saved.term is None else saved.term.term + 1
         term = Term(self._region, self._term, host, port, pin, _now_ms())
@@ -433,7 +433,7 @@ class RegionLogWriter:
 
     def _followed(self) -> SavedFacts:
         """Return the current facts, unless a later term has begun."""
-        saved = saved_of(self._region, self._reader.follow(), self._reader.table.unproven)
+        saved = saved_of(self._region, self._reader.follow(), self._reader.table.ignored_because)
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise OverError(f"term {saved.term.term} has begun")
         return saved

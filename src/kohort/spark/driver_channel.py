@@ -130,7 +130,7 @@ class ChannelServer:
                 sock, (address, *_) = self._listening.accept()
             except OSError as error:
                 if not self._closed.wait(RECONNECT_DELAY_S):  # for example, too many open files
-                    log.warning("sources can't connect for now: accept failed: %s", error)
+                    log.warning("sources can't connect, retrying: accept failed: %s", error)
                 continue
             with self._lock:
                 if self._closed.is_set():
@@ -144,7 +144,7 @@ class ChannelServer:
         try:
             threading.Thread(target=self._serve, args=(sock, place), name="kohort-channel-link", daemon=True).start()
         except RuntimeError as error:  # the process has all the threads that it may have
-            log.warning("a source can't connect for now: %s", error)
+            log.warning("closing a source's connection, it tries again: no thread for it can be started: %s", error)
             place.give_back()
             with self._lock:
                 self._sockets.discard(sock)
@@ -367,9 +367,14 @@ class ChannelClient:
                 if handler is not None:
                     handler(message)
         except ValueError as error:
-            log.warning("invalid message from the application: %s", error)
+            log.warning(
+                "[query %s] connecting to the driver program again: its message can't be read: %s", self._query, error
+            )
         except Exception:  # a bug must not end the thread: the application would not be reached again
-            log.exception("[query %s] failed to handle a message from the application; connecting again", self._query)
+            log.exception(
+                "[query %s] connecting to the driver program again: unexpected error while handling its message",
+                self._query,
+            )
         finally:
             with self._changed:
                 self._link = None
@@ -450,7 +455,7 @@ class SinkDoneReceiver:
             ended = self._sink_done(str(message.get("end")))
         except (InvalidInputError, KeyError, TypeError, ValueError):
             log.warning(
-                "ignored the application's report that a sink completed a batch: its end offset is invalid: %.200s. "
+                "ignored the driver program's report that a sink completed a batch: its end offset is invalid: %.200s. "
                 "The batch counts as completed when Spark plans the next one",
                 message,
             )

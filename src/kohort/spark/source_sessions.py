@@ -125,7 +125,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """LostRecords records of a partition, as the source found in the log.
+    """The records of one partition that were lost, as the source found in the log.
 
     Attributes:
         topic: the topic's name.
@@ -146,7 +146,7 @@ class LostPart:
 
 @dataclass(frozen=True, slots=True)
 class LostRecords:
-    """LostRecords records that the query was to read.
+    """Records that the query was to read, and which are lost.
 
     Attributes:
         text: a description of the loss.
@@ -225,7 +225,10 @@ class SourceSessions:
         self._queries: dict[str, str] = {}  # by session, the query whose source has used it
 
     def add(self, id: str, session: SourceSession) -> None:
-        """Add a session: from now on it answers sources with this id, in place of an earlier one."""
+        """Add a session, in place of an earlier one with the same id.
+
+        From now on it answers the source that presents this id.
+        """
         with self._lock:
             self._sessions[id] = session
             self._queries.pop(id, None)

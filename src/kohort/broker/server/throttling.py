@@ -127,7 +127,10 @@ class RequestQuotaMeter:
         self.throttle_ms = 0.0
 
     def count_value(self, quota: str, value: float, most_ms: float = THROTTLE_MS_MAX) -> float:
-        """Record a value; return its throttle time, and keep it if it is the longest."""
+        """Record a value for a quota, and return its throttle time.
+
+        The request is throttled for the longest of these times. Each counts with at most `most_ms` there.
+        """
         found = self._throttling.record(quota, self._user, self._client_id, value)
         self.throttle_ms = max(self.throttle_ms, min(found, most_ms))
         return found

@@ -327,8 +327,8 @@ class Accumulator(Appender[Delivery]):
             return [batch, *self.finish(whole, None)]
         return [batch]
 
-    def notify(self) -> None:
-        """Wake the callers that wait for batches. On the client's thread or loop."""
+    def wake_waiting_callers(self) -> None:
+        """Wake the callers that wait until batches are delivered or have failed. On the client's thread or loop."""
         self._progress.resolve(None)
         with self.lock:
             self.lock.notify_all()
@@ -348,7 +348,7 @@ class Accumulator(Appender[Delivery]):
                 dropped += queue.waiting
                 queue.waiting.clear()
             failed = [done for batch in dropped for done in self.finish(batch, error)]
-        self.notify()
+        self.wake_waiting_callers()
         return failed
 
     def orphan(self) -> None:

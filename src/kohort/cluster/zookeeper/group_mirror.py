@@ -260,7 +260,7 @@ class GroupMirror:
                 wait_s, trouble = self._interval_s, ""
             except KafkaError as error:
                 if error.message != trouble:  # by text: logged once
-                    log.warning("groups in ZooKeeper are not up to date: %s", error)
+                    log.warning("groups in ZooKeeper could not be updated, retrying: %s", error)
                 wait_s, trouble = AGAIN_S, error.message
                 self.meter.failures += 1
             try:

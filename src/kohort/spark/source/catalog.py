@@ -111,7 +111,8 @@ class TopicCatalog:
         """Return every partition that the options choose, sorted.
 
         Args:
-            known: topics that have existed, which are left out if they are gone; None: all.
+            known: topics that have existed, so that they are left out if they are gone, without an error. None: leave
+                out every missing topic.
 
         Raises:
             NotFoundError: a topic, or a partition named by `assign`, does not exist; or in a batch read no topic

@@ -44,7 +44,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True)
-class LogFile:
+class OffsetLogFile:
     """One file of the offset log.
 
     Attributes:
@@ -56,7 +56,7 @@ class LogFile:
     sources: tuple[SourceLine, ...]
 
     @classmethod
-    def parse(cls, path: str, raw: bytes) -> LogFile:
+    def parse(cls, path: str, raw: bytes) -> OffsetLogFile:
         """Parse a file of the offset log.
 
         Raises:
@@ -85,8 +85,8 @@ class LogFile:
             if is_kafka_offset(source.offset):
                 yield source.name, source.offset
 
-    def with_offset(self, name: str, offset: object) -> LogFile:
-        """Return the file with a new offset for one source."""
+    def with_offset(self, name: str, offset: object) -> OffsetLogFile:
+        """Return a copy of this file with another offset for the source of this name."""
         text = json.dumps(offset, separators=(",", ":"))
         return replace(
             self,

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.spark.driver_channel import Message
-from kohort.spark.source.checkpoint_lines import LogFile
+from kohort.spark.source.checkpoint_lines import OffsetLogFile
 from kohort.spark.source.kafka_offsets import kafka_offset, positions_of, read_initial
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
             try:
                 found += [start for end, start in _first_batches(session, root) if end == message.get("end")]
             except (KafkaError, OSError, ValueError, Py4JError) as error:
-                log.warning("can't read checkpoint %s: %s", root, error)
+                log.warning(
+                    "checkpoint %s can't be read, so the query's first batch is not looked up in it: %s", root, error
+                )
     if not found:
         return {"why": "no source of this application has such a batch"}
     if any(start != found[0] for start in found):
@@ -82,7 +84,7 @@ def _first_batches(session: SparkSession, root: str) -> Iterator[tuple[Any, dict
     """Yield the end and the start of the first batch, for each Kafka source of one checkpoint."""
     last = max((int(name) for name in _names(session, f"{root}/offsets") if name.isdecimal()), default=0)
     raw = _read(session, f"{root}/offsets/{last}")
-    for name, end in () if raw is None else LogFile.parse(f"offsets/{last}", raw).kafka_sources():
+    for name, end in () if raw is None else OffsetLogFile.parse(f"offsets/{last}", raw).kafka_sources():
         initial = _read(session, f"{root}/sources/{name}/0")
         if initial is not None:
             yield end, read_initial(initial)

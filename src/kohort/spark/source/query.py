@@ -219,7 +219,7 @@ class SourceQuery:
             try:
                 self._end_running()
             except CommitFailedError as error:
-                log.warning("offsets not committed, failing at the next trigger: %s", error)
+                log.warning("offsets could not be committed, the query fails at its next trigger: %s", error)
                 self._failure = error
             except KafkaError as error:
                 log.warning("batch %s is done, but its commit failed and will be retried: %s", end.batch, error)

@@ -315,7 +315,10 @@ class Ending:
 
 
 class ParentWatch:
-    """A thread that ends this process when its parent ends: by SIGTERM, and if that does not help, at once."""
+    """A thread that ends this process after its parent has ended.
+
+    It sends SIGTERM, and calls `os._exit` if the process still runs after `ORPHAN_EXIT_TIMEOUT_S`.
+    """
 
     def __init__(self) -> None:
         self._parent = os.getppid()
