@@ -104,7 +104,7 @@ class Appends:
 
     Attributes:
         bytes_max: an append takes in no further event once it has this many bytes, None: no limit.
-        waiting: the number of waiting steps.
+        waiting: the number of events whose effects wait for a durable append.
         ended: the load is over.
         wrote: some append was durable.
         proven_ms: the send time of the newest durable append with a later answer: until then this was the owner.
@@ -119,7 +119,7 @@ class Appends:
         release: Callable[[list[Step]], None],
         lost: Callable[[Exception, Step | None], None],
     ) -> None:
-        """Set the recipients of steps.
+        """Set the recipients of steps: the events with their effects, which wait for their records to be durable.
 
         Args:
             journal: the journal.

@@ -50,8 +50,8 @@ def first_record_timestamp(records: Buffer, offset: int, aborted: Aborted = ()) 
     Control records and records of aborted transactions are skipped.
 
     Returns:
-        Its timestamp (`UNDATED` without one), or None if these batches have no such record; and the offset after the
-        last batch that was looked at.
+        The timestamp, and the offset after the last batch that was looked at. The timestamp is `UNDATED` if the record
+        has none, and None if these batches have no such record.
     """
     data = memoryview(records)
     at, reached = 0, offset

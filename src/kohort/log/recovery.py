@@ -97,7 +97,7 @@ def end_at_hole(
 
 
 def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> LogDamage | None:
-    """Return the first damage from `sure` on. A file that can't be opened may be intact and does not count."""
+    """Return the first damage from `sure` on. A file that can't be opened may be intact and is passed over."""
     if segment.inherited is None or not (segment.readable or not file_exists(segment.path, fs)):
         return None
     for damage in segment.inherited.damages:

@@ -132,7 +132,7 @@ class Publish:
     """An order to publish a sequence to one sink, for all members that write there; repeated until `Published`.
 
     Attributes:
-        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, never count.
+        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, are never published.
         empties: publish it by emptying the sink.
         place: the sink or the dead-letter sink of the member; empty: its sink.
         positions: where the sequence ends, for sinks that record it; two orders of one sequence have the same.
@@ -334,8 +334,8 @@ class AskReset:
     Attributes:
         forced: it does not count among the resets in a row, and restarts that count.
         initial: reset to the initial state; only an operator requests it.
-        confirms: what an initial reset deletes. The control plane declines the request without it once sequences are
-            complete.
+        confirms: what an initial reset deletes. The control plane declines a request without a confirmation once
+            sequences are complete.
     """
 
     cause: str

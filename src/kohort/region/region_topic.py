@@ -144,7 +144,7 @@ class SavedFacts:
         began: for each group, the topics that its pattern matched when it began.
         manifests: by sequence; contributions by sequence and member.
         shown: the last sequence that each sink is known to show.
-        ignored_because: why the records of a region without a `Birth` do not count; empty: there are none.
+        ignored_because: why the records of a region without a `Birth` are ignored; empty: there are none.
     """
 
     birth: Birth | None = None
@@ -163,8 +163,8 @@ class SavedFacts:
         """The last complete sequence; 0: none."""
         return max(self.manifests, default=0)
 
-    def refuse_unproven(self, region: str) -> None:
-        """Refuse a region of which the topic has records, and none that counts: a new one would hide them.
+    def refuse_only_ignored(self, region: str) -> None:
+        """Refuse a region of which the topic has records, and no valid one: a new one would hide them.
 
         Raises:
             InvalidInputError: so it is; the message says what to do.
@@ -336,7 +336,7 @@ def saved_of(region: str, facts: list[Fact], ignored_because: Mapping[str, str] 
 
 
 def first_claim(group: str, facts: list[Fact]) -> Claim | None:
-    """Return the claim that counts for a group: the first one."""
+    """Return the valid claim of a group: the first one."""
     return next((fact for fact in facts if isinstance(fact, Claim) and fact.group == group), None)
 
 

@@ -1,6 +1,6 @@
-"""The protocol between a source of a region and its application: requests, answers, and the sessions that answer.
+"""The protocol between a source of a region and its driver program: requests, answers, and the sessions that answer.
 
-A region's member lives in the application, and the source in a separate process. The source has a session there (a
+A region's member lives in the driver program, and the source in a separate process. The source has a session there (a
 *seat* in code), which assigns partitions, learns of each batch, and is told of lost records. Everything goes over
 `kohort.spark.driver_channel`, as messages whose `what` is "held", "begin" or "end". Only this file writes and reads
 their format.
@@ -180,7 +180,7 @@ class LostRecords:
 
 
 class SourceSession(Protocol):
-    """The session of one source in the application, for one run of its query.
+    """The session of one source in the driver program, for one run of its query.
 
     The thread of the source's connection calls its methods. Each may raise InvalidInputError, which ends the query with
     its text.

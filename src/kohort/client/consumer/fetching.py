@@ -153,7 +153,7 @@ class FetchSessionHandler:
     """The fetch session with one broker.
 
     Attributes:
-        id: The broker's id of the session; 0 without one.
+        id: The broker's id of the session; 0 if there is no session.
         epoch: The epoch of the next request.
     """
 
@@ -206,7 +206,7 @@ class FetchSessionHandler:
         self.epoch = 0
 
     def goodbye(self) -> FetchRequest | None:
-        """Return the request that frees the session in the broker's memory; None without a session."""
+        """Return the request that frees the session in the broker's memory; None if there is no session."""
         if not self.id:
             return None
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)

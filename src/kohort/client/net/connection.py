@@ -251,7 +251,7 @@ class BrokerConnections:
 
     Attributes:
         bytes_sent, bytes_received, requests_sent: counters for metrics.
-        lease_ms: The shortest lease that a broker offered this client; None without one. See `kohort.io.processes`.
+        lease_ms: The shortest lease that a broker offered this client; None if none did. See `kohort.io.processes`.
         apart: Whether coordinators apart from the brokers were met; the brokers must then not be asked for groups.
         plain: addresses that are reached without TLS and login, as `coordinators.security.protocol` says.
         features: The cluster's finalized features by name, from the newest ApiVersions response (KIP-584).

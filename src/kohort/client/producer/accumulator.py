@@ -62,7 +62,7 @@ class Accumulator(Appender[Delivery]):
         flushing: While positive, batches are sent at once.
         waiting: Callers that wait for memory; while positive, batches are sent at once.
         blocked_reason: Why sending is not possible yet (no producer id); empty when it is.
-        unseen: Failed records whose error the application has not read; aborted transactions do not count.
+        unseen: Failed records whose error the application has not read; those of aborted transactions are left out.
         wake_ms: When the sender next runs by itself.
         clock_ms: Returns the milliseconds of the clock by which the core's runtime is stepped.
     """

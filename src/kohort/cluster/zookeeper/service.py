@@ -57,7 +57,7 @@ class TopicMirror:
     """The topic mirror as one coordinator sees it; only nodes whose watch has fired are read again.
 
     Attributes:
-        wanted: The topics that the mirror should hold; None: this coordinator does not know.
+        wanted: The topics that ZooKeeper should list; None: this coordinator does not know.
         on_change: Called when the topics below `/brokers/topics` have changed; None: nobody is interested.
     """
 
@@ -155,7 +155,7 @@ class TopicMirror:
 
 @dataclass(frozen=True, slots=True)
 class _TopicWatch:
-    """A watch that marks a topic of the mirror, or the list of names, as changed."""
+    """A watch that marks a topic below `/brokers/topics`, or the list of names, as changed."""
 
     mirror: TopicMirror
     name: str | None

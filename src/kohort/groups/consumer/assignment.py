@@ -189,7 +189,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return self.heartbeat_interval_ms(step)
 
     def member_suspected_from_ms(self, step: Step, member_id: str) -> int | None:
-        """Return when a member counts as silent unless it is heard before.
+        """Return when a member is suspected unless it is heard before.
 
         None for a member of the classic protocol: a new target does not affect it before it joins again.
         """
@@ -201,7 +201,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return None if presence is None else self.suspected_from_ms(step, presence)
 
     def is_member_suspected(self, step: Step, member_id: str) -> bool:
-        """Return whether a member counts as silent now."""
+        """Return whether a member is suspected now."""
         from_ms = self.member_suspected_from_ms(step, member_id)
         return from_ms is not None and from_ms <= step.now.mono_ms
 

@@ -250,7 +250,7 @@ LOGGED_PARTITIONS = 5
 
 
 class PushAnswers(PushRegistry):
-    """The effect of answers and results, and of time limits that pass without them."""
+    """The effect of answers and results, and of time limits that pass without an answer or a result."""
 
     def on_answered(self, step: Step, event: ConsumerAnswered) -> None:
         """Process the answer to a consumer's oldest request; ignore one from a former connection."""

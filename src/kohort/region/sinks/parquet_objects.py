@@ -106,7 +106,7 @@ class StagedParts(msgspec.Struct, frozen=True):
 
     Attributes:
         files: the files with the key's rows, by their path below the folder's URL.
-        left: files of the key that were staged before, and do not count.
+        left: files of the key that were staged before, and are not read.
     """
 
     files: tuple[str, ...]

@@ -64,7 +64,7 @@ class MemberQuery(Protocol):
         Args:
             member: the member that contributes.
             cut: the checkpoint attempt.
-            names: all members that contribute; unless all of the query's members do, nothing counts.
+            names: all members that contribute; unless all of the query's members do, every contribution is discarded.
 
         Raises:
             KafkaError: the results can't be determined.

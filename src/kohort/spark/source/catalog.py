@@ -206,7 +206,7 @@ class TopicCatalog:
         return chosen | first | last
 
     def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the group's committed offsets, also as a non-member; for partitions without one, `without_commit`.
+        """Return the group's committed offsets, also as a non-member; for partitions that have none, `without_commit`.
 
         Raises:
             OffsetError: an offset belongs to a deleted topic of the same name, if lost records are an error.

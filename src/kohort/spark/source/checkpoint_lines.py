@@ -36,7 +36,7 @@ class SourceLine:
 
     @property
     def offset(self) -> Any:
-        """The parsed JSON; None without an offset, and for text that is not JSON (another source's own format)."""
+        """The parsed JSON; None if there is no offset, and for text that is not JSON (another source's own format)."""
         try:
             return json.loads(self.text)
         except ValueError:

@@ -1,7 +1,7 @@
 """The start of a query's first batch that Spark's own Kafka source planned and did not finish.
 
 Spark passes a source only the end of such a batch. Its start is in a file of that source, `sources/I/0`, but a Python
-source does not know its checkpoint's path. The application knows it. So the source asks: "which of your queries has
+source does not know its checkpoint's path. The driver program knows it. So the source asks: "which of your queries has
 planned a batch with this end, and where does that batch start?"
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.spark")
 
 ANSWER_TIMEOUT_S = 10.0
-"""Longest wait of a source for its application, which reads two small files for each running query."""
+"""Longest wait of a source for its driver program, which reads two small files for each running query."""
 BY_HAND = (
     "the checkpoint has a first batch that Spark's Kafka source planned and did not finish, and where it begins "
     "can't be found from here ({why}): run `kohort spark checkpoint convert CHECKPOINT --to kohort --execute` first"
@@ -35,10 +35,10 @@ BY_HAND = (
 
 
 def initial_positions(receiver: SinkDoneReceiver | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
-    """Ask the application where the batch that ends at `end` starts.
+    """Ask the driver program where the batch that ends at `end` starts.
 
     Raises:
-        InvalidInputError: the application can't be reached or does not know; the message has the command that helps.
+        InvalidInputError: the driver program can't be reached or does not know; the message has the command that helps.
     """
     if receiver is None:
         raise InvalidInputError(BY_HAND.format(why="the application can't be reached"))

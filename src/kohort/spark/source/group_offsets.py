@@ -1,4 +1,4 @@
-"""The offsets of a query that keeps its own: in its group, or, without one, only in its checkpoint."""
+"""The offsets of a query that keeps its own: in its group, or, without a group, only in its checkpoint."""
 
 from __future__ import annotations
 
