@@ -98,13 +98,14 @@ class PendingAppend:
 class Appends:
     """The appends of one load, on the way from the machine to its replies: an `Owner` of the journal's term.
 
-    One append is under way at a time. Steps that the machine makes meanwhile form the next one. A step without records,
+    A step is an event with its effects: records to append, and replies to send when those records are durable. One
+    append is under way at a time. Steps that the machine makes meanwhile form the next one. A step without records,
     such as a read, waits for the appends whose effects it may have seen. With a journal that answers immediately,
     nothing ever waits.
 
     Attributes:
         bytes_max: an append takes in no further event once it has this many bytes, None: no limit.
-        waiting: the number of events whose effects wait for a durable append.
+        waiting: the number of steps that wait for an append to be durable.
         ended: the load is over.
         wrote: some append was durable.
         proven_ms: the send time of the newest durable append with a later answer: until then this was the owner.
@@ -119,13 +120,13 @@ class Appends:
         release: Callable[[list[Step]], None],
         lost: Callable[[Exception, Step | None], None],
     ) -> None:
-        """Set the recipients of steps: the events with their effects, which wait for their records to be durable.
+        """Set the recipients of steps.
 
         Args:
             journal: the journal.
             term: the owner's term.
             driver: the shard's driver.
-            release: receives durable steps, in order.
+            release: receives the steps whose records are durable, in order, to carry out their effects.
             lost: receives the error of a failed append, and the step if the journal refuses just that. No other call
                 follows.
         """
@@ -170,7 +171,7 @@ class Appends:
         return full or self.waiting >= WAITING_STEPS
 
     def add(self, steps: list[Step], now: Now) -> None:
-        """Take the steps of events at `now`; they are released immediately if nothing has to be awaited."""
+        """Take the steps of events at `now`; their effects are carried out at once if nothing has to be awaited."""
         if self._token is None:
             self._send(steps, now)
             if self._behind or self._unproven:
@@ -297,7 +298,7 @@ class Appends:
         )
 
     def _proved(self, steps: list[Step]) -> list[Step]:
-        """Return the steps that may leave after a durable append: all, or none if it took too long to prove anything.
+        """Return the steps whose replies a durable append allows: all, or none if it took too long to prove ownership.
 
         In that case they wait for the next append, which is sent immediately.
         """
@@ -586,7 +587,7 @@ class Shard:
     # -- effects
 
     def _release(self, steps: list[Step]) -> None:
-        """Carry out the effects of durable steps."""
+        """Carry out the effects of steps whose records are durable."""
         for _, outcome in steps:
             for request, value in outcome.replies:
                 self._answer_request(request, value)
@@ -630,7 +631,7 @@ class Shard:
             self._discard_machine("a fault in the journal", error)
 
     def _fault(self, event: Event, before: list[Step], time_now: Now, fault: Exception) -> None:
-        """Handle an exception in the machine: keep the steps before the event, and discard the machine."""
+        """Handle an exception in the machine: append what the earlier events changed, and discard the machine."""
 
         def fail_request_and_reload() -> None:
             self._answer_request(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)

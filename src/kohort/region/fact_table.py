@@ -27,7 +27,7 @@ from kohort.region.region_key import SEAL, Author, RegionKey
 log = logging.getLogger("kohort.region")
 
 STRANGE_KEYS_MAX = 10_000
-"""Limit on the remembered keys of records that do not count, which `kohort region delete` removes; of those that a
+"""Limit on the remembered keys of ignored records, which `kohort region delete` removes; of those that a
 transaction holds, ten times as many."""
 SAY_S = 60.0
 """Seconds between two log lines about records of one partition that are ignored for one reason."""
@@ -70,7 +70,7 @@ class FactTable:
         self._authors: dict[str, Author] = {}
         self._terms: dict[str, tuple[int, int]] = {}
         self._strange: dict[bytes, tuple[str, str]] = {}  # by key: the region, and why if a transaction holds it
-        self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records do not count
+        self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records are ignored
 
     def in_order(self) -> list[Fact]:
         """Return all facts, in the order of the log."""

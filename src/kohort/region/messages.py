@@ -332,7 +332,7 @@ class AskReset:
     """A request for a reset of the region.
 
     Attributes:
-        forced: it does not count among the resets in a row, and restarts that count.
+        forced: the limit of resets in a row leaves it out, and starts again with it.
         initial: reset to the initial state; only an operator requests it.
         confirms: what an initial reset deletes. The control plane declines a request without a confirmation once
             sequences are complete.

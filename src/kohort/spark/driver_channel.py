@@ -39,7 +39,7 @@ WAIT_STEP_S = 0.25
 """Longest single wait for an answer.
 
 A longer wait is made of several. Each counts as at most this long, so that time in which the machine or this process
-was suspended does not count as the driver program's silence.
+was suspended is not taken for the driver program's silence.
 """
 NAME_MAX = 256
 """Most characters of a query's identity, which is a UUID."""

@@ -121,7 +121,7 @@ class SaslServer:
         exchanges: Mapping[str, Callable[[], SaslExchange]],
         logins: PendingLogins,
     ) -> None:
-        """Create it. `exchanges` makes a new exchange of each mechanism."""
+        """Set the mechanisms: `exchanges` makes a new exchange of each."""
         self.name = name
         self.configs = configs
         self.exchanges = exchanges
