@@ -20,7 +20,7 @@ from kohort import Admin, Broker, ConfigResource, Consumer, Producer, ResourceTy
 from kohort.log.check import FolderCheck
 from kohort.region import Region
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.checkpoint_lines import LogFile
+from kohort.spark.source.checkpoint_lines import OffsetLogFile
 
 ARCHIVES = sorted(FIXTURES.glob("kept-*.tar.gz"))
 ARCHIVE_BYTES_MAX = 200_000
@@ -113,7 +113,7 @@ def test_region_continues_with_its_state_and_publishes_every_row_once(kept: Kept
 
 def test_checkpoint_of_a_spark_query_is_understood(kept: Kept) -> None:
     path = kept.folder / "checkpoint" / "offsets" / "0"
-    (source,) = LogFile.parse(str(path), path.read_bytes()).sources
+    (source,) = OffsetLogFile.parse(str(path), path.read_bytes()).sources
     batch = BatchOffset.from_json(source.offset)
     assert sum(span.offsets for span in batch.spans.values()) == len(kept.expected["values"])
     assert batch.group == "of-spark"

@@ -96,5 +96,5 @@ async def _filled(opened: Cluster, count: int) -> _Loading:
     await first.load()
     for records in appends(count):
         await first.append(*records)
-    first.journal.close()
+    first.journal.end_term()
     return _Loading((await opened.holder()).journal)

@@ -264,7 +264,7 @@ def test_nobody_hears_of_a_term_that_was_closed(partition: FakePartition, holder
     partition.faults["Produce"] = [partition.write_and_park]
     holder.send(committed(1))
     (parked,) = holder.virtual.parked_named("Produce")
-    holder.journal.close()
+    holder.journal.end_term()
     holder.virtual.answer(parked, partition._produce(parked.message))
     holder.pass_ms(APPEND_EVERY_MS * 2)
     assert (holder.durable_at, holder.reasons) == ({}, [])
@@ -438,7 +438,7 @@ def a_fence_that_was_left_out_is_made_up_for(partition: FakePartition) -> None:
     partition.faults["Fetch"] = [partition.park]
     with pytest.raises(AssertionError, match="never loads"):
         dies.load(limit_ms=1_000)
-    dies.journal.close()
+    dies.journal.end_term()
     VirtualHolder(partition).load()
     holder.send(committed(1))
     assert isinstance(holder.reasons[0], FencedError)

@@ -51,7 +51,7 @@ def test_it_is_made_once_with_what_it_needs(apache_kafka: ApacheKafka, caplog: p
     settings = named()
     made = ask(apache_kafka.bootstrap_servers, settings)
     assert (made.name, made.partitions) == (settings.topic, 3)
-    assert "has 1 replicas, the cluster has 1 brokers" in caplog.text
+    assert "has only 1 replicas, because the cluster has only 1 brokers" in caplog.text
     assert ask(apache_kafka.bootstrap_servers, replace(settings, partitions=50)) == made
     with Admin(apache_kafka.bootstrap_servers) as admin:
         resource = ConfigResource(ResourceType.TOPIC, settings.topic)

@@ -147,7 +147,7 @@ def test_shards_may_share_a_client(apache_kafka: ApacheKafka) -> None:
         await asyncio.gather(*(holder.load() for holder in holders))
         for number in range(20):
             await asyncio.gather(*(holder.append(committed(number)) for holder in holders))
-        holders[0].journal.close()
+        holders[0].journal.end_term()
         await holders[1].append(committed(20))
         assert groups_of(await holders[0].load()) == [*range(20)]
         assert groups_of(await holders[1].load()) == [*range(21)]

@@ -287,7 +287,7 @@ def _mirror_story(zookeeper: ZooKeeper) -> None:
         await services.enter(candidate(1))
         await services.enter(candidate(2))
         heard: list[int] = []
-        services.open[2].listen_topics(lambda: heard.append(1))
+        services.open[2].on_topics_changed(lambda: heard.append(1))
         services.open[2].mirror_topics({"of-a-stranger": topic(9)})
         steps = [{"a": topic(1)}, {"a": topic(1, 2)}, {"a": topic(1, 3), "b": topic(2)}, {"b": topic(2)}, {}]
         for wanted in steps:

@@ -159,7 +159,7 @@ def test_region_of_another_key_is_listed_and_no_key_is_made(
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "visitor"))
         dashboard = serve(broker.bootstrap_servers)
         [row] = dashboard.get("regions")["regions"]
-        assert row["region"] == name and "do not count here" in row["stopped"]
+        assert row["region"] == name and "are ignored here" in row["stopped"]
         status, said = dashboard.ask("region", name=name)
         assert status == 400 and "key" in said["error"]
     assert not (tmp_path / "visitor").exists()

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from tests.support.waiting import LAST_RESORT
 
-from kohort.demo.account import SCHEMA, differences, draw, settle, show, summed, worst_connections
+from kohort.demo.account import SCHEMA, compare_with_topic, differences, draw, show, summed, worst_connections
 from kohort.demo.flights import ALL, flights_table, recorded_flights
 from kohort.demo.play import DemoOptions
 from kohort.errors import InvalidInputError
@@ -51,14 +51,14 @@ def written(*places: tuple[int, int], late: int | None = 5) -> pa.Table:
 def test_account_counts_repeated_missing_and_unknown_rows(
     places: list[tuple[int, int]], repeated: int, missing: int, unknown: int
 ) -> None:
-    account = settle(written(*places), {0: 2, 1: 1})
+    account = compare_with_topic(written(*places), {0: 2, 1: 1})
     assert (account.repeated, account.missing, account.unknown) == (repeated, missing, unknown)
     assert account.written == len(places) == account.once.num_rows + repeated
 
 
 def test_account_takes_two_different_rows_of_one_offset_for_a_fault() -> None:
     rows = pa.concat_tables([written((0, 0), (0, 1), (1, 0)), written((0, 1), late=6)])
-    assert settle(rows, {0: 2, 1: 1}).unknown == 1
+    assert compare_with_topic(rows, {0: 2, 1: 1}).unknown == 1
 
 
 def test_flights_are_summed_by_connection_and_hour() -> None:

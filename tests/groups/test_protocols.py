@@ -50,7 +50,7 @@ from kohort.groups.group import GroupMembership
 from kohort.groups.long_polling import SESSION_PARTS, SHORTEST_MS, Release
 from kohort.groups.machine import PROTOCOLS, GroupMachine
 from kohort.groups.step import Step
-from kohort.groups.table import Reaction, Table, reaction
+from kohort.groups.table import Table, Transition, reaction
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicPartition
@@ -212,7 +212,7 @@ class ToyGroup(GroupMembership):
         self.settings = event.settings
 
 
-def always(do: Callable[..., None], *to: GroupState) -> dict[GroupState, Reaction]:
+def always(do: Callable[..., None], *to: GroupState) -> dict[GroupState, Transition]:
     return dict.fromkeys((GroupState.EMPTY, GroupState.STABLE), reaction("always", do, *to))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kohort.groups.consumer.assignment import compute
 from kohort.groups.effects import ComputeAssignment
 from kohort.groups.events import Topic
-from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, pair_order, unpack
+from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, pair_sort_key, unpack
 from kohort.groups.records import MemberSaved, TopicPartitions
 
 IDS = [uuid.UUID(int=number << 120 | 255 - number) for number in (200, 3, 0, 90)]
@@ -30,7 +30,7 @@ def plainly_packed(pairs: Pairs) -> tuple[TopicPartitions, ...]:
 def test_pack_sorts_by_id_and_unpack_reverses_it(pairs: Pairs) -> None:
     assert pack(pairs) == plainly_packed(pairs)
     assert unpack(pack(pairs)) == pairs
-    assert sorted(pairs, key=pair_order) == sorted(pairs)
+    assert sorted(pairs, key=pair_sort_key) == sorted(pairs)
 
 
 def member(name: str, topics: tuple[str, ...]) -> MemberSaved:

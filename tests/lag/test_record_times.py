@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.lag import oldest_record
+from kohort.lag import first_record_timestamp
 from kohort.lag.snapshot import UNDATED
 from kohort.wire.batch import LOG_APPEND_TIME, BatchOptions, BatchRecord, build_batch
 
@@ -52,23 +52,23 @@ ABORTED = batch(1, 2, producer_id=7, transactional=True) + marker(ABORT, 2, 7)
 def test_oldest_record_is_the_first_that_a_consumer_gets(
     records: bytes, offset: int, aborted: list[tuple[int, int]], found: int | None
 ) -> None:
-    assert oldest_record(records, offset, aborted)[0] == found
+    assert first_record_timestamp(records, offset, aborted)[0] == found
 
 
 def test_offset_after_the_batches_is_where_the_search_continues() -> None:
-    assert oldest_record(ABORTED, 0, [(7, 0)]) == (None, 3)
-    assert oldest_record(PLAIN[:-1], 3) == (None, 3)
-    assert oldest_record(b"", 9) == (None, 9)
+    assert first_record_timestamp(ABORTED, 0, [(7, 0)]) == (None, 3)
+    assert first_record_timestamp(PLAIN[:-1], 3) == (None, 3)
+    assert first_record_timestamp(b"", 9) == (None, 9)
 
 
 def test_log_append_time_is_every_records_time() -> None:
     stamped = batch(100, 101, 102, timestamp_type=1)
     assert stamped[22] & LOG_APPEND_TIME
-    assert oldest_record(stamped, 1)[0] == 102
+    assert first_record_timestamp(stamped, 1)[0] == 102
 
 
 def test_base_timestamp_that_is_a_delete_horizon_is_no_records_time() -> None:
     """KIP-534: the compactor puts the time at which tombstones may go into the batch's base timestamp."""
     made = bytearray(batch(100, 101))
     made[22] |= 0x40
-    assert oldest_record(bytes(made), 0)[0] == 100, "the record's own delta counts"
+    assert first_record_timestamp(bytes(made), 0)[0] == 100, "the record's own delta counts"

@@ -64,7 +64,9 @@ def test_reports_are_decoded_as_they_were(message: messages.Report | messages.As
         messages.Publish(1, 4, (KEY,), positions=(POSITION,)),
         messages.Reset(1, 3, 0, None),
         messages.RegionSeen("r", "RUNNING", 1, 3, 4, 4, (), (POSITION,), {"why": 2}),
-        messages.RegionSeen("r", "RUNNING", 1, 3, 4, 3, (), (), {}, sinks=(messages.SinkSeen("parquet:/out", 3, "m"),)),
+        messages.RegionSeen(
+            "r", "RUNNING", 1, 3, 4, 3, (), (), {}, sinks=(messages.SinkStatus("parquet:/out", 3, "m"),)
+        ),
         messages.Refused(1, "why", "what to do"),
         messages.Alive(),
     ],

@@ -229,7 +229,7 @@ def test_damaged_file_is_not_replaced(root: Path) -> None:
     before = local_paths(place)
     with pytest.raises(CorruptDataError, match="sequence=2/.*can't be merged"):
         folder_of(place).compact()
-    assert local_paths(place) == before and folder_of(place)._generations().compacted() == []
+    assert local_paths(place) == before and folder_of(place)._generations().merged_files() == []
 
 
 # -- runs: each call at which a process dies, fails or is held
@@ -431,7 +431,7 @@ def _removes_what_a_generation_names(patch: Patch) -> None:
     def attempt(self: Compactor, *args: Any) -> Any:
         store = self._store
         base = store.newest()
-        store.remove_files([path for path in store.compacted() if path in base.files])
+        store.remove_files([path for path in store.merged_files() if path in base.files])
         return whole(self, *args)
 
     patch.setattr(Compactor, "_attempt", attempt)
@@ -442,7 +442,9 @@ def _removes_what_is_being_written(patch: Patch) -> None:
 
     def attempt(self: Compactor, *args: Any) -> Any:
         store, base = self._store, self._store.newest()
-        store.remove_files([path for path in store.compacted() if path not in base.files and path not in base.replaced])
+        store.remove_files(
+            [path for path in store.merged_files() if path not in base.files and path not in base.replaced]
+        )
         return whole(self, *args)
 
     patch.setattr(Compactor, "_attempt", attempt)

@@ -162,7 +162,7 @@ def test_a_region_says_which_place_it_waits_for_when_who_wrote_there_has_died() 
     assert driven.stands(RegionState.CHECKPOINTING) and not driven.commits
     [line] = driven.lines
     assert line.level is events.LogLevel.WARNING and "publication of sequence 8 to t" in line.text
-    assert messages.SinkSeen("t", 7, "") in driven.machine.plane.describe_region().sinks
+    assert messages.SinkStatus("t", 7, "") in driven.machine.plane.describe_region().sinks
     driven.join(3, "m3", sink="t")
     driven.say(3, messages.Published(8))
     assert driven.commits

@@ -579,7 +579,7 @@ def test_each_sink_is_published_by_one_of_its_members_and_the_next_commit_waits_
     driven.say(2, messages.Published(8))
     shown = driven.machine.plane.describe_region()
     assert (shown.published, shown.sequence) == (7, 8)
-    assert shown.sinks == (messages.SinkSeen("s", 7, "m1"), messages.SinkSeen("t", 8, "m2"))
+    assert shown.sinks == (messages.SinkStatus("s", 7, "m1"), messages.SinkStatus("t", 8, "m2"))
     cut = driven.cut()
     for connection in (1, 2):
         driven.say(connection, messages.Drained(cut))
@@ -619,7 +619,7 @@ def test_a_sink_that_nobody_writes_to_any_more_is_said() -> None:
     driven.do(plane_events.CommitEnded(_contributed(driven)))
     driven.say(1, messages.Published(8))
     driven.do(plane_events.Disconnected(2))
-    assert driven.machine.plane.describe_region().sinks[1] == messages.SinkSeen("t", 7, "")
+    assert driven.machine.plane.describe_region().sinks[1] == messages.SinkStatus("t", 7, "")
     driven.join(3, "m3", sink="t")
     assert [order.keys for order in driven.orders(3, messages.Publish)] == [driven.machine.plane.owed["t"]], (
         "by who comes"

@@ -124,7 +124,7 @@ def test_records_of_a_stranger_are_no_facts(
         saved = region._home.saved()
         assert (saved.birth, saved.term, saved.epoch) == (before.birth, before.term, before.epoch)
         assert saved.stopped is None and saved.sequence < 10**6
-        assert any("is skipped" in record.message for record in caplog.records)
+        assert any("ignored a record" in record.message for record in caplog.records)
         fill(servers, name, range(40, 80))
         until(lambda: all_once(sink, range(80)), "it goes on")
         other = Region(name, servers)
@@ -286,7 +286,7 @@ def test_topic_of_an_earlier_release_is_refused_and_can_be_deleted(servers: str,
             with pytest.raises(InvalidInputError, match="earlier release.*kohort region delete"):
                 use()
         saved, groups = regions(servers, {})[name]
-        assert "has no seal" in saved.unproven and saved.birth is None and not groups
+        assert "has no seal" in saved.ignored_because and saved.birth is None and not groups
         home.delete()
         assert home.saved().birth is None
         _, known = home.take_over("127.0.0.1", 1)

@@ -17,7 +17,7 @@ from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.spark.checkpoint_move import CheckpointLog as Moved
-from kohort.spark.source.checkpoint_lines import LogFile
+from kohort.spark.source.checkpoint_lines import OffsetLogFile
 from kohort.spark.source.kafka_offsets import initial_bytes, is_kafka_offset, kafka_offset, positions_of, read_initial
 
 __all__ = ["own_signals", "place"]
@@ -232,18 +232,18 @@ NAMED = b'v2\n{"batchWatermarkMs":7}\n0:{"t":{"0":3}}\nflights:{"u":{"1":4}}'
 
 @pytest.mark.parametrize("raw", [LOG, NAMED], ids=["version 1", "version 2"])
 def test_a_log_file_is_written_as_it_was_read(raw: bytes) -> None:
-    assert LogFile.parse("offsets/0", raw).to_bytes() == raw
+    assert OffsetLogFile.parse("offsets/0", raw).to_bytes() == raw
 
 
 def test_one_source_of_a_log_file_is_changed_and_the_rest_stays() -> None:
-    assert list(LogFile.parse("offsets/0", LOG).kafka_sources()) == [("0", {"t": {"0": 3}})]
-    changed = LogFile.parse("offsets/0", LOG).with_offset("0", {"t": {"0": 9}})
+    assert list(OffsetLogFile.parse("offsets/0", LOG).kafka_sources()) == [("0", {"t": {"0": 3}})]
+    changed = OffsetLogFile.parse("offsets/0", LOG).with_offset("0", {"t": {"0": 9}})
     assert changed.to_bytes() == LOG.replace(b'{"0":3}', b'{"0":9}')
-    named = LogFile.parse("offsets/0", NAMED)
+    named = OffsetLogFile.parse("offsets/0", NAMED)
     assert [name for name, _ in named.kafka_sources()] == ["0", "flights"]
     assert named.with_offset("flights", {"u": {"1": 9}}).to_bytes() == NAMED.replace(b'{"1":4}', b'{"1":9}')
 
 
 def test_a_log_file_of_a_later_spark_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="a later Spark"):
-        LogFile.parse("offsets/0", b"v3\n{}\n-")
+        OffsetLogFile.parse("offsets/0", b"v3\n{}\n-")

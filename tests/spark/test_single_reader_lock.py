@@ -80,9 +80,9 @@ def test_the_same_options_are_warned_of_where_ids_can_not_distinguish(
     first = begin(dumps(KohortDataSource(place.options())))
     try:
         begin(dumps(KohortDataSource(place.options(maxOffsetsPerTrigger=5)))).stop()
-        assert "THE VERY OPTIONS" not in caplog.text
+        assert "THE SAME OPTIONS" not in caplog.text
         begin(dumps(KohortDataSource(place.options()))).stop()
-        assert "ANOTHER QUERY READS WITH THE VERY OPTIONS OF THIS ONE" in caplog.text
+        assert "ANOTHER QUERY READS WITH THE SAME OPTIONS AS THIS ONE" in caplog.text
     finally:
         first.stop()
 

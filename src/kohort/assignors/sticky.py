@@ -225,7 +225,7 @@ class Division:
         reached: dict[int, tuple[int, int]],
         closed: tuple[bytearray, bytearray],
     ) -> int | None:
-        """Search breadth first for a member with at least two less; without one, close everything that was reached."""
+        """Search breadth first for a member with at least two less; if there is none, close all that was reached."""
         closed_members, closed_topics = closed
         limit = self.load[start] - 2
         queue = deque((start,))

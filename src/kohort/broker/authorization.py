@@ -39,7 +39,7 @@ class Resource(IntEnum):
 
     @property
     def refusal(self) -> ErrorCode:
-        """The error code for a client without the permission."""
+        """The error code for a client without permission for such a resource, as TOPIC_AUTHORIZATION_FAILED."""
         return _REFUSALS[self]
 
 

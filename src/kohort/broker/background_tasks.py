@@ -25,7 +25,11 @@ def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list)
         return assignment.compute(work)
     except Exception as error:
         # An assignor may be third-party code: whatever it raises is an error of the group, not of the broker.
-        log.exception("group %s: the assignor %s failed", work.group_id, work.assignor)
+        log.exception(
+            "group %s: the assignor %s raised an exception, so this assignment is not computed",
+            work.group_id,
+            work.assignor,
+        )
         failure = f"{type(error).__name__}: {error}"
         if isinstance(work, DividePartitions):
             return PartitionsDivided(work.group_id, work.ticket, {}, {}, failure)
@@ -40,5 +44,5 @@ def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
     try:
         return matching(regex, topics)
     except InvalidInputError as error:
-        log.error("members with this subscription get no topics: %s", error.message)
+        log.error("a topic pattern is refused, so members that subscribe by it get no topics: %s", error.message)
         return ()

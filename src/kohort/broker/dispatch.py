@@ -248,7 +248,7 @@ class Dispatcher(Generic[D]):
         except BadFrame:
             raise
         except Exception:
-            log.error("closing the connection of %s: a fault in the broker", request.name)
+            log.error("unexpected error while handling %s: closing its connection", request.name)
             request.connection.close()
             raise
         if answer is not None:

@@ -333,7 +333,7 @@ class _Child:
 
 
 def _unreadable(error: Exception) -> KafkaError:
-    log.error("an answer of the broker's process can't be read", exc_info=error)
+    log.error("unexpected answer of the embedded broker's process: the calls that wait for it fail", exc_info=error)
     return KafkaError(f"an answer of the broker's process can't be read: {error!r}")
 
 

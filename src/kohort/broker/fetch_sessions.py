@@ -114,7 +114,7 @@ class FetchSessions:
         return session
 
     def open(self, by_id: bool, partitions: dict[Key, Fetched], owner: Principal = ANYONE) -> FetchSession | None:
-        """Open a session, or return None if there is no room: the client then continues without one."""
+        """Open a session, or return None if there is no room: the client then sends full fetch requests."""
         if not partitions or len(partitions) > PARTITIONS_MAX:
             return None
         if self._partitions + len(partitions) > ALL_PARTITIONS_MAX:

@@ -482,7 +482,7 @@ class GroupHost:
         self.rebalances.forget(lambda group: self.groups.index_of(group) == index)
 
     def next_request_id(self) -> int:
-        """Return a number for one event, which matches its reply to its request."""
+        """Return a new id for an event that is sent to a group shard. The reply finds its request by this id."""
         return next(self._request_ids)
 
     def _make_shard(self, index: int, term: int) -> Shard:
@@ -619,7 +619,7 @@ class GroupHost:
 
     def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Query topics or groups of another system. A host that has them all itself never gets such a question."""
-        log.error("no outside source can answer: %s", question)
+        log.error("unexpected look-up in another system, which this process can't answer: %s", question)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Report that offsets can't be looked up: a process without a store can't read partitions."""

@@ -198,7 +198,7 @@ class Node(GroupHost):
         try:
             busy = self.store.maintain(time.time_ns() // 1_000_000)
         except OSError as error:
-            log.error("maintenance of the data folder failed: %s", error)
+            log.error("maintenance of the data folder failed, the next round tries again: %s", error)
         finally:
             self._maintenance_due = self.loop.time() + (
                 MAINTAIN_BUSY_S if busy else min(MAINTAIN_S, self.store.round_ms / 1000)

@@ -78,7 +78,9 @@ class RecordWorkers:
         return partition in self._queues
 
     def check_produced(self, batches: ProducedBatches, done: _Done) -> None:
-        """Check batches, and recompress them if their topic requires it, after all earlier batches of the partition.
+        """Check produced batches in a thread, and recompress them if their topic requires it.
+
+        Batches of one partition are handled in order.
 
         Args:
             batches: the batches.

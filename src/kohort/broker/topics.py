@@ -192,5 +192,5 @@ class Topics:
 
 
 def _nothing_changed(request: Request[Message], count: int, error: OSError) -> list[CatalogTopic | KafkaError]:
-    log.error("topics could not be changed: %s: %s", request.name, error)
+    log.error("%s failed with KAFKA_STORAGE_ERROR, no topic was changed: %s", request.name, error)
     return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing was changed: {error}")] * count

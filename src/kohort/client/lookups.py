@@ -67,7 +67,7 @@ async def end_offsets(
 async def offsets_for_times(
     core: LookupContext, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Look up the first record at or after each time (ms since the epoch); None for a partition without one."""
+    """Look up the first record at or after each time (ms since the epoch); None for a partition that has none."""
     return await offsets.offsets_for_times(core.cluster, times, timeout_ms)
 
 

@@ -405,7 +405,7 @@ async def committed_offsets(
     require_stable: bool = False,
     timeout_ms: float | None = None,
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """Return the group's committed offsets; None for a partition without one.
+    """Return the group's committed offsets; None for a partition that has none.
 
     Raises:
         KafkaError: The response has an error for a partition that retries do not cure, or lacks the partition. Neither
@@ -511,7 +511,7 @@ async def end_offsets(
 async def offsets_for_times(
     cluster: Cluster, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Look up the first records at or after a time; None for a partition without one."""
+    """Look up the first records at or after a time; None for a partition that has none."""
     offsets = await list_offsets(cluster, times, timeout_ms=timeout_ms)
     return {part: value if value.offset >= 0 else None for part, value in offsets.items()}
 

@@ -79,7 +79,7 @@ class ClusterEndpoints:
         return (cluster_id, node_id) == (self.cluster_id, self._here.me.id)
 
     def nodes(self, connection: Connection) -> Sequence[Endpoint]:
-        """Return Kafka's brokers."""
+        """Return the brokers of the Kafka cluster. The coordinators are not among them."""
         return self._here.topics.brokers
 
     def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:

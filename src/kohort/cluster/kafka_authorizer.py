@@ -134,7 +134,8 @@ class KafkaAuthorizer(Authorizer):
             except (KafkaError, OSError) as error:
                 if self._trouble != str(error):  # by text: logged once
                     log.warning(
-                        "access rules of Kafka cannot be read: %s. The last ones count for %.0f s, then clients wait",
+                        "access rules of Kafka cannot be read, retrying: %s. The last known ones apply for %.0f s, "
+                        "then requests wait",
                         error,
                         MAX_AGE_S,
                     )

@@ -344,10 +344,10 @@ class RunningCoordinator:
         log.info("coordinator %d registered at %s, incarnation %s", me.id, me.address, me.incarnation)
         self._peers = Peers(self._coordination, me, logs_in=self._listener.protocol != "PLAINTEXT")
         self._coordination.on_changes(self._follow)
-        self._beside(self._show_life(me), "life of the loop")
+        self._beside(self._keep_session_alive(me), "keep-alive of the session")
         self._beside(self.host.imports.watch_imported(self.host.groups, self.host.record_metric), "groups at Kafka")
         if isinstance(self._coordination, ZooKeeperCoordination):
-            self._coordination.listen_topics(topics.poll_soon)
+            self._coordination.on_topics_changed(topics.poll_soon)
             self._beside(show_topics(self._coordination, self.host), "mirror of topics")
             mirror = GroupMirror(self._coordination, self.host)
             self.host.metrics.mirror = mirror.meter
@@ -366,7 +366,12 @@ class RunningCoordinator:
     def _look_for_fault(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (fault := task.exception()) is not None:
             traceback = None if isinstance(fault, InvalidInputError) else fault
-            log.error("this coordinator ends (%s): %s", task.get_name(), fault, exc_info=traceback)
+            log.error(
+                "this coordinator shuts down: its background task %r failed: %s",
+                task.get_name(),
+                fault,
+                exc_info=traceback,
+            )
             self.failed = True
             signal.raise_signal(signal.SIGTERM)
 
@@ -380,11 +385,11 @@ class RunningCoordinator:
         number = coordinator_id(self._options.id, f"{self._host}:{self._port}", brokers)
         return Candidate(number, uuid.uuid4().hex, self._host, self._port, self._options.configured.socket.rack)
 
-    async def _show_life(self, me: Candidate) -> None:
-        """Report that the event loop is alive, for as long as this coordinator can work.
+    async def _keep_session_alive(self, me: Candidate) -> None:
+        """Keep the coordination service's session alive while the event loop runs and this coordinator can work.
 
         Raises:
-            KafkaError: it can't work any more; a person or another process has to take over.
+            KafkaError: its client has ended, or Kafka has a broker with this id. The process ends then.
         """
         while True:
             self._coordination.alive()

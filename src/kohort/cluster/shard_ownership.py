@@ -229,4 +229,4 @@ class ShardOwnership:
                 timer.cancel()
         self._groups.end(index)
         if tenure.journal is not None:
-            tenure.journal.close()
+            tenure.journal.end_term()

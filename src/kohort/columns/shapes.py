@@ -141,7 +141,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The result of one record set.
+    """The result of decoding one record set of a fetch: its rows, and where to continue.
 
     Attributes:
         start: First row of this record set.

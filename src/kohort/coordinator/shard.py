@@ -98,13 +98,14 @@ class PendingAppend:
 class Appends:
     """The appends of one load, on the way from the machine to its replies: an `Owner` of the journal's term.
 
-    One append is under way at a time. Steps that the machine makes meanwhile form the next one. A step without records,
+    A step is an event with its effects: records to append, and replies to send when those records are durable. One
+    append is under way at a time. Steps that the machine makes meanwhile form the next one. A step without records,
     such as a read, waits for the appends whose effects it may have seen. With a journal that answers immediately,
     nothing ever waits.
 
     Attributes:
         bytes_max: an append takes in no further event once it has this many bytes, None: no limit.
-        waiting: the number of waiting steps.
+        waiting: the number of steps that wait for an append to be durable.
         ended: the load is over.
         wrote: some append was durable.
         proven_ms: the send time of the newest durable append with a later answer: until then this was the owner.
@@ -125,7 +126,7 @@ class Appends:
             journal: the journal.
             term: the owner's term.
             driver: the shard's driver.
-            release: receives durable steps, in order.
+            release: receives the steps whose records are durable, in order, to carry out their effects.
             lost: receives the error of a failed append, and the step if the journal refuses just that. No other call
                 follows.
         """
@@ -170,7 +171,7 @@ class Appends:
         return full or self.waiting >= WAITING_STEPS
 
     def add(self, steps: list[Step], now: Now) -> None:
-        """Take the steps of events at `now`; they are released immediately if nothing has to be awaited."""
+        """Take the steps of events at `now`; their effects are carried out at once if nothing has to be awaited."""
         if self._token is None:
             self._send(steps, now)
             if self._behind or self._unproven:
@@ -209,7 +210,7 @@ class Appends:
     # -- answers of the journal
 
     def durable(self, token: int, sent_ms: int) -> None:
-        """Release the steps of a durable append, and send the next one (`Owner.durable`)."""
+        """Send the replies that waited for a durable append, and begin the next append (`Owner.durable`)."""
         if self.ended or token != self._token:
             return
         steps, self._token, self._sent = self._sent, None, []
@@ -297,7 +298,7 @@ class Appends:
         )
 
     def _proved(self, steps: list[Step]) -> list[Step]:
-        """Return the steps that may leave after a durable append: all, or none if it took too long to prove anything.
+        """Return the steps whose replies a durable append allows: all, or none if it took too long to prove ownership.
 
         In that case they wait for the next append, which is sent immediately.
         """
@@ -586,7 +587,7 @@ class Shard:
     # -- effects
 
     def _release(self, steps: list[Step]) -> None:
-        """Carry out the effects of durable steps."""
+        """Carry out the effects of steps whose records are durable."""
         for _, outcome in steps:
             for request, value in outcome.replies:
                 self._answer_request(request, value)
@@ -610,7 +611,9 @@ class Shard:
             try:
                 on_reply(value)
             except Exception as fault:  # noqa: BLE001  # a bug here, which is logged
-                self._driver.log_error(f"shard {self.index}: reply not delivered", fault)
+                self._driver.log_error(
+                    f"shard {self.index}: unexpected error while sending a reply, its client gets none", fault
+                )
 
     # -- the end of serving
 
@@ -628,9 +631,9 @@ class Shard:
             self._discard_machine("a fault in the journal", error)
 
     def _fault(self, event: Event, before: list[Step], time_now: Now, fault: Exception) -> None:
-        """Handle an exception in the machine: keep the steps before the event, and discard the machine."""
+        """Handle an exception in the machine: append what the earlier events changed, and discard the machine."""
 
-        def out() -> None:
+        def fail_request_and_reload() -> None:
             self._answer_request(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
             self._discard_machine(f"a fault in the coordinator at {_name(event)}", fault)
 
@@ -638,7 +641,7 @@ class Shard:
         assert appends is not None
         appends.add(before, time_now)
         if not appends.ended:
-            appends.when_out(out)
+            appends.when_out(fail_request_and_reload)
 
     def _discard_machine(self, why: str, fault: Exception | None = None) -> None:
         """Discard the machine, and schedule one reload, unless another process is to own the shard."""

@@ -54,8 +54,8 @@ def read_delta(folder: Path) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """The result of the count.
+class CountResult:
+    """The result of comparing the written rows with the records of the topic.
 
     Attributes:
         written: the number of written rows.
@@ -72,8 +72,8 @@ class Account:
     once: pa.Table
 
 
-def settle(rows: pa.Table, ends: Mapping[int, int]) -> Account:
-    """Compare the written rows with the topic.
+def compare_with_topic(rows: pa.Table, ends: Mapping[int, int]) -> CountResult:
+    """Compare the written rows with the records of the topic.
 
     Args:
         rows: the written rows.
@@ -86,7 +86,7 @@ def settle(rows: pa.Table, ends: Mapping[int, int]) -> Account:
         own = (pc.field("partition") == partition) & (pc.field("offset") >= 0) & (pc.field("offset") < end)
         known += offsets.filter(own).num_rows
     repeated, missing = rows.num_rows - once.num_rows, sum(ends.values()) - known
-    return Account(rows.num_rows, repeated, missing, once.num_rows - known, once)
+    return CountResult(rows.num_rows, repeated, missing, once.num_rows - known, once)
 
 
 def summed(flights: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
-from kohort.demo.account import differences, draw, read_batches, read_delta, settle, show, worst_connections
+from kohort.demo.account import compare_with_topic, differences, draw, read_batches, read_delta, show, worst_connections
 from kohort.demo.flights import ALL, FlightReplay, archive
 from kohort.errors import InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
@@ -263,7 +263,7 @@ class Play:
         """Read what the applications wrote, count every flight once, and draw the picture; return the result."""
         how = "published once by Spark queries of a region" if self.options.region else "counted once by Spark queries"
         rows = read_delta(self.home) if self.options.region else read_batches(self.home)
-        account = settle(rows, {share.partition: share.log_end for share in self.shares})
+        account = compare_with_topic(rows, {share.partition: share.log_end for share in self.shares})
         lag, picture = sum(share.lag for share in self.shares), self.folder / "delay-by-hour.png"
         draw(account.once, picture, f"each {how} sharing one consumer group")
         faults = list(islice(differences(account.once, self.total), FAULTS_MAX))

@@ -224,7 +224,7 @@ class Imports:
         self._verdicts: dict[str, Verdict] = {}
 
     def verdict(self, group_id: str, now_ms: int) -> Verdict | None:
-        """Return the last answer if it still counts."""
+        """Return the last answer if it is still valid."""
         verdict = self._verdicts.get(group_id)
         return verdict if verdict is not None and now_ms < verdict.until_ms else None
 

@@ -46,7 +46,10 @@ class Ledger:
     """
 
     def __init__(self, kinds: Sequence[type[GroupMembership]]) -> None:
-        """Take the classes of memberships; a group without records of its own membership gets the first class."""
+        """Set the classes of memberships, one for each group protocol.
+
+        A group that has no record of any protocol, such as only committed offsets, gets the first.
+        """
         self.groups: dict[str, Group] = {}
         self._name_chars = 0
         self._first = kinds[0]

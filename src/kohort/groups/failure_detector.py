@@ -164,7 +164,7 @@ class MonitoredMember:
         return self.gone_ms is not None
 
     def bind(self, step: Step, connection: int) -> None:
-        """Bind the member to a connection: only the end of this one counts from now on."""
+        """Bind the member to a connection: from now on only the end of this one matters."""
         group_id, member_id = self.session.group_id, self.session.subject
         step.forget_connection(self.connection, group_id, member_id)
         step.remember_connection(connection, group_id, member_id)
@@ -237,7 +237,7 @@ class MonitoredMember:
         return self.released_ms + interval if self.times_from_reply else max(self.released_ms, since_ms + interval)
 
     def suspected_from_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
-        """Return when the member counts as silent unless it is heard before.
+        """Return when the member is suspected unless it is heard before.
 
         A member that was suspected by mistake gets as much time as it took then. So clients with an interval of their
         own are not suspected again and again.
@@ -290,7 +290,7 @@ class MonitoredGroup(ABC):
         return
 
     def suspected_from_ms(self, step: Step, member: MonitoredMember) -> int | None:
-        """Return when a member counts as silent, by the detector settings of its group's protocol."""
+        """Return when a member is suspected, by the detector settings of its group's protocol."""
         return member.suspected_from_ms(self.detector, self.usual_interval_ms(step))
 
     def is_suspected(self, step: Step, member: MonitoredMember) -> bool:
@@ -308,9 +308,9 @@ class MonitoredGroup(ABC):
         process: str,
         interval_ms: int,
     ) -> None:
-        """Answer a member's delayed heartbeat, and start its grace period if the connection's end counts.
+        """Answer a member's delayed heartbeat, and start its grace period if `event.noticed` is set.
 
-        It counts if `event.noticed` is set. A static member keeps its session in any case.
+        A static member keeps its session in any case.
 
         Args:
             step: the step.
@@ -318,7 +318,7 @@ class MonitoredGroup(ABC):
             event: the connection's end.
             is_static: the member has an instance id.
             process: the process that it joined from. If that process has ended, there is no grace period; the end of a
-                process that only spoke for the member does not count.
+                process that only spoke for the member changes nothing.
             interval_ms: the interval to assume if the member's own is unknown.
         """
         member.gone_ms = now_ms = step.now.mono_ms

@@ -81,7 +81,7 @@ class CommittedOffsets:
         refused = group.membership.refused_offsets(context, event)
         if refused:
             taken = OffsetColumns.of([offset for offset in taken if (offset.topic, offset.partition) not in refused])
-        if any(taken.metadata) and max(map(len, taken.metadata)) > sizes.metadata_bound(limit):
+        if any(taken.metadata) and max(map(len, taken.metadata)) > sizes.surely_fitting_chars(limit):
             taken = OffsetColumns.of([offset for offset in taken if sizes.metadata_fits(offset.metadata, limit)])
         records = self.write(group, taken, expire_ms)
         context.count(Meter.OFFSET_COMMITS, len(records))

@@ -15,8 +15,8 @@ Pairs = frozenset[Pair]
 NOTHING: Pairs = frozenset()
 
 
-def pair_order(pair: Pair) -> tuple[int, int]:
-    """Return a key that sorts pairs as they sort themselves, without a comparison in Python for each two."""
+def pair_sort_key(pair: Pair) -> tuple[int, int]:
+    """Return a sort key of integers for a pair, which gives the pairs' own order without comparing UUIDs in Python."""
     return pair[0].int, pair[1]
 
 

@@ -25,8 +25,8 @@ def fits(*names: str | None) -> bool:
     return all(name is None or len(name) <= _ALWAYS_FITS or len(name.encode()) <= NAME_BYTES_MAX for name in names)
 
 
-def metadata_bound(limit: int) -> int:
-    """Return how many characters of metadata need no exact count."""
+def surely_fitting_chars(limit: int) -> int:
+    """Return the length up to which metadata is accepted without counting its encoded bytes, in characters."""
     return min(limit, _ALWAYS_FITS)
 
 

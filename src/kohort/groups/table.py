@@ -17,8 +17,8 @@ from kohort.groups.timers import Deadline
 
 
 @dataclass(frozen=True, slots=True)
-class Reaction:
-    """An entry of a table: what a group does with an event in one state.
+class Transition:
+    """An entry of a transition table: what a group does with an event in one state.
 
     Attributes:
         why: what happens, and when it leads to another state.
@@ -33,19 +33,19 @@ class Reaction:
 
 Trigger: TypeAlias = "type[Any] | Deadline"
 """The class of an event, or the kind of a timer that has expired."""
-Reactions: TypeAlias = "Mapping[GroupState, Reaction]"
-Table: TypeAlias = "Mapping[Trigger, Reactions]"
+Transitions: TypeAlias = "Mapping[GroupState, Transition]"
+Table: TypeAlias = "Mapping[Trigger, Transitions]"
 
 
 class UnexpectedTransitionError(Exception):
     """A handler that led to a state which the table does not name: a bug."""
 
 
-def reaction(why: str, do: Callable[..., Any], *to: Enum | str) -> Reaction:
+def reaction(why: str, do: Callable[..., Any], *to: Enum | str) -> Transition:
     """Return an entry whose method may lead to these states."""
-    return Reaction(why, do, to)
+    return Transition(why, do, to)
 
 
-def ignored(why: str) -> Reaction:
+def ignored(why: str) -> Transition:
     """Return an entry for an event that is ignored."""
-    return Reaction(f"ignored: {why}")
+    return Transition(f"ignored: {why}")

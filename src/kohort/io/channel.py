@@ -142,7 +142,7 @@ class CallerHandshake:
     """The caller's side of a handshake."""
 
     def __init__(self, token: bytes, theirs: bytes) -> None:
-        """Begin it with the listener's nonce."""
+        """Begin the handshake with the listener's nonce."""
         mine = secrets.token_bytes(NONCE_BYTES)
         self._token, self._nonces = token, theirs + mine
         self.says = mine + proof(token, "caller", self._nonces)
@@ -165,7 +165,7 @@ class Link:
     """One connection whose ends have proved themselves. Any thread may send, one reads."""
 
     def __init__(self, sock: socket.socket, frames: LinkFrames, tls: TlsPipe | None = None, early: bytes = b"") -> None:
-        """Initialise it after its handshake; `early` are bytes of frames that came with the last of that."""
+        """Take a socket after its handshake; `early` are bytes of frames that came with its last message."""
         sock.settimeout(SEND_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._frames, self._tls, self._early = sock, frames, tls, early

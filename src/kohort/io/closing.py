@@ -29,7 +29,7 @@ class ClosedOnExit(OneProcess, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close it; may be called again."""
+        """Close this object; may be called again."""
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 from kohort.lag.evaluation import CAUSES, GroupLag, LagReport, LagStatus, PartitionLag, Trend, evaluate
 from kohort.lag.reading import LagReader
-from kohort.lag.record_times import oldest_record
+from kohort.lag.record_times import first_record_timestamp
 from kohort.lag.snapshot import ClusterSnapshot, ReadFailure
 from kohort.lag.timeline import GroupChange, changes, changes_between
 
@@ -20,5 +20,5 @@ __all__ = [
     "changes",
     "changes_between",
     "evaluate",
-    "oldest_record",
+    "first_record_timestamp",
 ]

@@ -180,7 +180,7 @@ class PartitionLag:
         status: See `LagStatus`.
         cause: One of `CAUSES`; None if all is well.
         error: Why offsets are unavailable.
-        trend: What the next evaluation needs; None without a committed offset.
+        trend: What the next evaluation needs; None if there is no committed offset.
     """
 
     partition: TopicPartition
@@ -199,7 +199,7 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """The offsets still to be read: end less the larger of committed and start; None without a committed offset."""
+        """The offsets still to be read: end less the larger of committed and start; None: no offset is committed."""
         if self.committed is None or self.log_end is None or self.log_start is None:
             return None
         return max(0, self.log_end - max(self.committed, self.log_start))

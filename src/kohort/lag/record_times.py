@@ -44,12 +44,14 @@ Aborted: TypeAlias = Sequence[tuple[int, int]]
 """Producer id and first offset of aborted transactions."""
 
 
-def oldest_record(records: Buffer, offset: int, aborted: Aborted = ()) -> tuple[int | None, int]:
-    """Find the first record at or after an offset in fetched batches.
+def first_record_timestamp(records: Buffer, offset: int, aborted: Aborted = ()) -> tuple[int | None, int]:
+    """Find the timestamp of the first record at or after an offset in fetched batches.
+
+    Control records and records of aborted transactions are skipped.
 
     Returns:
-        Its timestamp (`UNDATED` without one), or None if these batches have no such record; and the offset after the
-        last batch that was looked at.
+        The timestamp, and the offset after the last batch that was looked at. The timestamp is `UNDATED` if the record
+        has none, and None if these batches have no such record.
     """
     data = memoryview(records)
     at, reached = 0, offset
@@ -233,7 +235,7 @@ class RecordTimes:
         """Use an answer; return whether the search is over."""
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         try:
-            time, reached = oldest_record(part.records or b"", max(search.offset[1], search.at), aborted)
+            time, reached = first_record_timestamp(part.records or b"", max(search.offset[1], search.at), aborted)
         except CorruptDataError:
             time, reached = UNDATED, search.at
         if time is not None:

@@ -165,7 +165,7 @@ def read_offsets(path: Path, known: set[int] | None, fs: FileSystem = SYSTEM) ->
     data = _content(path, fs)
     if data is None:
         if known is not None and _NO_CONTENT not in known:
-            log.warning("%s is missing; the logs are opened without it", path)
+            log.warning("checkpoint %s has been removed; the logs are opened without its offsets", path)
         return {}
     if known is not None and crc32c.crc32c(data) not in known:
         raise CorruptDataError(
@@ -198,7 +198,7 @@ def readable_offsets(
         if isinstance(error, OSError) and error.errno not in FILES_OWN:
             raise
         if damaged is None:
-            log.error("%s can't be read (%s); the logs are opened without it", path, error)
+            log.error("checkpoint %s can't be read (%s); the logs are opened without its offsets", path, error)
         else:
             damaged(path, error)
         return None

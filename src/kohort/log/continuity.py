@@ -55,8 +55,8 @@ class Epochs:
     """The leader epochs that are valid for a batch, depending on its offset.
 
     Attributes:
-        known: epochs with their first offsets, ascending; None: unknown.
-        complete: whether no later epoch can have begun.
+        known: pairs of an epoch and its first offset, ascending; None: the epochs are not known.
+        complete: whether no epoch after the last known one can have begun.
     """
 
     known: tuple[tuple[int, int], ...] | None = None

@@ -97,7 +97,7 @@ def end_at_hole(
 
 
 def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> LogDamage | None:
-    """Return the first damage from `sure` on. A file that can't be opened may be intact and does not count."""
+    """Return the first damage from `sure` on. A file that can't be opened may be intact and is passed over."""
     if segment.inherited is None or not (segment.readable or not file_exists(segment.path, fs)):
         return None
     for damage in segment.inherited.damages:
@@ -526,7 +526,8 @@ def _marker(segment: Segment, batch: Located) -> Marker | None:
     try:
         return parse_marker(batch.header, segment.read_batch(batch))
     except CorruptDataError as error:
-        log.error("%s: the marker at offset %d can't be read: %s", segment.name, batch.header.base_offset, error)
+        text = "%s: the transaction marker at offset %d can't be read, so its transaction counts as open: %s"
+        log.error(text, segment.name, batch.header.base_offset, error)
         return None
 
 

@@ -584,7 +584,8 @@ class LogStore(ClosedOnExit):
         try:
             self._doomed.append(path.replace(aside))
         except OSError as error:  # a new partition of this name, or the next start, recognizes its old topic id
-            log.warning("folder %s can't be renamed: %s", path, error)
+            text = "folder %s of a deleted partition can't be renamed, the next start removes it: %s"
+            log.warning(text, path, error)
             return False
         return True
 

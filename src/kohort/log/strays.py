@@ -91,7 +91,7 @@ def _remove(path: str) -> bool:
     try:
         shutil.rmtree(path)
     except OSError as error:
-        log.warning("folder %s can't be removed: %s", path, error)
+        log.warning("folder %s of a deleted partition can't be removed, the next start tries again: %s", path, error)
         return False
     return True
 

@@ -47,7 +47,7 @@ class RegionConsumer(OneProcess):
     """A region member that reads with a consumer; `Region.consumer` creates one.
 
     A table counts as processed when the next one is requested. If the loop ends with a table in progress, for any
-    reason, that table does not count. Rows submitted for it are dropped, and its records are read again. Only one
+    reason, that table is not processed. Rows submitted for it are dropped, and its records are read again. Only one
     thread may iterate and submit; other methods may be called from any thread and from signal handlers.
 
     Rows submitted since the last complete sequence are produced again after a reset; `on_reset` is called first.

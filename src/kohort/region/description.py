@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
+    from kohort.region.messages import MemberStatus, RegionSeen, SinkStatus
     from kohort.region.region_topic import SavedFacts
 
 
@@ -27,8 +27,8 @@ def listed_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> list[d
 
 def why_stopped(saved: SavedFacts) -> str:
     """Return why a region stands still; empty: it does not."""
-    if saved.birth is None and saved.unproven:
-        return f"its records do not count here: the last {saved.unproven}"
+    if saved.birth is None and saved.ignored_because:
+        return f"its records are ignored here: the last {saved.ignored_because}"
     return "" if saved.stopped is None else saved.stopped.cause
 
 
@@ -48,7 +48,7 @@ def region_row(seen: RegionSeen) -> dict[str, Any]:
     }
 
 
-def member_row(seen: RegionSeen, member: MemberSeen) -> dict[str, Any]:
+def member_row(seen: RegionSeen, member: MemberStatus) -> dict[str, Any]:
     """Return the row of a region's member."""
     return {
         "region": seen.name,
@@ -64,7 +64,7 @@ def member_row(seen: RegionSeen, member: MemberSeen) -> dict[str, Any]:
     }
 
 
-def sink_row(seen: RegionSeen, sink: SinkSeen) -> dict[str, Any]:
+def sink_row(seen: RegionSeen, sink: SinkStatus) -> dict[str, Any]:
     """Return the row of a region's sink."""
     return {
         "region": seen.name,

@@ -1,6 +1,6 @@
 """The rule which records of the region's topic are facts: the one reader of members, commands and control planes.
 
-A record counts only if all of this is true:
+A record is valid only if all of this is true:
 
 1. A transaction that was committed holds it.
 2. Its seal is of the region's key, for this record under this producer id and epoch (`region_key`).
@@ -27,7 +27,7 @@ from kohort.region.region_key import SEAL, Author, RegionKey
 log = logging.getLogger("kohort.region")
 
 STRANGE_KEYS_MAX = 10_000
-"""Limit on the remembered keys of records that do not count, which `kohort region delete` removes; of those that a
+"""Limit on the remembered keys of ignored records, which `kohort region delete` removes; of those that a
 transaction holds, ten times as many."""
 SAY_S = 60.0
 """Seconds between two log lines about records of one partition that are ignored for one reason."""
@@ -50,7 +50,7 @@ class StoredRecord:
 def sealed(
     key: RegionKey, region: str, author: Author, record_key: bytes, value: bytes | None
 ) -> list[tuple[str, bytes]]:
-    """Return the headers of a record that counts."""
+    """Return the headers that make a record valid: its seal."""
     return [(SEAL, key.seal(region, author, record_key, value))]
 
 
@@ -59,7 +59,7 @@ class FactTable:
 
     Attributes:
         facts: by the record's key, each with its offset.
-        ignored: the number of records that do not count.
+        ignored: the number of records that were ignored.
     """
 
     def __init__(self, key: RegionKey, region: str) -> None:
@@ -70,7 +70,7 @@ class FactTable:
         self._authors: dict[str, Author] = {}
         self._terms: dict[str, tuple[int, int]] = {}
         self._strange: dict[bytes, tuple[str, str]] = {}  # by key: the region, and why if a transaction holds it
-        self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records do not count
+        self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records are ignored
 
     def in_order(self) -> list[Fact]:
         """Return all facts, in the order of the log."""
@@ -82,24 +82,27 @@ class FactTable:
         return own + [key for key, (about, _) in self._strange.items() if about == region and key not in self.facts]
 
     @property
-    def unproven(self) -> dict[str, str]:
-        """For each region, why transactional records of it do not count: another key, or an earlier release."""
+    def ignored_because(self) -> dict[str, str]:
+        """For each region, why transactional records of it were ignored, if any were.
+
+        Their seal is missing, does not fit, or is of another key, for example.
+        """
         return {region: why for region, why in self._strange.values() if why}
 
     def producer_of(self, region: str) -> int:
-        """Return the producer id whose records of a region count; -1: unknown."""
+        """Return the producer id whose records of a region are valid; -1: unknown."""
         author = self._authors.get(region)
         return -1 if author is None else author.producer_id
 
     def resealed(self, region: str, producer_id: int) -> str:
-        """Return why a producer's records of a region do not count, which another key sealed; empty: there are none.
+        """Return why records of a region that this producer sealed with another key are ignored; empty: there are none.
 
         Asked of the region's own producer, which only a process with the right to its transactional id can be.
         """
         return self._other_keys.get(region, {}).get(producer_id, "")
 
     def take(self, record: StoredRecord) -> tuple[Fact | None, str]:
-        """Take a record, in the order of the log; return its fact, or why it does not count."""
+        """Take a record, in the order of the log; return its fact, or why it is ignored."""
         if record.key is None:
             return self._ignore(record, "", "has no key")
         claims = claimed_region(record.key)
@@ -200,7 +203,7 @@ class TrustingTable(FactTable):
 
 
 class IgnoredLog:
-    """The throttled log of records that do not count."""
+    """The throttled log of records that are ignored."""
 
     def __init__(self, partition: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._partition, self._throttle = partition, IntervalThrottle(SAY_S, now_s, REASONS_MAX)
@@ -211,7 +214,7 @@ class IgnoredLog:
         if not count:
             return
         log.warning(
-            "%s at %s: a record of producer %s is skipped: it %s; %s such records since the last such line",
+            "%s, offset %s: ignored a record of producer %s, because it %s; %s such records since this was last logged",
             self._partition, offset, author.producer_id, why, count,
         )  # fmt: skip
 

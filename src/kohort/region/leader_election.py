@@ -209,11 +209,14 @@ class LeaderElection:
                     if address is not None and address.term != lost.term:
                         break
                     log.info(
-                        "region %s: term %s was lost and no other has begun: beginning one", lost.region, lost.term
+                        "region %s: term %s has ended, and no other application has begun the next: beginning it",
+                        lost.region,
+                        lost.term,
                     )
                     self._take_over()
                 except FINAL as error:
-                    log.warning("region %s: could not begin a term after term %s: %s", lost.region, lost.term, error)
+                    text = "region %s: could not begin a term after term %s, another application has to serve it: %s"
+                    log.warning(text, lost.region, lost.term, error)
                     break
                 except KafkaError as error:
                     log.info("region %s: could not begin a term, retrying: %s", lost.region, error)

@@ -132,7 +132,7 @@ class Publish:
     """An order to publish a sequence to one sink, for all members that write there; repeated until `Published`.
 
     Attributes:
-        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, never count.
+        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, are never published.
         empties: publish it by emptying the sink.
         place: the sink or the dead-letter sink of the member; empty: its sink.
         positions: where the sequence ends, for sinks that record it; two orders of one sequence have the same.
@@ -266,7 +266,7 @@ class DrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """A member's contribution to a checkpoint."""
+    """The report that the member has done its part of a checkpoint, with its contribution."""
 
     cut: Cut
     contribution: Contribution
@@ -332,10 +332,10 @@ class AskReset:
     """A request for a reset of the region.
 
     Attributes:
-        forced: it does not count among the resets in a row, and restarts that count.
+        forced: the limit of resets in a row leaves it out, and starts again with it.
         initial: reset to the initial state; only an operator requests it.
-        confirms: what an initial reset deletes. The control plane declines the request without it once sequences are
-            complete.
+        confirms: what an initial reset deletes. The control plane declines a request without a confirmation once
+            sequences are complete.
     """
 
     cause: str
@@ -450,8 +450,8 @@ Ask = Describe | StopMember | ResumeRegion | Alive
 
 
 @dataclass(frozen=True, slots=True)
-class MemberSeen:
-    """The description of a member by its control plane.
+class MemberStatus:
+    """The state of a member, as its control plane reports it.
 
     Attributes:
         phase: what it is doing, in words.
@@ -477,7 +477,7 @@ class MemberSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkSeen:
+class SinkStatus:
     """The description of a sink by the region's control plane.
 
     Attributes:
@@ -495,7 +495,7 @@ class SinkSeen:
 
 @dataclass(frozen=True, slots=True)
 class RegionSeen:
-    """The description of a region by its control plane.
+    """The state of a region, as its control plane reports it.
 
     Attributes:
         state: in one word.
@@ -513,13 +513,13 @@ class RegionSeen:
     epoch: int
     sequence: int
     published: int
-    members: tuple[MemberSeen, ...]
+    members: tuple[MemberStatus, ...]
     positions: tuple[Position, ...]
     resets: dict[str, int]
     sequence_ms: int = -1
     longest_ms: int = -1
     stopped: str = ""
-    sinks: tuple[SinkSeen, ...] = ()
+    sinks: tuple[SinkStatus, ...] = ()
     region_id: UUID = NO_REGION
 
 

@@ -23,7 +23,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim of a group for a region; the first claim in the log counts.
+    """The claim of a group for a region; the first claim in the log is valid.
 
     Attributes:
         application: the application that wrote it, for humans.
@@ -47,7 +47,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term of the control plane; the newest counts.
+    """A term of the control plane; the newest is the present one.
 
     Attributes:
         pin: the SHA-256 of the certificate that it shows; empty: it listens on loopback, without TLS.
@@ -65,7 +65,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The beginning of an epoch; the newest counts.
+    """The beginning of an epoch; the newest is the present one.
 
     Attributes:
         floor: the minimum valid epoch, that of the last reset; what was staged in earlier ones is discarded.
@@ -200,7 +200,7 @@ def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[Stag
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The manifest of a complete sequence; without it, its contributions do not count.
+    """The manifest of a complete sequence. The contributions of a sequence without a manifest are ignored.
 
     Attributes:
         epoch: the minimum valid epoch then.
@@ -243,7 +243,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The last sequence that a sink shows; the newest fact counts.
+    """The last sequence that a sink shows; the newest fact applies.
 
     Without it, a new control plane could not know this if no member is left that writes to the sink. `agreement`
     compares this number with what the sink itself shows.

@@ -80,7 +80,7 @@ class Home:
     def __init__(
         self, region: str, servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
     ) -> None:
-        """Initialise the view; the first call connects. Without a key, the environment's or the machine's counts."""
+        """Initialise the view; the first call connects. Without a key, the environment's or the machine's is used."""
         self._unsealed = no_key()
         self._region, self._servers, self._settings = region, servers, dict(settings)
         self._given = key
@@ -93,7 +93,7 @@ class Home:
         return region_key() if self._given is None else self._given
 
     def _reading_key(self) -> RegionKey:
-        """Return the key to read with. While there is none, no record counts."""
+        """Return the key to read with. While there is none, every record is ignored."""
         found = self.__dict__.get("_key") or self._given or found_key()
         return self._unsealed if found is None else found
 
@@ -139,13 +139,13 @@ class Home:
         """Return the region's current facts.
 
         Raises:
-            InvalidInputError: the topic has records of the region, and none counts with this process's key.
+            InvalidInputError: the topic has records of the region, and none is valid by this process's key.
         """
         if not self.found_partitions():
             return SavedFacts()
         reader = self.reader()
-        saved = saved_of(self._region, reader.follow(), reader.table.unproven)
-        saved.refuse_unproven(self._region)
+        saved = saved_of(self._region, reader.follow(), reader.table.ignored_because)
+        saved.refuse_only_ignored(self._region)
         return saved
 
     def newest_address(self) -> ControlPlaneAddress | None:
@@ -312,17 +312,17 @@ class Home:
 def regions(
     servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
 ) -> dict[str, tuple[SavedFacts, list[str]]]:
-    """Return every region in the topic: its facts and its groups, also those whose records do not count here.
+    """Return every region in the topic: its facts and its groups, also those whose records are ignored here.
 
-    Nothing is created: without a topic there is no region, and without a key no record counts.
+    Nothing is created: without a topic there is no region, and without a key every record is ignored.
     """
     home = Home("", servers, settings, key)
-    unproven: dict[str, str] = {}
+    ignored_because: dict[str, str] = {}
     facts: list[Fact] = []
     try:
         for partition in range(home.found_partitions()):
             facts += home.follow(partition)
-            unproven |= home.reader(partition).table.unproven
+            ignored_because |= home.reader(partition).table.ignored_because
     finally:
         home.close()
     groups: dict[str, list[str]] = {}
@@ -331,8 +331,8 @@ def regions(
             first = first_claim(fact.group, facts)
             if first is not None and first.region == fact.region:
                 groups.setdefault(fact.region, []).append(fact.group)
-    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)} | unproven.keys())
-    return {name: (saved_of(name, facts, unproven), sorted(groups.get(name, ()))) for name in names}
+    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)} | ignored_because.keys())
+    return {name: (saved_of(name, facts, ignored_because), sorted(groups.get(name, ()))) for name in names}
 
 
 class RegionLogWriter:
@@ -385,8 +385,8 @@ class RegionLogWriter:
         if self._producer is not None and (
             why := self._reader.table.resealed(self._region, self._producer.producer_id)
         ):
-            saved = SavedFacts(unproven=why)
-        saved.refuse_unproven(self._region)
+            saved = SavedFacts(ignored_because=why)
+        saved.refuse_only_ignored(self._region)
         self._term = 1 if saved.term is None else saved.term.term + 1
         term = Term(self._region, self._term, host, port, pin, _now_ms())
         self._stated, self._stated_by = term, -1  # the term itself states its producer
@@ -433,7 +433,7 @@ class RegionLogWriter:
 
     def _followed(self) -> SavedFacts:
         """Return the current facts, unless a later term has begun."""
-        saved = saved_of(self._region, self._reader.follow(), self._reader.table.unproven)
+        saved = saved_of(self._region, self._reader.follow(), self._reader.table.ignored_because)
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise OverError(f"term {saved.term.term} has begun")
         return saved

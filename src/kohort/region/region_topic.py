@@ -144,7 +144,7 @@ class SavedFacts:
         began: for each group, the topics that its pattern matched when it began.
         manifests: by sequence; contributions by sequence and member.
         shown: the last sequence that each sink is known to show.
-        unproven: why the records of a region without a `Birth` do not count; empty: there are none.
+        ignored_because: why the records of a region without a `Birth` are ignored; empty: there are none.
     """
 
     birth: Birth | None = None
@@ -156,25 +156,25 @@ class SavedFacts:
     manifests: dict[int, Manifest] = field(default_factory=dict)
     contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
-    unproven: str = ""
+    ignored_because: str = ""
 
     @property
     def sequence(self) -> int:
         """The last complete sequence; 0: none."""
         return max(self.manifests, default=0)
 
-    def refuse_unproven(self, region: str) -> None:
-        """Refuse a region of which the topic has records, and none that counts: a new one would hide them.
+    def refuse_only_ignored(self, region: str) -> None:
+        """Refuse a region of which the topic has records, and no valid one: a new one would hide them.
 
         Raises:
             InvalidInputError: so it is; the message says what to do.
         """
-        if self.birth is None and self.unproven:
+        if self.birth is None and self.ignored_because:
             raise InvalidInputError(
-                f"{TOPIC} has records of region {region!r}, and none counts here: the last {self.unproven}. Give all "
-                f"its processes the region's key (${KEY_VARIABLE}, or key=). If they are of an earlier release or of a "
-                f"stranger, delete them: `kohort region delete {region} --execute`. If the key is lost and you trust "
-                f"them: `kohort region reseal {region} --execute`"
+                f"{TOPIC} has records of region {region!r}, and all are ignored: the last {self.ignored_because}. Give "
+                f"all its processes the region's key (${KEY_VARIABLE}, or key=). If they are of an earlier release or "
+                f"of a stranger, delete them: `kohort region delete {region} --execute`. If the key is lost and you "
+                f"trust them: `kohort region reseal {region} --execute`"
             )
 
     def add(self, fact: Fact) -> None:
@@ -326,9 +326,9 @@ class TopicReader:
         self._reader.close()
 
 
-def saved_of(region: str, facts: list[Fact], unproven: Mapping[str, str] = MappingProxyType({})) -> SavedFacts:
+def saved_of(region: str, facts: list[Fact], ignored_because: Mapping[str, str] = MappingProxyType({})) -> SavedFacts:
     """Return the facts of one region; a partition may have several regions."""
-    saved = SavedFacts(unproven=unproven.get(region, ""))
+    saved = SavedFacts(ignored_because=ignored_because.get(region, ""))
     for fact in facts:
         if not isinstance(fact, Claim) and fact.region == region:
             saved.add(fact)
@@ -336,7 +336,7 @@ def saved_of(region: str, facts: list[Fact], unproven: Mapping[str, str] = Mappi
 
 
 def first_claim(group: str, facts: list[Fact]) -> Claim | None:
-    """Return the claim that counts for a group: the first one."""
+    """Return the valid claim of a group: the first one."""
     return next((fact for fact in facts if isinstance(fact, Claim) and fact.group == group), None)
 
 

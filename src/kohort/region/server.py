@@ -35,6 +35,8 @@ from kohort.region.records import Contribution, Fact, Manifest
 from kohort.settings.config import is_loopback
 
 log = logging.getLogger("kohort.region")
+
+TERM_FAILED = "region %s: unexpected error in the control plane; its term ends, and the next begins here or elsewhere"
 T = TypeVar("T")
 Pauses: TypeAlias = Generator[float, None, T]
 
@@ -136,7 +138,10 @@ class FactWriter:
                 )
             except UnknownOutcomeError as error:
                 log.warning(
-                    "region %s: unknown whether sequence %s was committed: %s", self._region, manifest.sequence, error
+                    "region %s: unknown whether sequence %s was committed, looking it up: %s",
+                    self._region,
+                    manifest.sequence,
+                    error,
                 )
                 yield AGAIN_S[min(unknown, len(AGAIN_S) - 1)]
                 unknown += 1
@@ -281,7 +286,7 @@ class ControlPlane:
         try:
             asyncio.run(self._serve())
         except Exception:
-            log.exception("the control plane of region %s failed", self.region)
+            log.exception(TERM_FAILED, self.region)
         finally:
             self._book.close()
             self.over.set()
@@ -318,7 +323,7 @@ class ControlPlane:
     def _spawned_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("the control plane of region %s failed", self.region, exc_info=task.exception())
+            log.error(TERM_FAILED, self.region, exc_info=task.exception())
             self._end.set()
 
     # -- connections
@@ -330,7 +335,7 @@ class ControlPlane:
             try:
                 accepted, (address, *_) = await loop.sock_accept(sock)
             except OSError as error:
-                log.warning("region %s: no connection can be accepted for now: %s", self.region, error)
+                log.warning("region %s: no connection can be accepted, retrying: %s", self.region, error)
                 await asyncio.sleep(ACCEPT_DELAY_S)
             else:
                 self._spawn(self._serve_connection(accepted, address))

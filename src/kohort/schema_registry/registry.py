@@ -86,7 +86,7 @@ class RegisteredSchema:
         kind: AVRO, JSON or PROTOBUF.
         text: the schema.
         subject: the subject; "" if the schema was asked for by its id.
-        version: the version in the subject; 0 without one.
+        version: the version in the subject; 0 if there is none.
         references: the files that a Protobuf schema imports.
         imports: their names and texts, also of those that they import.
     """

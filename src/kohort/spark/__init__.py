@@ -6,7 +6,7 @@ A streaming query is a member of its consumer group.
   reads. `offset_coordinator.py` is the interface to whoever keeps the offsets: `group_offsets.py` for a query that
   keeps its own, `region_offsets.py` for a query of a region. `membership.py` is the member of the group.
 - `tasks/` runs in Spark's workers: `read.py` reads, `write.py` writes, `workers.py` chooses the Python that they run.
-- `driver_server.py` learns in the application when a batch is done, and `driver_channel.py` carries that to the
+- `driver_server.py` learns in the driver program when a batch is done, and `driver_channel.py` carries that to the
   source's process.
 - `single_reader_lock.py` and `read_twice.py` refuse queries that would read a topic twice in one group.
 - `sink.py` is the sink; `tables.py` shows groups, lag and topics.
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
 def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     """Make `format("kohort")` known to a Spark session, classic or Connect.
 
-    The application then listens to the session's queries. It tells a source at once when its sink has completed a
+    The driver program then listens to the session's queries. It tells a source at once when its sink has completed a
     batch. On Spark Connect a source learns that at the query's next trigger instead.
 
     Call this also in a thread that the program starts, before the thread writes with `format("kohort")`. Examples are

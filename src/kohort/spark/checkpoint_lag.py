@@ -41,7 +41,7 @@ from kohort.errors import (
 from kohort.ids import TopicPartition
 from kohort.lag.snapshot import GroupReading
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.checkpoint_lines import LogFile, SourceLine
+from kohort.spark.source.checkpoint_lines import OffsetLogFile, SourceLine
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, read_initial
 
 GROUP_TYPE: Final = "Spark"
@@ -375,7 +375,7 @@ def _check_commit(files: CheckpointFiles, batch: int) -> None:
         raise InvalidInputError(f"{files.place}/{path} has a version that this kohort does not know: a later Spark's")
 
 
-def _read_log(files: CheckpointFiles, batch: int) -> LogFile:
+def _read_log(files: CheckpointFiles, batch: int) -> OffsetLogFile:
     """Read a file of the offset log, and check that it is complete."""
     path = f"offsets/{batch}"
     raw = _needed(files, path)
@@ -390,12 +390,12 @@ def _read_log(files: CheckpointFiles, batch: int) -> LogFile:
     return log
 
 
-def _parsed_log(files: CheckpointFiles, path: str, raw: bytes) -> LogFile:
+def _parsed_log(files: CheckpointFiles, path: str, raw: bytes) -> OffsetLogFile:
     """Parse a file of the offset log, with errors that quote nothing of it."""
     if raw.count(b"\n") > SOURCES_MAX + _HEAD_LINES:
         raise CorruptDataError(f"{files.place}/{path} has more than {SOURCES_MAX} sources")
     try:
-        log = LogFile.parse(path, raw)
+        log = OffsetLogFile.parse(path, raw)
     except CorruptDataError:
         raise CorruptDataError(f"{files.place}/{path} is not an offset log of Spark") from None
     except InvalidInputError:

@@ -26,7 +26,7 @@ from typing import Final, Literal, TypeAlias
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.checkpoint_lines import LogFile, SourceLine
+from kohort.spark.source.checkpoint_lines import OffsetLogFile, SourceLine
 from kohort.spark.source.kafka_offsets import (
     initial_bytes,
     is_kafka_offset,
@@ -118,10 +118,10 @@ class CheckpointLog:
             raise InvalidInputError(f"{folder} has no batches: name the checkpointLocation of a query that has run")
         self.done = set(_numbers(folder / "commits"))
 
-    def log(self, batch: int) -> LogFile:
+    def log(self, batch: int) -> OffsetLogFile:
         """Parse one file of the offset log."""
         path = self.folder / "offsets" / str(batch)
-        return LogFile.parse(str(path), path.read_bytes())
+        return OffsetLogFile.parse(str(path), path.read_bytes())
 
     def ranges_of_batch(self, batch: int) -> Iterator[BatchRange]:
         """Yield the offsets that a batch read from each Kafka source, kohort's or Spark's."""
@@ -180,7 +180,7 @@ class CheckpointLog:
         planned.files[self.folder / "offsets" / str(last)] = log.to_bytes()
         return planned
 
-    def _has_begun(self, before: LogFile, source: str) -> bool:
+    def _has_begun(self, before: OffsetLogFile, source: str) -> bool:
         return any(line.name == source and line.offset is not None for line in before.sources)
 
     def _topics(self, source: str) -> set[str]:
@@ -188,7 +188,7 @@ class CheckpointLog:
         seen = (seen for batch in self.batches for seen in self.ranges_of_batch(batch) if seen.source == source)
         return {partition.topic for batch in seen for partition in batch.ends}
 
-    def _to_kafka(self, seen: BatchRange, log: LogFile, committed: CommittedOffsets) -> BatchRange:
+    def _to_kafka(self, seen: BatchRange, log: OffsetLogFile, committed: CommittedOffsets) -> BatchRange:
         line = next(line for line in log.sources if line.name == seen.source)
         batch_offset = BatchOffset.from_json(line.offset)
         if batch_offset.epoch >= 0:
@@ -217,8 +217,8 @@ class CheckpointLog:
         return BatchRange(seen.batch, seen.done, seen.source, "kafka", starts, ends, seen.group)
 
     def _to_kohort(
-        self, seen: BatchRange, log: LogFile, before: LogFile | None
-    ) -> tuple[BatchRange, LogFile, LogFile | None]:
+        self, seen: BatchRange, log: OffsetLogFile, before: OffsetLogFile | None
+    ) -> tuple[BatchRange, OffsetLogFile, OffsetLogFile | None]:
         query = uuid.uuid4().hex
         if seen.done:
             return seen, log.with_offset(seen.source, taken_over(kafka_offset(seen.ends), query).to_json()), before

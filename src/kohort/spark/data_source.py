@@ -91,7 +91,7 @@ class KohortDataSource(DataSource):
     """`format("kohort")`: Kafka topics, read as a member of a consumer group, and written.
 
     Attributes:
-        address: the application's address, set in a subclass that `register` passes to Spark as a pickle.
+        address: the driver program's address, set in a subclass that `register` passes to Spark as a pickle.
     """
 
     address: ClassVar[ChannelAddress | None] = None

@@ -1,6 +1,6 @@
-"""The channel between an application and the processes of its queries' sources.
+"""The channel between a Spark driver program and the processes of its queries' sources.
 
-Spark runs a query's source in a separate process, a child of the JVM, which the application can't call. So the
+Spark runs a query's source in a separate process, a child of the JVM, which the driver program can't call. So the
 application listens on loopback, and each source connects to it: one connection for each query, with frames in both
 directions (`kohort.io.channel`). A frame's body is a JSON object whose `kind` names the type of message. Messages of an
 unknown kind are ignored. A source's request has a number, which the answer repeats.
@@ -34,12 +34,12 @@ SOURCES_MAX = 256
 """Most connections of sources at once, with a thread each: more than one driver has queries. Strangers have places of
 their own (`io.connection_gate`)."""
 RECONNECT_DELAY_S = 5.0
-"""Delay before a source tries again to connect to its application."""
+"""Delay before a source tries again to connect to its driver program."""
 WAIT_STEP_S = 0.25
 """Longest single wait for an answer.
 
 A longer wait is made of several. Each counts as at most this long, so that time in which the machine or this process
-was suspended does not count as the application's silence.
+was suspended is not taken for the driver program's silence.
 """
 NAME_MAX = 256
 """Most characters of a query's identity, which is a UUID."""
@@ -47,7 +47,7 @@ NAME_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class ChannelAddress:
-    """The address of an application for its sources: a port on loopback and a shared token."""
+    """The address of a driver program for its sources: a port on loopback and a shared token."""
 
     port: int
     token: bytes = field(repr=False)
@@ -71,7 +71,7 @@ def decode(body: bytes) -> Message:
 
 
 class ChannelServer:
-    """The application's end of the channel: listens, and knows the connections of each query.
+    """The driver program's end of the channel: listens, and knows the connections of each query.
 
     A forked child closes its copy, as it does a source's end.
 
@@ -130,7 +130,7 @@ class ChannelServer:
                 sock, (address, *_) = self._listening.accept()
             except OSError as error:
                 if not self._closed.wait(RECONNECT_DELAY_S):  # for example, too many open files
-                    log.warning("sources can't connect for now: accept failed: %s", error)
+                    log.warning("sources can't connect, retrying: accept failed: %s", error)
                 continue
             with self._lock:
                 if self._closed.is_set():
@@ -144,7 +144,7 @@ class ChannelServer:
         try:
             threading.Thread(target=self._serve, args=(sock, place), name="kohort-channel-link", daemon=True).start()
         except RuntimeError as error:  # the process has all the threads that it may have
-            log.warning("a source can't connect for now: %s", error)
+            log.warning("closing a source's connection, it tries again: no thread for it can be started: %s", error)
             place.give_back()
             with self._lock:
                 self._sockets.discard(sock)
@@ -226,8 +226,8 @@ class ChannelClient:
         """Set up the client; it connects after `start`.
 
         Args:
-            address: the application's address.
-            handlers: functions for the application's messages by kind; called one at a time by the client's thread.
+            address: the driver program's address.
+            handlers: functions for the driver program's messages by kind; called one at a time by the client's thread.
             lost: called by the client's thread when the connection has ended.
         """
         self._address, self._handlers, self._lost = address, dict(handlers), lost
@@ -247,7 +247,7 @@ class ChannelClient:
 
     @property
     def connected(self) -> bool:
-        """Whether the application is connected and knows this query's identity."""
+        """Whether the driver program is connected and knows this query's identity."""
         return self._link is not None and bool(self._query)
 
     def drives(self, query: str) -> None:
@@ -261,7 +261,7 @@ class ChannelClient:
             self._changed.notify_all()
 
     def ask(self, message: Message, timeout_s: float) -> Message:
-        """Send a request to the application and wait for its answer; wait for the first connection too.
+        """Send a request to the driver program and wait for its answer; wait for the first connection too.
 
         Handlers must not call this, because the client's thread receives the answers.
 
@@ -270,8 +270,8 @@ class ChannelClient:
             timeout_s: the longest time to wait.
 
         Raises:
-            ConnectionError: the application can't be reached, or its connection has ended.
-            TimeoutError: the application did not answer in time.
+            ConnectionError: the driver program can't be reached, or its connection has ended.
+            TimeoutError: the driver program did not answer in time.
         """
         link, left_s = self._first_link(timeout_s)
         with self._changed:
@@ -317,7 +317,7 @@ class ChannelClient:
                 self._changed.notify_all()
 
     def send(self, message: Message) -> bool:
-        """Send a message of this query; return False if the application can't be reached."""
+        """Send a message of this query; return False if the driver program can't be reached."""
         link = self._link
         return link is not None and link.send(encode({**message, "query": self._query}))
 
@@ -367,9 +367,14 @@ class ChannelClient:
                 if handler is not None:
                     handler(message)
         except ValueError as error:
-            log.warning("invalid message from the application: %s", error)
+            log.warning(
+                "[query %s] connecting to the driver program again: its message can't be read: %s", self._query, error
+            )
         except Exception:  # a bug must not end the thread: the application would not be reached again
-            log.exception("[query %s] failed to handle a message from the application; connecting again", self._query)
+            log.exception(
+                "[query %s] connecting to the driver program again: unexpected error while handling its message",
+                self._query,
+            )
         finally:
             with self._changed:
                 self._link = None
@@ -407,14 +412,14 @@ class SinkDoneReceiver:
     Messages: `done` with the batch's `end`, as in the checkpoint; `over` after the last of a run.
 
     Attributes:
-        line: the connection to the application.
+        line: the connection to the driver program.
     """
 
     def __init__(self, address: ChannelAddress, sink_done: Callable[[str], bool]) -> None:
         """Connect in the background.
 
         Args:
-            address: the application's address.
+            address: the driver program's address.
             sink_done: called with a batch's end; returns whether that completed the running batch.
         """
         self._sink_done = sink_done
@@ -425,7 +430,7 @@ class SinkDoneReceiver:
 
     @property
     def connected(self) -> bool:
-        """Whether the application is connected."""
+        """Whether the driver program is connected."""
         return self.line.connected
 
     def drives(self, query: str) -> None:
@@ -436,7 +441,7 @@ class SinkDoneReceiver:
         """Wait at most `LAST_WORDS_S` for news of the running batch.
 
         Spark ends the process without waiting for it, and without saying how far its sink has come. The messages that
-        Spark has already sent to the application may still be on their way.
+        Spark has already sent to the driver program may still be on their way.
         """
         self._stopping = True
         if self.connected and running():
@@ -450,7 +455,7 @@ class SinkDoneReceiver:
             ended = self._sink_done(str(message.get("end")))
         except (InvalidInputError, KeyError, TypeError, ValueError):
             log.warning(
-                "ignored the application's report that a sink completed a batch: its end offset is invalid: %.200s. "
+                "ignored the driver program's report that a sink completed a batch: its end offset is invalid: %.200s. "
                 "The batch counts as completed when Spark plans the next one",
                 message,
             )

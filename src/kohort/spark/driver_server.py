@@ -132,7 +132,7 @@ class SinkListener(StreamingQueryListener):
                     return
         except (Py4JError, OSError) as error:
             log.debug(
-                "[query %s] not checked for topics that two of its sources read in one group: "
+                "[query %s] skipped the check that no two of its sources read a topic in one group: "
                 "its plan can't be read: %s",
                 query,
                 error,

@@ -44,7 +44,7 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the total; every task is done, and nothing is left to do."""
-        log.info("%d records written", _total(messages))
+        log.info("write finished: %d records acknowledged", _total(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the total after a task failed for good; the records of the others stay."""
@@ -67,12 +67,13 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Log the total; every task is done, and nothing is left to do."""
-        log.debug("batch %d: %d records written", batchId, _total(messages))
+        log.debug("batch %d: write finished, %d records acknowledged", batchId, _total(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Log the total after a task failed for good; the query's next start writes the batch again."""
         log.warning(
-            "batch %d failed: %d records of completed tasks stay in their topics; the batch will be written again",
+            "batch %d failed: %d records of completed tasks stay in their topics; the query's next start writes the "
+            "batch again, so that they are there twice",
             batchId,
             _total(messages),
         )

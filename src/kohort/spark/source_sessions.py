@@ -1,6 +1,6 @@
-"""The protocol between a source of a region and its application: requests, answers, and the sessions that answer.
+"""The protocol between a source of a region and its driver program: requests, answers, and the sessions that answer.
 
-A region's member lives in the application, and the source in a separate process. The source has a session there (a
+A region's member lives in the driver program, and the source in a separate process. The source has a session there (a
 *seat* in code), which assigns partitions, learns of each batch, and is told of lost records. Everything goes over
 `kohort.spark.driver_channel`, as messages whose `what` is "held", "begin" or "end". Only this file writes and reads
 their format.
@@ -125,7 +125,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """LostRecords records of a partition, as the source found in the log.
+    """The records of one partition that were lost, as the source found in the log.
 
     Attributes:
         topic: the topic's name.
@@ -146,7 +146,7 @@ class LostPart:
 
 @dataclass(frozen=True, slots=True)
 class LostRecords:
-    """LostRecords records that the query was to read.
+    """Records that the query was to read, and which are lost.
 
     Attributes:
         text: a description of the loss.
@@ -180,7 +180,7 @@ class LostRecords:
 
 
 class SourceSession(Protocol):
-    """The session of one source in the application, for one run of its query.
+    """The session of one source in the driver program, for one run of its query.
 
     The thread of the source's connection calls its methods. Each may raise InvalidInputError, which ends the query with
     its text.
@@ -225,7 +225,10 @@ class SourceSessions:
         self._queries: dict[str, str] = {}  # by session, the query whose source has used it
 
     def add(self, id: str, session: SourceSession) -> None:
-        """Add a session: from now on it answers sources with this id, in place of an earlier one."""
+        """Add a session, in place of an earlier one with the same id.
+
+        From now on it answers the source that presents this id.
+        """
         with self._lock:
             self._sessions[id] = session
             self._queries.pop(id, None)

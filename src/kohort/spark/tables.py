@@ -156,7 +156,7 @@ class Table:
 
 
 def table_schema(options: TableOptions) -> str:
-    """Return the columns of a table as Spark's DDL."""
+    """Return the columns of the table that the option `table` names, as Spark's DDL."""
     return TABLES[options.table].ddl
 
 

@@ -261,7 +261,7 @@ cdef inline int let_others_run() except -1:
 
 
 def collect_keys(bytes body, header, dict last):
-    """Note the offset of each key as `records.plain_collect` does; False, with some noted, for an unusual batch."""
+    """Set each key's offset as `records.collect_keys_in_python` does; False, with some set, for an unusual batch."""
     cdef Walk walk
     cdef Fields fields
     cdef Py_buffer view

@@ -51,7 +51,7 @@ def _checksum() -> Callable[..., int]:
     """Return the function of CRC-32C, imported at its first use.
 
     Its package reads installed metadata and imports argparse, which is a fifth of this package's imports in a Spark
-    task. The compiled kernel checks that task's batches without it.
+    task. The compiled kernel checks that task's batches and does not need it.
     """
     from crc32c import crc32c
 

@@ -237,7 +237,7 @@ class FunctionSource:
         return name
 
     def literal(self, value: Any) -> str:
-        """Return an expression for a default."""
+        """Return a Python expression for a field's default, for the generated code."""
         if value is None or isinstance(value, (bool, int, float, str, bytes)):
             return repr(value)
         return self.constant("default", value)

@@ -302,7 +302,7 @@ def decode_value(key: type[Message], buf: Buffer) -> Message:
     """Return the value that belongs to a key of this class.
 
     Raises:
-        WireError: the bytes are not that value, or of an unknown version.
+        WireError: the bytes can't be decoded as that value, or have an unknown version.
     """
     kind, version = VALUES[key], _version_of(buf)
     if not kind.MIN_VERSION <= version <= kind.MAX_VERSION:

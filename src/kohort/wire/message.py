@@ -167,7 +167,7 @@ class EncoderSource(FunctionSource):
         self.run.append(("", f"short[{number}] if {number} < {len(VARINTS)} else long({number})"))
 
     def text(self, field: Field, here: str) -> None:
-        """Write a string or bytes."""
+        """Write the code that encodes a string or bytes."""
         value = self.name("v")
         code = "h" if field.kind == "string" else "i"
         encoded = f"{here}.encode()" if field.kind == "string" else here
@@ -191,7 +191,7 @@ class EncoderSource(FunctionSource):
         self.run.append(("", value))
 
     def sequence(self, field: Field, value: str) -> None:
-        """Write an array that is not null."""
+        """Write the code that encodes an array that is not null."""
         element = field.element
         assert element is not None
         size = self.name("size")
@@ -229,12 +229,12 @@ class EncoderSource(FunctionSource):
         return packed
 
     def nested(self, field: Field, value: str) -> None:
-        """Write a structure that is not null."""
+        """Write the code that encodes a structure that is not null."""
         assert field.struct is not None
         self.structure(field.struct, value)
 
     def tags(self, fields: list[Field], instance: str) -> None:
-        """Write the tagged fields that differ from their defaults, by rising tag."""
+        """Write the code that encodes the tagged fields that differ from their defaults, by rising tag."""
         if not fields:
             self.run.append(("x", ""))
             return
@@ -410,7 +410,7 @@ class DecoderSource(FunctionSource):
             self.write_line(f"else: {refuse}")
 
     def text(self, field: Field, here: str) -> None:
-        """Read a string, bytes or a record set."""
+        """Write the code that decodes a string, bytes or a record set."""
         if self.flexible:
             self.compact_text(field, here)
             return

@@ -58,11 +58,11 @@ def collect_keys(batch: Buffer, header: BatchHeader, last: dict[bytes, int], lim
     """
     body = _body(batch, header, limit)
     if COMPACTION is None or not COMPACTION.collect_keys(body, header, last):
-        plain_collect(body, header, last)
+        collect_keys_in_python(body, header, last)
 
 
-def plain_collect(body: bytes, header: BatchHeader, last: dict[bytes, int]) -> None:
-    """Collect as `collect_keys` does, from decompressed records."""
+def collect_keys_in_python(body: bytes, header: BatchHeader, last: dict[bytes, int]) -> None:
+    """Do the work of `collect_keys` in Python, for records that are already decompressed."""
     last.update((key, offset) for key, _, offset, _, _, _ in _walk(body, header) if key is not None)
 
 

@@ -110,7 +110,7 @@ class DeleteAclsRequest(RequestMessage["DeleteAclsResponse"], key=31, versions=(
     """A request to delete the access rules that match filters."""
 
     class DeleteAclsFilter(Struct):
-        """A filter of the rules to delete. Null names match all."""
+        """A filter that selects the rules to delete. A null resource name, principal or host matches any."""
 
         resource_type_filter: int = int8()
         resource_name_filter: str | None = string(nullable=True)

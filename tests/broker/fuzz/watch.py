@@ -101,4 +101,4 @@ class Watched:
         at = new.rfind(b"\n") + 1
         self._seen += at
         text = new[:at].decode(errors="replace")
-        return text if "Traceback" in text or "a fault in" in text else ""
+        return text if any(word in text for word in ("Traceback", "a fault in", "unexpected error")) else ""

@@ -301,7 +301,8 @@ def _write_marker(
     except KafkaError as error:
         part.error_code = error.code
     except OSError as error:
-        log.error("a marker in %s-%d could not be written: %s", topic, part.partition_index, error)
+        text = "a transaction marker in %s-%d could not be written, answering KAFKA_STORAGE_ERROR: %s"
+        log.error(text, topic, part.partition_index, error)
         part.error_code = ErrorCode.KAFKA_STORAGE_ERROR
     done()
 

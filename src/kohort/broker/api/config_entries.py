@@ -204,7 +204,7 @@ def group_entries(node: Node, group: str) -> list[Entry]:
     """Return a group's settings, with the broker's as defaults."""
     explicit = node.group_settings.explicit(group)
     entries = []
-    for key, setting in node.group_settings.known().items():
+    for key, setting in node.group_settings.allowed_settings().items():
         chosen = getattr(node.group_config, setting.field)
         synonyms = []
         if key in explicit:

@@ -218,7 +218,10 @@ def _with_stores(
     def answer_later(loaded: asyncio.Future[None]) -> None:
         if not loaded.cancelled():
             if loaded.exception() is not None:
-                log.error("a fault in the broker: stores could not be loaded", exc_info=loaded.exception())
+                log.error(
+                    "unexpected error: the key or trust stores of new listener settings could not be loaded",
+                    exc_info=loaded.exception(),
+                )
             request.reply(alter(changes))
 
     node.loop.run_in_executor(None, changes.load_stores).add_done_callback(answer_later)
@@ -232,7 +235,8 @@ def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -
     except KafkaError as refused:
         error, text = refused.code, refused.message
     except OSError as failure:  # others of the request may have been altered
-        log.error("the settings of %s could not be altered: %s", resource.resource_name, failure)
+        text = "the configs of %s could not be altered, answering KAFKA_STORAGE_ERROR: %s"
+        log.error(text, resource.resource_name, failure)
         error, text = ErrorCode.KAFKA_STORAGE_ERROR, str(failure)
     return make(
         error_code=error,

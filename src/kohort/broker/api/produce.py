@@ -236,7 +236,7 @@ def _append_batches(
     except KafkaError as error:
         return _refusal(request, index, error)
     except OSError as error:
-        log.error("%s-%d could not be written: %s", name, index, error)
+        log.error("%s-%d could not be written, answering KAFKA_STORAGE_ERROR: %s", name, index, error)
         return _Partition(index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1)
     node.waits.appended(target, len(records))
     return _Partition(

@@ -89,7 +89,8 @@ def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetada
         request.answer(ClusterMetadataResponse(found, brokers=brokers).encode_frame())
     elif found.node_id > COORDINATOR_ID_MAX:
         log.error(
-            "node.id %d exceeds %d, the largest id of the push protocol",
+            "node.id %d exceeds %d, the largest id of the push protocol: push consumers are refused until the broker "
+            "has a smaller one",
             found.node_id,
             COORDINATOR_ID_MAX,
         )

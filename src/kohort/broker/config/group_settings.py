@@ -28,8 +28,11 @@ class GroupSettingsFile:
         self._on_change = on_change
         self._by_group: dict[str, dict[str, str]] = read_json(self._path)
 
-    def known(self) -> dict[str, Setting]:
-        """Return the settings that a group may have, with the broker setting that is their default."""
+    def allowed_settings(self) -> dict[str, Setting]:
+        """Return the configs that a single group may set.
+
+        Each name maps to the broker's setting `group.<name>`, whose value is the default.
+        """
         found = settings(GroupConfig)
         return {name: found["group." + name] for name in (_HEARTBEAT, _SESSION)}
 
@@ -48,7 +51,7 @@ class GroupSettingsFile:
             InvalidInputError: a setting is unknown, or outside the broker's limits.
 
         """
-        known = self.known()
+        known = self.allowed_settings()
         values: dict[str, int] = {}
         for name, text in configs.items():
             if name not in known:

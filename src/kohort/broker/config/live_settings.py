@@ -79,7 +79,11 @@ class LiveSettings:
             try:
                 _parsed(key, altered[key])
             except InvalidInputError as error:
-                log.warning("%s: altered setting ignored: %s", self._path, error.message)
+                log.warning(
+                    "%s: ignoring an altered setting, so that its configured value or default applies: %s",
+                    self._path,
+                    error.message,
+                )
                 del altered[key]
 
     def _take_effect(self) -> None:

@@ -67,7 +67,11 @@ class Users:
         try:
             replace_file(self._secret_path, secret, mode=0o600)
         except OSError as error:
-            log.warning("%s could not be written: a restart may show which users exist: %s", self._secret_path, error)
+            log.warning(
+                "%s could not be written, so that logins before and after a restart can show which users exist: %s",
+                self._secret_path,
+                error,
+            )
         return secret
 
     def user_names(self) -> list[str]:

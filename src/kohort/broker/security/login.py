@@ -121,7 +121,7 @@ class SaslServer:
         exchanges: Mapping[str, Callable[[], SaslExchange]],
         logins: PendingLogins,
     ) -> None:
-        """Create it. `exchanges` makes a new exchange of each mechanism."""
+        """Set the mechanisms: `exchanges` makes a new exchange of each."""
         self.name = name
         self.configs = configs
         self.exchanges = exchanges
@@ -168,7 +168,7 @@ class SaslLogin:
 
     @property
     def is_known(self) -> bool:
-        """Whether the client has logged in. Until then it is no user, and quotas do not count its requests."""
+        """Whether the client has logged in. Until then it is no user, and its requests are charged to no quota."""
         return self._state in (LoginState.KNOWN, LoginState.EXCHANGE_AGAIN)
 
     @property

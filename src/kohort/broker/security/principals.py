@@ -127,7 +127,7 @@ class _MappingRule(NamedTuple):
 
 
 class PrincipalMapping:
-    """The rules of `ssl.principal.mapping.rules`, of which the first that matches counts."""
+    """The rules of `ssl.principal.mapping.rules`, of which the first that matches applies."""
 
     def __init__(self, text: str) -> None:
         """Parse the rules.

@@ -191,7 +191,7 @@ class ServerTls:
                 log.info("[listener %s] certificates reloaded", self._name)
 
     def user(self, certificate: bytes | None) -> str | None:
-        """Return the user's name for a client's DER certificate; None for a client without one.
+        """Return the user's name for a client's DER certificate; None for a client that sent no certificate.
 
         Raises:
             ValueError: no rule of `ssl.principal.mapping.rules` matches, or the certificate has no readable subject.

@@ -118,7 +118,9 @@ class IssuerKeys:
         try:
             self._keys = KeySet.import_key_set(msgspec.json.decode(fetch_key_set(self._url)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, JoseError) as error:
-            log.warning("sasl.oauthbearer.jwks.endpoint.url: %s: keys could not be read: %s", self._url, error)
+            then = "logins fail until they can" if self._keys is None else "the last keys stay in use"
+            text = "sasl.oauthbearer.jwks.endpoint.url: %s: keys could not be read, retrying (%s): %s"
+            log.warning(text, self._url, then, error)
             self._failures += 1
             wait_ms = exponential_backoff(self._failures, self._config.jwks_retry_ms, self._config.jwks_retry_max_ms)
             self._retry_at = now + wait_ms / 1000

@@ -86,11 +86,14 @@ class ClientSession:
         return beat_ms(self.lease_ms)
 
     def classic_delay_ms(self, mode: str) -> int:
-        """Return how long a classic heartbeat of this client may be delayed. `mode` is `group.notify.at.once`."""
+        """Return how long a response to its classic Heartbeat may be delayed; `mode` is `group.notify.at.once`."""
         return 0 if self._is_new else self._within_lease(classic_delay_ms(mode, self.software and self.software[0]))
 
     def delay_tolerance(self, mode: str) -> DelayTolerance:
-        """Return the client's tolerance for delayed consumer group heartbeats. `mode` is `group.notify.at.once`."""
+        """Return how long responses to this client's ConsumerGroupHeartbeat may be delayed.
+
+        `mode` is the config `group.notify.at.once`.
+        """
         tolerance = delay_tolerance(mode, self.software and self.software[0])
         delay_ms = 0 if self._is_new else self._within_lease(tolerance.delay_ms)
         return tolerance if delay_ms == tolerance.delay_ms else tolerance._replace(delay_ms=delay_ms)

@@ -11,7 +11,7 @@ ACTIONS = ("fail", "delay", "drop", "drop_reply", "hold", "hold_reply", "close",
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One rule: which requests, and what happens to them.
+    """One rule of fault injection: which requests it matches, and what happens to them.
 
     Attributes:
         api: Kafka's API name, such as "JoinGroup", or a push frame's, such as "RegisterConsumer"; None: any. For

@@ -43,7 +43,8 @@ class Subject(Protocol):
     @property
     def connection(self) -> Connection: ...
     @property
-    def message(self) -> object: ...
+    def message(self) -> object:
+        """The request's message, in which a rule finds the group id."""
 
     def send(self, parts: Parts) -> None:
         """Send a response."""

@@ -130,7 +130,7 @@ class Server:
         self._on_closed = on_closed
         self._listeners: dict[ListenerSocket, None] = {}
         self.logins = PendingLogins(loop)
-        self._shaking = 0
+        self._handshaking = 0
         self._scratch = memoryview(bytearray(READ_BUFFER_BYTES))
         self._connections: dict[int, Connection] = {}
         self._by_host: dict[str, int] = {}
@@ -191,7 +191,7 @@ class Server:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("can't accept a connection: %s", error)
+                log.error("can't accept a connection, new clients wait or are refused: %s", error)
                 if error.errno in (errno.EMFILE, errno.ENFILE) and self._refuse_with_spare(listener.sock):
                     continue
                 self._loop.remove_reader(listener.sock.fileno())
@@ -229,7 +229,7 @@ class Server:
     def _admit(self, sock: socket.socket, peer: tuple[str, int], listener: ListenerSocket) -> None:
         of_host = self._by_host.get(peer[0], 0)
         most = self._config.connections_max_per_ip if _is_loopback(peer[0]) else self._address_limit
-        open_or_pending = len(self._connections) + self._shaking + len(self._throttled)
+        open_or_pending = len(self._connections) + self._handshaking + len(self._throttled)
         if open_or_pending >= self._limit or of_host >= most:
             self._refused += 1
             if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th … : a storm must not fill the log
@@ -257,22 +257,24 @@ class Server:
         if transport is not None:
             self._open(transport, listener)
         elif shaking is not None and listener.tls is not None:
-            self._shaking += 1
+            self._handshaking += 1
             TlsHandshake(self._loop, self.logins, shaking, listener.tls, listener.name).begin(
-                listener.login_timeout_ms, partial(self._shaken, shaking, listener), partial(self._unshaken, peer[0])
+                listener.login_timeout_ms,
+                partial(self._on_handshake_done, shaking, listener),
+                partial(self._on_handshake_failed, peer[0]),
             )
 
-    def _shaken(
+    def _on_handshake_done(
         self, transport: TlsTransport, listener: ListenerSocket, user: str | None, pending: PendingLogin
     ) -> None:
         """Open a connection whose TLS handshake is complete."""
-        self._shaking -= 1
+        self._handshaking -= 1
         connection = self._open(transport, listener, user, pending)
         self._loop.call_soon(connection.read_ahead)
 
-    def _unshaken(self, host: str) -> None:
-        """Forget a connection whose TLS handshake has failed."""
-        self._shaking -= 1
+    def _on_handshake_failed(self, host: str) -> None:
+        """Remove a connection whose TLS handshake has failed from the counts of open connections."""
+        self._handshaking -= 1
         self._left(host)
 
     def _open(

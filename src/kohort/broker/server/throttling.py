@@ -5,7 +5,7 @@ over the quota names a throttle time, and the broker then reads nothing from its
 time brings the average back to the quota: (rate - quota) / quota * windows. Source: KIP-13, KIP-55, KIP-124, KIP-219,
 KIP-612; `ClientQuotaManager`, `QuotaUtils` and `SampledStat` of Apache Kafka 4.4.
 
-Quotas of a user and a client id, most specific first; the first that has the quota counts alone:
+Quotas of a user and a client id, most specific first; only the first that has the quota applies:
 
 | order | user | client id | shared by |
 |---|---|---|---|
@@ -127,7 +127,10 @@ class RequestQuotaMeter:
         self.throttle_ms = 0.0
 
     def count_value(self, quota: str, value: float, most_ms: float = THROTTLE_MS_MAX) -> float:
-        """Record a value; return its throttle time, and keep it if it is the longest."""
+        """Record a value for a quota, and return its throttle time.
+
+        The request is throttled for the longest of these times. Each is limited to `most_ms` there.
+        """
         found = self._throttling.record(quota, self._user, self._client_id, value)
         self.throttle_ms = max(self.throttle_ms, min(found, most_ms))
         return found
@@ -135,7 +138,7 @@ class RequestQuotaMeter:
     def fetched(self, size: int) -> bool:
         """Record the bytes of a fetch; return whether they exceed the quota, so that none are sent.
 
-        They then do not count, because the client fetches them again.
+        They are not charged then, because the client fetches them again.
         """
         found = self._throttling.record(CONSUMER, self._user, self._client_id, size)
         if found <= 0:
@@ -238,7 +241,7 @@ class Throttling:
     def count_time(self, connection: Connection, seconds: float) -> None:
         """Record the time that a push frame took, and stop reading from its connection if that exceeds the quota.
 
-        Push frames have no client id, so quotas of users and the default of client ids count.
+        Push frames have no client id, so quotas of users and the default of client ids apply.
         """
         client = connection.client
         found = self.record(PERCENTAGE, client.principal.name, client.client_id, 100 * seconds)

@@ -141,6 +141,8 @@ class MarkerWaits:
 
 log = logging.getLogger("kohort.transactions")
 
+ID_NOT_WRITTEN = "transactional id %s could not be written, its producer gets COORDINATOR_NOT_AVAILABLE: %s"
+
 Done: TypeAlias = Callable[[ErrorCode, int, int], None]
 """Callback that takes the error, producer id and epoch of a response."""
 
@@ -287,7 +289,7 @@ class Transactions:
         try:
             saved = self._save(transaction)
         except OSError as error:
-            log.error("transactional id %s could not be written: %s", transaction.id, error)
+            log.error(ID_NOT_WRITTEN, transaction.id, error)
             done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
             return
         done(ErrorCode.NONE, saved.producer_id, saved.epoch)
@@ -314,7 +316,7 @@ class Transactions:
         try:
             self._save(begun)
         except OSError as failure:
-            log.error("transactional id %s could not be written: %s", transactional_id, failure)
+            log.error(ID_NOT_WRITTEN, transactional_id, failure)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return ErrorCode.NONE
 
@@ -402,16 +404,19 @@ class Transactions:
             done(ErrorCode.INVALID_TXN_STATE, -1, -1)
 
     def _answer_when_ended(self, transactional_id: str, done: Done) -> None:
-        """Answer EndTxn when the markers are written or the wait is over: the outcome is durable in both cases."""
+        """Answer EndTxn without an error when the markers are written or the wait is over.
 
-        def answer(_: ErrorCode = ErrorCode.NONE) -> None:
+        The outcome is durable in both cases.
+        """
+
+        def answer_without_error(_ignored: ErrorCode = ErrorCode.NONE) -> None:
             known = self._known[transactional_id]
             if known.next_producer_id == -1:
                 done(ErrorCode.NONE, known.producer_id, known.epoch)
             else:
                 done(ErrorCode.NONE, known.next_producer_id, 0)
 
-        self._when_ended(transactional_id, answer, answer)
+        self._when_ended(transactional_id, answer_without_error, answer_without_error)
 
     def _end(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
         """Make the outcome durable, then write the markers."""
@@ -429,7 +434,12 @@ class Transactions:
         try:
             prepared = self._save(prepared)
         except OSError as error:
-            log.error("the end of transaction %s could not be written: %s", known.id, error)
+            log.error(
+                "transaction %s: its %s could not be written, the producer gets COORDINATOR_NOT_AVAILABLE: %s",
+                known.id,
+                "commit" if commit else "abort",
+                error,
+            )
             done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
             return
         self._begin_markers(prepared)
@@ -445,7 +455,7 @@ class Transactions:
         try:
             self._begin_markers(self._save(aborted))
         except OSError as error:
-            log.error("transaction %s could not be aborted: %s", known.id, error)
+            log.error("transaction %s could not be aborted and stays open: %s", known.id, error)
             return False
         return True
 
@@ -490,7 +500,7 @@ class Transactions:
         unmarked = self._unmarked.get(transactional_id)
         stuck = bool(unmarked) and all(map(self._is_damaged, unmarked or ()))
         if stuck:
-            text = "transaction %s has ended, but its offsets can't follow before a start that finds %s repaired"
+            text = "transaction %s has ended, but its offsets take effect after %s is repaired and the broker restarted"
             log.error(text, transactional_id, ", ".join(sorted(map(str, unmarked or ()))))
         elif transactional_id not in self._retries:
             retry = self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
@@ -498,7 +508,7 @@ class Transactions:
         self._waits.markers_failed(transactional_id, stuck=stuck)
 
     def _is_damaged(self, tp: TopicPartition) -> bool:
-        """Return whether this is an offsets partition that is not served until it is repaired."""
+        """Return whether this is a damaged partition of `__consumer_offsets`, not served until it is repaired."""
         return tp.topic == OFFSETS_TOPIC and self._host.groups.is_damaged(tp.partition)
 
     def _mark(self, transaction: Transaction, tp: TopicPartition) -> bool:
@@ -511,7 +521,7 @@ class Transactions:
                 Marker(transaction.producer_id, transaction.epoch, commit, COORDINATOR_EPOCH), _wall_ms()
             )
         except (RetriableError, OSError) as error:  # the log can't be written or opened: its marker is still owed
-            log.error("transaction %s: the marker in %s could not be written: %s", transaction.id, tp, error)
+            log.error("transaction %s: the marker in %s could not be written, retrying: %s", transaction.id, tp, error)
             return False
         except KafkaError as error:
             if error.code is ErrorCode.INVALID_PRODUCER_EPOCH:
@@ -564,7 +574,7 @@ class Transactions:
         try:
             self._save(done)
         except OSError as error:
-            log.error("the end of transaction %s could not be written: %s", transaction.id, error)
+            log.error("transaction %s: its completion could not be written, retrying: %s", transaction.id, error)
             return False
         del self._unmarked[transaction.id]
         self._waits.answer_waiting(transaction.id)

@@ -38,7 +38,7 @@ async def list_consumer_group_offsets(
     require_stable: bool = False,
     timeout_ms: float | None = None,
 ) -> PartitionResults[OffsetAndMetadata | None]:
-    """List a group's committed offsets; None: of all partitions that have one. A partition without one has None."""
+    """List a group's committed offsets; None: of all partitions that have one. One that has none is mapped to None."""
     if partitions is not None:
         partitions = list(partitions)
 

@@ -124,8 +124,8 @@ class AsyncConsumer(SyncMethods):
         """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
 
         Returned records count as processed: call `close` after processing them. When an exception or a cancellation
-        leaves the `async with`, the last poll's records do not count, and are returned again. The same is true of a
-        loop's current record when another task closes the consumer, as a signal handler does.
+        leaves the `async with`, the last poll's records are not committed, and are returned again. The same is true of
+        a loop's current record when another task closes the consumer, as a signal handler does.
 
         Args:
             timeout_ms: Limit for all of it except the rebalance listener; None: up to 5 s for the commit, 3 s for

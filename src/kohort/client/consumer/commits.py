@@ -13,7 +13,7 @@ from uuid import UUID
 from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.runtime import Promise, Runtime, Task
 from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets, known_ids
 from kohort.client.settings import ConsumerConfig
@@ -168,7 +168,7 @@ class Commits:
                 turn.given_up = True
 
     def _abandon(self) -> None:
-        """Cancel all commits: the client has ended by a fault."""
+        """Cancel all commits: an unexpected error has ended the client."""
         for commit in list(self._running):
             commit.cancel()
 
@@ -217,15 +217,17 @@ class Commits:
 def run_callback(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
     """Call the application's callback. Log its exception, which must not end the client's thread."""
     error = done.error
-    failure = fault("commit", error) if isinstance(error, Exception) else None
+    failure = logged_kafka_error("commit", error) if isinstance(error, Exception) else None
     if error is not None and failure is None:
         failure = RetriableError("the consumer was closed before the commit was answered: it may have been made or not")
     try:
         callback(offsets, failure)
     except Exception:
-        log.exception("a commit callback failed")
+        log.exception("the application's commit callback raised an exception, which is ignored")
 
 
 def _auto_done(done: Promise[None]) -> None:
     if isinstance(done.error, Exception):
-        log.warning("auto commit failed: %s", fault("auto commit", done.error))
+        log.warning(
+            "auto commit failed, the next one is due as usual: %s", logged_kafka_error("auto commit", done.error)
+        )

@@ -165,8 +165,8 @@ class Consumer(Lookups, SyncMethods):
         """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
 
         Records that `poll` returned count as processed, as in Kafka's own consumer: call `close` after processing them.
-        The current record of a loop over the consumer does not count, and is returned again. When an exception leaves
-        the `with`, the last poll's records do not count either.
+        The current record of a loop over the consumer is not committed, and is returned again. When an exception leaves
+        the `with`, the last poll's records are not committed either.
 
         In a signal handler that interrupts `poll`, `close` returns at once: the poll returns nothing and closes the
         consumer. Does nothing in a forked child.

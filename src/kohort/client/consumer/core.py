@@ -518,7 +518,12 @@ class ConsumerCore:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
             group = self.config.group_id
-            log.warning("[group %s] could not commit offsets before giving partitions up: %s", group, error)
+            log.warning(
+                "[group %s] offsets could not be committed before partitions were given up, so that their next owners "
+                "may read records again: %s",
+                group,
+                error,
+            )
             return not isinstance(error, CommitFailedError) or error.code is ErrorCode.REBALANCE_IN_PROGRESS
         return True
 

@@ -85,7 +85,10 @@ def with_schema_registry(
 
 
 def decode_and_prepare(effect: Decode, registry: SchemaRegistry) -> Decoded:
-    """Decode records, and look the schemas of their values up: deserializers of an event loop must not wait."""
+    """Decode records, and look up the schemas of their values in the registry.
+
+    Runs in a thread, so that deserializers that run on the event loop later never wait for the registry.
+    """
     import pyarrow.compute as pc
 
     found = decode(effect.sets, effect.options)

@@ -23,7 +23,7 @@ from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.client.net.cluster import Between, BrokerById, Cluster
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import NO_TOPIC_ID, PartitionInfo
 from kohort.client.net.runtime import Promise
 from kohort.client.settings import ConsumerConfig
@@ -153,7 +153,7 @@ class FetchSessionHandler:
     """The fetch session with one broker.
 
     Attributes:
-        id: The broker's id of the session; 0 without one.
+        id: The broker's id of the session; 0 if there is no session.
         epoch: The epoch of the next request.
     """
 
@@ -206,7 +206,7 @@ class FetchSessionHandler:
         self.epoch = 0
 
     def goodbye(self) -> FetchRequest | None:
-        """Return the request that frees the session in the broker's memory; None without a session."""
+        """Return the request that frees the session in the broker's memory; None if there is no session."""
         if not self.id:
             return None
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)
@@ -375,7 +375,10 @@ class Fetcher:
         )
 
     def next_ready(self) -> CompletedFetch | None:
-        """Take the oldest response for decoding, without partitions revoked or sought since; None without one."""
+        """Take the oldest response that waits to be decoded, or None if there is no such response.
+
+        Partitions that were revoked or sought since the fetch are left out.
+        """
         while self.ready:
             fetched = self.ready.popleft()
             keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.versions[i])]
@@ -513,7 +516,7 @@ class Fetcher:
             if not session.answered(code, answer.session_id):
                 self._take_in(node, asked, answer, code)
         except Exception as error:  # noqa: BLE001 - the application gets any error
-            self._not_fetched(session, asked, fault(f"fetch from broker {node}", error))
+            self._not_fetched(session, asked, logged_kafka_error(f"fetch from broker {node}", error))
         finally:
             self._busy.discard(node)
         self.refill()

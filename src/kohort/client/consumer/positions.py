@@ -10,7 +10,7 @@ from typing import Final
 
 from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import PartitionInfo
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, gather, list_offsets
@@ -160,7 +160,7 @@ class PositionFinder:
                 await self._cluster.runtime.first(looked, timeout_ms=wait)
                 continue
             except Exception as error:  # noqa: BLE001 - the application gets any error
-                self._error = fault("positions", error)
+                self._error = logged_kafka_error("positions", error)
                 self._changed()
             await looked
 

@@ -57,7 +57,7 @@ class Records:
         return {partition: self.records(partition) for partition in self.partitions()}
 
     def to_arrow(self) -> pa.RecordBatch | None:
-        """Return these records as one Arrow batch; None without records. Deserializers are not applied."""
+        """Return these records as one Arrow batch; None if there are none. Deserializers are not applied."""
         return to_batch(self._slices)
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ async def commit(
 async def committed(
     core: ConsumerCore, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """Return the group's committed offsets; None for a partition without one."""
+    """Return the group's committed offsets; None for a partition that has none."""
     group = core.config.group_id
     if group is None:
         raise InvalidInputError("committed needs group.id")

@@ -27,7 +27,7 @@ from kohort import consumer_protocol
 from kohort.assignors import AssignableTopic, Assignor, MemberSubscription, client_assignor
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState, Subscription
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.runtime import Awaited, Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR, Assignment
@@ -245,7 +245,10 @@ def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> M
     """
     said = read_subscription(bytes(member.metadata))
     if said is None:
-        log.warning("member %s gets no partitions: its subscription can't be decoded", member.member_id)
+        log.warning(
+            "member %s gets no partitions, because its subscription can't be decoded: check its client",
+            member.member_id,
+        )
         return MemberSubscription(topics=(), instance_id=member.group_instance_id)
     return MemberSubscription(
         topics=said.topics,
@@ -339,7 +342,7 @@ class ClassicMembership(Membership):
                 failures += 1
                 self._log_retry(error, failures)
             except Exception as error:  # noqa: BLE001 - the application gets any error
-                await self._fatal(fault(f"group {self.group!r}", error))
+                await self._fatal(logged_kafka_error(f"group {self.group!r}", error))
             if failures:
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
@@ -517,7 +520,7 @@ class ClassicMembership(Membership):
         try:
             await self._beat_on()
         except Exception as error:  # noqa: BLE001 - the application gets any error
-            self._failure = fault(f"heartbeat of group {self.group!r}", error)
+            self._failure = logged_kafka_error(f"heartbeat of group {self.group!r}", error)
             self._fence(ErrorCode.ILLEGAL_GENERATION, str(self._failure))
 
     async def _beat_on(self) -> None:

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig
@@ -124,7 +124,7 @@ class ConsumerMembership(Membership):
                 self._log_retry(error, self._failures)
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(self._failures))
             except Exception as error:  # noqa: BLE001 - the application gets any error
-                await self._fatal(fault(f"group {self.group!r}", error))
+                await self._fatal(logged_kafka_error(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
         """Run a membership, from a join or a rejoin until it is fenced or leaves. It begins without partitions."""
@@ -203,7 +203,7 @@ class ConsumerMembership(Membership):
         try:
             await self._beat_once()
         except Exception as error:  # noqa: BLE001 - the application gets any error
-            self.error = fault(f"heartbeat of group {self.group!r}", error)
+            self.error = logged_kafka_error(f"heartbeat of group {self.group!r}", error)
             self._move()
 
     async def _beat_once(self) -> None:
@@ -369,7 +369,7 @@ class ConsumerMembership(Membership):
         except RetriableError as error:
             log.debug("[group %s] topics of the assignment are not in the metadata yet: %s", self.group, error)
         except Exception as error:  # noqa: BLE001 - the application gets any error
-            self.error = fault(f"topics of group {self.group!r}", error)
+            self.error = logged_kafka_error(f"topics of group {self.group!r}", error)
         if any(topic not in self.cluster.metadata.topic_names for topic in topics):
             await self.cluster.runtime.sleep(self.cluster.backoff_ms(1))
         self._naming = None

@@ -12,7 +12,7 @@ class Lease:
     """One member's lease.
 
     Attributes:
-        length_ms: The lease's length; None without a lease, which then never ends.
+        length_ms: The lease's length; None: the broker granted no lease, and the client works without a limit.
         heard_ms: When the last answered request was sent.
     """
 

@@ -119,7 +119,7 @@ class GroupMember(Lookups, ClosedOnExit):
             return self._membership.owns
 
     def revocation(self) -> Revocation | None:
-        """Return the pending revocation, until `release`; None without one.
+        """Return the pending revocation, until `release`; None if no revocation is pending.
 
         Raises:
             KafkaError: The member can't stay in the group (fenced by another with its instance id, not authorized …).
@@ -205,7 +205,7 @@ class GroupMember(Lookups, ClosedOnExit):
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offsets; None for a partition without one."""
+        """Return the group's committed offsets; None for a partition that has none."""
         return self._client.call(
             committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms)
         )

@@ -341,7 +341,12 @@ class Membership(ABC):
 
     async def _lose_held(self, why: str) -> None:
         """Report that other members may own the held partitions, and wait until the application has acknowledged it."""
-        log.warning("[group %s] this member lost its partitions: %s; %s", self.group, why, self._answer_age_text())
+        log.warning(
+            "[group %s] this member lost its partitions, which others may own now: %s; %s",
+            self.group,
+            why,
+            self._answer_age_text(),
+        )
         self._unsettle()
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()

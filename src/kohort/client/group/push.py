@@ -33,7 +33,7 @@ from kohort.client.group.lease import Lease
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import Address, ConnectionFailed, RawConnection
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
@@ -133,8 +133,8 @@ class PushCoordinator:
     def _log_unavailable(self, failed: dict[Address, str]) -> None:
         if self._throttle.due("bootstrap"):
             log.error(
-                "[group %s] AllKnownBrokersNotAvailable: no bootstrap broker names the coordinator (%s); retrying "
-                "without a limit: if brokers have moved, restart this consumer with their new addresses",
+                "[group %s] no broker of bootstrap.servers names the coordinator (%s); retrying without a limit: if "
+                "brokers have moved, restart this consumer with their new addresses (AllKnownBrokersNotAvailable)",
                 self._group,
                 "; ".join(failed.values()),
             )
@@ -251,7 +251,7 @@ class PushMembership(Membership):
             try:
                 await self._member()
             except Exception as error:  # noqa: BLE001 - the application gets any error
-                await self._fatal(fault(f"group {self.group!r}", error))
+                await self._fatal(logged_kafka_error(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
         """Run from a registration until the application does not poll, or an error ends it."""
@@ -350,7 +350,7 @@ class PushMembership(Membership):
                 self._log_retry(error, failures)
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
             except Exception as error:  # noqa: BLE001 - the application gets any error
-                self.error = fault(f"registration in group {self.group!r}", error)
+                self.error = logged_kafka_error(f"registration in group {self.group!r}", error)
                 self._move()
                 return
             else:
@@ -446,7 +446,8 @@ class PushMembership(Membership):
         """
         if self._is_another_map(asked):
             log.error(
-                "[group %s] Start refused: it assigns other partitions than before, and no Stop came between",
+                "[group %s] the coordinator's Start is refused until it sends a Stop: it assigns other partitions than "
+                "before",
                 self.group,
             )
             return ErrorCode.UNKNOWN_SERVER_ERROR

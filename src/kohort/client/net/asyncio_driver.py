@@ -95,7 +95,8 @@ class AsyncClient:
     def check(self) -> None:
         """Raise ClientClosed when the client is closed."""
         if self._failure is not None:
-            text = f"the client ended by a fault ({type(self._failure).__name__}: {self._failure}): make a new one"
+            cause = f"{type(self._failure).__name__}: {self._failure}"
+            text = f"an unexpected error has ended the client ({cause}): make a new one"
             raise ClientClosed(text) from self._failure
         if self.closed:
             raise ClientClosed("the client is closed")
@@ -161,7 +162,7 @@ class AsyncClient:
         """End the client by an unexpected error, which every call under way and every later one raises."""
         if self.closed:
             return
-        log.error("the client ended by a fault", exc_info=error)
+        log.error("an unexpected error has ended the client: its calls fail, make a new one", exc_info=error)
         self._failure, self.closed = error, True
         self.cluster.close_after_fault(error)
         for channel in list(self._channels.values()):

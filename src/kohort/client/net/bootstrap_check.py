@@ -70,12 +70,12 @@ class ReachabilityLog:
         elif self._throttle.due(address):
             named = "" if named_by is None else f", named by {named_by}"
             then = "calls that need it fail" if final else "retrying"
-            log.warning("no connection to %s%s: %s; %s", address, named, reason, then)
+            log.warning("no connection to broker %s%s: %s; %s", address, named, reason, then)
 
     def log_connected(self, address: Hashable) -> None:
         """Log that an address is connected again."""
         if self._throttle.over(address):
-            log.info("connection to %s established again", address)
+            log.info("connection to broker %s established again", address)
 
 
 def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:

@@ -43,7 +43,7 @@ from kohort.client.net.bootstrap_check import (
     explained_without_answer,
 )
 from kohort.client.net.buffers import FrameReader
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.negotiation import Negotiator
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, TlsError, sasl_mechanism
@@ -251,7 +251,7 @@ class BrokerConnections:
 
     Attributes:
         bytes_sent, bytes_received, requests_sent: counters for metrics.
-        lease_ms: The shortest lease that a broker offered this client; None without one. See `kohort.io.processes`.
+        lease_ms: The shortest lease that a broker offered this client; None if none did. See `kohort.io.processes`.
         apart: Whether coordinators apart from the brokers were met; the brokers must then not be asked for groups.
         plain: addresses that are reached without TLS and login, as `coordinators.security.protocol` says.
         features: The cluster's finalized features by name, from the newest ApiVersions response (KIP-584).
@@ -281,7 +281,7 @@ class BrokerConnections:
     # Called by the driver.
 
     def take_commands(self) -> list[Command]:
-        """Return the commands since the last call, in order."""
+        """Return the driver's commands since the last call, in order: open a connection, send a frame, close."""
         commands, self._commands = self._commands, []
         return commands
 
@@ -330,7 +330,7 @@ class BrokerConnections:
             if throttle_ms > 0:
                 link.throttled_until_ms = self.runtime.now_ms + throttle_ms
         except Exception as error:  # noqa: BLE001 - the caller that waits for the answer gets any error
-            reason = f"unreadable answer to {flight.name}: {fault('decode', error).message}"
+            reason = f"unreadable answer to {flight.name}: {logged_kafka_error('decode', error).message}"
             flight.promise.fail(CorruptDataError(f"{link.address}: {reason}"))
             self.fail(link, reason)
 
@@ -553,7 +553,7 @@ class BrokerConnections:
         except KafkaError as error:
             self.fail(link, str(error))
         except Exception as error:  # noqa: BLE001 - callers that wait for the connection get any error
-            self.fail(link, str(fault(f"handshake with {link.address}", error)))
+            self.fail(link, str(logged_kafka_error(f"handshake with {link.address}", error)))
         else:
             if link.state is ConnectionState.HANDSHAKE:
                 link.state = ConnectionState.READY

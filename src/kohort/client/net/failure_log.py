@@ -29,10 +29,10 @@ class FailureLog:
             log.warning("%s failed: %s", task.name, error)
 
 
-def fault(what: str, error: Exception) -> KafkaError:
-    """Return the error for the caller of code that failed unexpectedly, kohort's or the application's.
+def logged_kafka_error(what: str, error: Exception) -> KafkaError:
+    """Log an unexpected exception with its traceback, and return a KafkaError about it for the caller.
 
-    The traceback is logged.
+    A KafkaError is returned unchanged, and not logged.
     """
     if isinstance(error, KafkaError):
         return error

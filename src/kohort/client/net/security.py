@@ -185,7 +185,7 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
 
 
 def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
-    """Make a new exchange with its credentials; None without SASL. Blocks as long as the application's hook does."""
+    """Make a new exchange with its credentials; None: no SASL. Blocks as long as the application's hook does."""
     if not config.uses_sasl:
         return None
     mechanism = sasl_mechanism(config)

@@ -28,7 +28,7 @@ from kohort.client.net.connection import (
     describe,
     tls_error,
 )
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.runtime import Promise, Steppable, TaskCancelled, Work
 from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
 from kohort.client.settings import ConnectionConfig
@@ -242,7 +242,8 @@ class ThreadClient:
         if os.getpid() != self._pid:
             raise ClientClosed("this client was made before a fork and belongs to the parent process: make a new one")
         if self._failure is not None:
-            text = f"the client ended by a fault ({type(self._failure).__name__}: {self._failure}): make a new one"
+            cause = f"{type(self._failure).__name__}: {self._failure}"
+            text = f"an unexpected error has ended the client ({cause}): make a new one"
             raise ClientClosed(text) from self._failure
         if self._closed:
             raise ClientClosed("the client is closed")
@@ -250,7 +251,7 @@ class ThreadClient:
     def _fail_calls(self, failure: Exception | None) -> None:
         """Fail the calls under way, because the thread has ended. Under the lock."""
         if failure is not None:
-            log.error("the client ended by a fault", exc_info=failure)
+            log.error("an unexpected error has ended the client: its calls fail, make a new one", exc_info=failure)
             self._failure, self._closed = failure, True
             self._unguard()
             self.cluster.close_after_fault(failure)
@@ -483,7 +484,7 @@ class _IoThread:
                 arrived = (link, sock, fetched_mechanism(config))
             except Exception as error:  # noqa: BLE001 - callers that wait for the connection get any error
                 sock.close()
-                arrived = (link, None, str(fault(f"login at {command.address}", error)))
+                arrived = (link, None, str(logged_kafka_error(f"login at {command.address}", error)))
         with self._lock:
             if self._ended:
                 _close_arrived(arrived)

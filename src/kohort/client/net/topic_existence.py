@@ -87,4 +87,5 @@ class MissingTopics:
             if not count or partition.partition in known[partition.topic].partitions:
                 self._throttle.over(partition)
             elif self._throttle.due(partition):
-                log.warning("%s does not exist: topic %r has %d partitions", partition, partition.topic, count)
+                text = "%s does not exist, so nothing is read from it; retrying: topic %r has %d partitions"
+                log.warning(text, partition, partition.topic, count)

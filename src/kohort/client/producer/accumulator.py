@@ -62,7 +62,7 @@ class Accumulator(Appender[Delivery]):
         flushing: While positive, batches are sent at once.
         waiting: Callers that wait for memory; while positive, batches are sent at once.
         blocked_reason: Why sending is not possible yet (no producer id); empty when it is.
-        unseen: Failed records whose error the application has not read; aborted transactions do not count.
+        unseen: Failed records whose error the application has not read; those of aborted transactions are left out.
         wake_ms: When the sender next runs by itself.
         clock_ms: Returns the milliseconds of the clock by which the core's runtime is stepped.
     """
@@ -327,8 +327,8 @@ class Accumulator(Appender[Delivery]):
             return [batch, *self.finish(whole, None)]
         return [batch]
 
-    def notify(self) -> None:
-        """Wake the callers that wait for batches. On the client's thread or loop."""
+    def wake_waiting_callers(self) -> None:
+        """Wake the callers that wait until batches are delivered or have failed. On the client's thread or loop."""
         self._progress.resolve(None)
         with self.lock:
             self.lock.notify_all()
@@ -348,7 +348,7 @@ class Accumulator(Appender[Delivery]):
                 dropped += queue.waiting
                 queue.waiting.clear()
             failed = [done for batch in dropped for done in self.finish(batch, error)]
-        self.notify()
+        self.wake_waiting_callers()
         return failed
 
     def orphan(self) -> None:

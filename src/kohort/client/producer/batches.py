@@ -200,7 +200,7 @@ class Batch(BatchFill):
             try:
                 callback(error, None if error is not None else self.metadata(index, timestamp))
             except Exception:
-                log.exception("a delivery callback failed")
+                log.exception("the application's delivery callback raised an exception, which is ignored")
 
 
 @checked

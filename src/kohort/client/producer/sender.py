@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kohort.client.net.cluster import ANY, TRANSACTION, Between, BrokerById, Cluster, Coordinator, Target
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
 from kohort.client.producer.accumulator import Accumulator
@@ -199,7 +199,7 @@ class Sender:
             error: The reason. Unless the broker has refused a producer id, `flush` and commits raise it too.
             at_once: Do not wait for the answers to requests in flight: the client has ended.
         """
-        failure = fault("producer", error)
+        failure = logged_kafka_error("producer", error)
         if self.failure is None and not isinstance(error, KafkaError):
             self.failure = failure
         self.closed, self.aborting = True, failure
@@ -213,7 +213,7 @@ class Sender:
                         failed += self.accumulator.finish(batch, _unsure(batch, failure) if batch.unsure else failure)
         if self.on_lost is not None:
             self.on_lost(failure)
-        self.accumulator.notify()
+        self.accumulator.wake_waiting_callers()
         self._run_callbacks(failed)
         self.kick()
 
@@ -390,7 +390,7 @@ class Sender:
                 self._answered(parcel, await self.cluster.send(request, node, channel=lane, leaving=leaving))
         except Exception as error:  # noqa: BLE001 - the records' callers get any error
             self.cluster.request_metadata()
-            failure = fault("produce", error)
+            failure = logged_kafka_error("produce", error)
             for batch in parcel.batches:
                 if batch in self.accumulator.queues[batch.partition].in_flight:
                     batch.unsure = batch.unsure or batch.left
@@ -399,7 +399,7 @@ class Sender:
             self.in_flight[parcel.way] -= 1
             self._delivering.difference_update(parcel.batches)
         done, self._answer = self._answer, []
-        self.accumulator.notify()
+        self.accumulator.wake_waiting_callers()
         self._run_callbacks(done)
         self.kick()
 
@@ -459,7 +459,7 @@ class Sender:
             self._complete_batch(batch, None)
 
     def _batch_failed(self, batch: Batch, error: KafkaError) -> None:
-        """Send a failed batch again, or give it up."""
+        """Queue a failed batch again if a retry is allowed, split it if it is too large, or fail its records."""
         if self.aborting is not None:
             self._lose(batch, self.aborting)
             return
@@ -563,7 +563,7 @@ class Sender:
                     self.on_lost(error)
         if late:
             failed, self._answer = self._answer, []
-            self.accumulator.notify()
+            self.accumulator.wake_waiting_callers()
             self._run_callbacks(failed)
 
     def _run_callbacks(self, batches: list[Batch]) -> None:

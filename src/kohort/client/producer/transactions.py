@@ -34,7 +34,7 @@ from functools import partial
 from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_same_cluster
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids
@@ -372,7 +372,7 @@ class TransactionManager:
                 await self._asking(self._add_once, "add partitions to transaction")
                 self._sender.kick()
         except Exception as error:  # noqa: BLE001 - callers that send or commit get any error
-            self._fail(fault("add partitions to transaction", error))
+            self._fail(logged_kafka_error("add partitions to transaction", error))
             for batch in self.drop_unsent():
                 batch.run_callbacks()
             self._sender.kick()

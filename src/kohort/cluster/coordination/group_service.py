@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Cluster, Coordinator
-from kohort.client.net.failure_log import fault
+from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
@@ -235,7 +235,7 @@ class GroupCoordination:
             except Exception as error:  # noqa: BLE001 - an unforeseen fault is logged too, and ends nothing
                 failures += 1
                 cluster.forget_coordinator(self._coordinator)
-                self._trouble(fault(f"place in {self._group!r}", error))
+                self._trouble(logged_kafka_error(f"place in {self._group!r}", error))
             if failures > 1:  # the first repetition is how Kafka gives a member its id
                 await cluster.runtime.sleep(
                     cluster.connections.backoff_ms(failures - 1, self._config.retry_backoff_ms, 1_000)

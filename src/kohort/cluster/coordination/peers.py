@@ -118,7 +118,11 @@ class Peers:
                 if loop.time() - refused_s >= belief.suspicion_delay_s:
                     refused_s = None
                     belief.suspected += 1
-                    log.warning("peer %d at %s is suspected: it refuses connections", peer.id, peer.address)
+                    log.warning(
+                        "coordinator %d at %s is suspected: it refuses connections, so its groups move to others",
+                        peer.id,
+                        peer.address,
+                    )
                     self._coordination.suspect(peer)
                 await asyncio.sleep(AGAIN_S)
             except (OSError, TimeoutError):
@@ -127,7 +131,7 @@ class Peers:
             else:
                 refused_s, belief.seen = None, True
                 began_s = loop.time()
-                await _until_ended(reader, writer, asks=not self._logs_in)
+                await _until_ended(reader, writer, keeps_alive=not self._logs_in)
                 if loop.time() - began_s > TRUSTED_S:
                     belief.suspected = 0
                 elif loop.time() - began_s < AGAIN_S:
@@ -140,16 +144,19 @@ class Peers:
         return self._histories.setdefault(key, _PeerHistory())
 
 
-async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, asks: bool) -> None:
-    """Wait until the connection ends. Send a keep-alive request now and then if it `asks`; ignore the responses."""
+async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keeps_alive: bool) -> None:
+    """Wait until the connection ends, and ignore the responses on it.
 
-    async def ask() -> None:
-        while asks:
+    With `keeps_alive`, send a keep-alive request every `ASK_S` seconds.
+    """
+
+    async def send_keep_alives() -> None:
+        while keeps_alive:
             writer.write(_KEEP_ALIVE)
             await writer.drain()
             await asyncio.sleep(ASK_S)
 
-    asking = asyncio.ensure_future(ask())
+    asking = asyncio.ensure_future(send_keep_alives())
     try:
         with contextlib.suppress(OSError):
             while await reader.read(_CHUNK):

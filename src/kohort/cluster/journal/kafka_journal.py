@@ -80,7 +80,7 @@ class KafkaJournal:
         A term that begins again after a failure gets another producer epoch too.
         """
         self._check_term(term, begins=True)
-        self.close()
+        self.end_term()
         self._term = term
         cluster = self._link.cluster
         cluster.want_topics(self, [self._place.topic.name])
@@ -108,8 +108,11 @@ class KafkaJournal:
         self._link.wake()
         return self._token
 
-    def close(self) -> None:
-        """End the term, if one has begun: its owner is not called any more. Appends under way are not recalled."""
+    def end_term(self) -> None:
+        """End the present term, if any: its owner gets no more calls. `begin` can follow.
+
+        An append that is under way may still be written.
+        """
         if self._task is not None:
             self._task.cancel()
         self._current, self._task = None, None

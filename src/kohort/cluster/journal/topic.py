@@ -99,11 +99,12 @@ async def journal_topic(cluster: Cluster, settings: JournalSettings) -> JournalT
         )
     if replicas < settings.replication_factor:
         log.warning(
-            "topic %s has %d replicas, the cluster has %d brokers: %s. Three brokers are what it is made for",
+            "topic %s has only %d replicas, because the cluster has only %d brokers: %s. Use at least %d brokers",
             name,
             replicas,
             brokers,
             "groups are lost with it" if replicas == 1 else "an acknowledged commit may be lost with one of them",
+            settings.replication_factor,
         )
     await _check_topic(cluster, name, replicas)
     await _check_brokers(cluster)
@@ -159,7 +160,11 @@ async def _check_topic(cluster: Cluster, name: str, replicas: int) -> None:
 
 
 async def _check_brokers(cluster: Cluster) -> None:
-    """Raise JournalRefused if a broker forgets producers, or transactional ids, too early."""
+    """Check how long every broker remembers producer ids and transactional ids without use.
+
+    Raises:
+        JournalRefused: `producer.id.expiration.ms` or `transactional.id.expiration.ms` is below the minimum.
+    """
     limits = {
         "producer.id.expiration.ms": PRODUCER_EXPIRATION_MS_MIN,
         "transactional.id.expiration.ms": TRANSACTIONAL_ID_EXPIRATION_MS_MIN,

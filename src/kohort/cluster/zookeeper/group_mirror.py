@@ -203,7 +203,7 @@ class Plan:
 log = logging.getLogger("kohort.cluster")
 
 INTERVAL_S = 1.0
-"""Interval of the mirror: offsets are collected for this long."""
+"""Interval at which offsets are written to ZooKeeper: they are collected for this long."""
 AGAIN_S = 0.5
 """Retry delay after a refused write or a lost connection."""
 OWNERS_LOOK_S = 60.0
@@ -229,9 +229,9 @@ class GroupMirror:
         """Create a mirror that has read nothing yet.
 
         Args:
-            coordination: the coordination service, through whose session the mirror writes.
+            coordination: the coordination service, through whose session the groups are written to ZooKeeper.
             host: the host of the groups.
-            interval_s: the mirror's interval (`INTERVAL_S`).
+            interval_s: the interval at which offsets are written (`INTERVAL_S`).
             now_s: the clock of the full checks.
             owners_look_s: the interval between full checks (`OWNERS_LOOK_S`).
         """
@@ -260,7 +260,7 @@ class GroupMirror:
                 wait_s, trouble = self._interval_s, ""
             except KafkaError as error:
                 if error.message != trouble:  # by text: logged once
-                    log.warning("groups in ZooKeeper are not up to date: %s", error)
+                    log.warning("groups in ZooKeeper could not be updated, retrying: %s", error)
                 wait_s, trouble = AGAIN_S, error.message
                 self.meter.failures += 1
             try:

@@ -156,7 +156,7 @@ class MirroredTopic:
 
 
 def differences(there: Mapping[str, bytes], wanted: Mapping[str, MirroredTopic]) -> Iterator[tuple[str, bytes | None]]:
-    """Return the writes that bring the mirror to the wanted state: names with bytes, or None to delete."""
+    """Return the writes that bring nodes in ZooKeeper to the wanted state: names with bytes, or None to delete."""
     for name in sorted(there.keys() - wanted.keys()):
         yield name, None
     for name in sorted(wanted):

@@ -57,8 +57,8 @@ class TopicMirror:
     """The topic mirror as one coordinator sees it; only nodes whose watch has fired are read again.
 
     Attributes:
-        wanted: The topics that the mirror should hold; None: this coordinator does not know.
-        on_change: Called when the mirror has changed; None: nobody is interested.
+        wanted: The topics that ZooKeeper should list; None: this coordinator does not know.
+        on_change: Called when the topics below `/brokers/topics` have changed; None: nobody is interested.
     """
 
     def __init__(self, session: ZooKeeperSession, look: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class TopicMirror:
 
 @dataclass(frozen=True, slots=True)
 class _TopicWatch:
-    """A watch that marks a topic of the mirror, or the list of names, as changed."""
+    """A watch that marks a topic below `/brokers/topics`, or the list of names, as changed."""
 
     mirror: TopicMirror
     name: str | None
@@ -304,8 +304,8 @@ class ZooKeeperCoordination:
         self._mirror.wanted = dict(topics)
         self._look.set()
 
-    def listen_topics(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` on the loop when any process has changed the mirror."""
+    def on_topics_changed(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` on the loop when any process has changed the topics below `/brokers/topics`."""
         self._mirror.on_change = on_change
         self._look.set()
 
@@ -347,7 +347,7 @@ class ZooKeeperCoordination:
             except KafkaError as error:
                 self._look_failed(error)
             except Exception as error:
-                log.exception("placement: unexpected error")
+                log.exception("placement: unexpected error, retrying")
                 self._look_failed(KafkaError(f"unexpected error: {error!r}"))
             self._notify_change()
 
@@ -495,7 +495,12 @@ class ZooKeeperCoordination:
         try:
             await self._delete_nodes(candidate)
         except KafkaError as error:
-            log.warning("placement: coordinator %d is suspected, but can't be unregistered: %s", candidate.id, error)
+            log.warning(
+                "placement: coordinator %d seems to have ended, but its node in ZooKeeper can't be deleted (%s): its "
+                "groups move when its session there expires",
+                candidate.id,
+                error,
+            )
 
     async def _delete_nodes(self, candidate: Candidate) -> None:
         path = f"{IDS}/{candidate.id}"
@@ -508,7 +513,11 @@ class ZooKeeperCoordination:
         if office is not None and is_of(office, node.owner):
             changes.append(Change(COORDINATOR, version=office.version, delete=True))
         if await self.session.change(*changes):
-            log.info("placement: unregistered the suspected coordinator %d at %s", candidate.id, candidate.address)
+            log.info(
+                "placement: unregistered coordinator %d at %s, which seems to have ended",
+                candidate.id,
+                candidate.address,
+            )
 
     # -- state and messages
 

@@ -81,7 +81,7 @@ class BrokerInZooKeeper:
         node = broker.node
         host, port = node.config.advertised_host or broker.serving.host, node.config.advertised_port or node.port
         me = Candidate(node.id, uuid.uuid4().hex, host, port, node.config.rack)
-        self._beside(self._show_life(), "life of the loop")
+        self._beside(self._keep_session_alive(), "keep-alive of the session")
         await retry_forever("ZooKeeper", lambda: self._coordination.open(me, node.groups.count))
         log.info("broker %d at %s is the coordinator", me.id, me.address)
         mirror = self._mirror = GroupMirror(self._coordination, node, owners_look_s=self._owners_look_s)
@@ -106,7 +106,7 @@ class BrokerInZooKeeper:
                 log.warning("the last changes of groups were not written to ZooKeeper (%s)", error or "no answer")
             await self._coordination.close()
 
-    async def _show_life(self) -> None:
+    async def _keep_session_alive(self) -> None:
         while True:
             self._coordination.alive()
             await asyncio.sleep(ALIVE_S)
@@ -120,5 +120,7 @@ class BrokerInZooKeeper:
 def _look_for_fault(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (fault := task.exception()) is not None:
         traceback = None if isinstance(fault, InvalidInputError) else fault
-        log.error("this broker ends (%s): %s", task.get_name(), fault, exc_info=traceback)
+        log.error(
+            "this broker shuts down: its background task %r failed: %s", task.get_name(), fault, exc_info=traceback
+        )
         signal.raise_signal(signal.SIGTERM)

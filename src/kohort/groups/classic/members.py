@@ -196,7 +196,7 @@ class ClassicMembers(GroupMembership):
         delay_ms, remaining_ms: the current delay of the initial rebalance, and what may still be added.
         newcomer: a member joined since the initial rebalance's delay was set.
         size: the most bytes that the group's record takes.
-        began_ms: when the current rebalance began, None without one.
+        began_ms: when the current rebalance began; None: there is no rebalance.
         deferral: the deferred notification of the current rebalance, else None.
     """
 

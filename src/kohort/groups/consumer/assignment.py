@@ -189,7 +189,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return self.heartbeat_interval_ms(step)
 
     def member_suspected_from_ms(self, step: Step, member_id: str) -> int | None:
-        """Return when a member counts as silent unless it is heard before.
+        """Return when a member is suspected unless it is heard before.
 
         None for a member of the classic protocol: a new target does not affect it before it joins again.
         """
@@ -201,18 +201,21 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return None if presence is None else self.suspected_from_ms(step, presence)
 
     def is_member_suspected(self, step: Step, member_id: str) -> bool:
-        """Return whether a member counts as silent now."""
+        """Return whether a member is suspected now."""
         from_ms = self.member_suspected_from_ms(step, member_id)
         return from_ms is not None and from_ms <= step.now.mono_ms
 
-    def excludes_suspected(self, step: Step) -> bool:
-        """Return whether targets may be computed without some of the members."""
+    def may_exclude_suspected(self, step: Step) -> bool:
+        """Return whether suspected members may be left out of a target.
+
+        That needs another `group.notify.at.once` than "off", and the assignor "uniform".
+        """
         return step.config.notify_at_once != "off" and self.preferred_assignor(step) == ASSIGNOR
 
     def exclude_suspected(self, step: Step) -> dict[str, Pairs]:
         """Choose the silent members to exclude from the next target, with their partitions; none if all are silent."""
         self.excluded.clear()
-        silent = self.suspected_among(step, self.members) if self.excludes_suspected(step) else []
+        silent = self.suspected_among(step, self.members) if self.may_exclude_suspected(step) else []
         self.excluded.update(dict.fromkeys(silent))
         current = {member_id: self.current_assignment(member_id) for member_id in silent}
         return {member_id: assignment.assigned | assignment.pending for member_id, assignment in current.items()}
@@ -235,7 +238,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
 
     def watch_unmoved(self, step: Step) -> None:
         """Schedule a check of the new target: when the first member that has to move would be silent."""
-        if not self.excludes_suspected(step):
+        if not self.may_exclude_suspected(step):
             return
         due = [self.member_suspected_from_ms(step, member_id) for member_id in self.unmoved_members()]
         first_ms = min((due_ms for due_ms in due if due_ms is not None), default=None)
@@ -262,7 +265,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
 
         For a coordinator that takes over; `is_uneven` explains why.
         """
-        if not self.excludes_suspected(step):
+        if not self.may_exclude_suspected(step):
             return False
         given = {pair for member_id in self.members for pair in self.targets.get(member_id, ())}
         topics = (step.image.topics.get(name) for name in self.subscribed())
@@ -273,7 +276,10 @@ class ConsumerSuspicion(ConsumerMemberChanges):
 
         Such a target excluded silent members. No record names them, so a coordinator that takes over checks this.
         """
-        if not self.excludes_suspected(step) or len({self.topics_of(reader) for reader in self.members.values()}) != 1:
+        if (
+            not self.may_exclude_suspected(step)
+            or len({self.topics_of(reader) for reader in self.members.values()}) != 1
+        ):
             return False
         shares = [len(self.targets.get(member_id, frozenset())) for member_id in self.members]
         return max(shares) - min(shares) > 1

@@ -400,7 +400,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     def on_suspicion_check(self, step: Step, subject: str) -> None:
         """Begin a new epoch without members that fell silent before they moved."""
         silent = self.suspected_among(step, self.unmoved_members())
-        if silent and self.excludes_suspected(step):
+        if silent and self.may_exclude_suspected(step):
             names = ", ".join(silent)
             text = f"suspected members {names}: rebalance continues without them"
             self.begin_epoch(step, Cause(RebalanceReason.SUSPECTED, text, names if len(silent) == 1 else ""))

@@ -192,12 +192,12 @@ class ConsumerMembers(GroupMembership):
         metadata_hash: the hash of the topics that the epoch was made for.
         target_epoch: the epoch of the target assignment.
         targets: each member's target.
-        current: each member's current assignment; a member without one is at epoch 0 and has nothing.
+        current: each member's current assignment; a member that is not in it is at epoch 0 and has nothing.
         regexes: resolved regular expressions, by pattern.
         static_ids: member ids by instance id; a lookup of None, for dynamic members, finds nothing.
         holders: by partition, the member that owns it or has yet to revoke it.
         presences: the members' soft state, by member id.
-        began_ms: when the current rebalance began, None without one.
+        began_ms: when the current rebalance began; None: there is no rebalance.
         stopped: partitions without an owner in this rebalance, with the time since when (ms).
         still: the downtimes of partitions that were assigned again in this rebalance.
         settling: members that were not yet seen to have all of the target of `settling_epoch`; the last one has not.

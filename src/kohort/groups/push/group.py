@@ -250,7 +250,7 @@ LOGGED_PARTITIONS = 5
 
 
 class PushAnswers(PushRegistry):
-    """The effect of answers and results, and of time limits that pass without them."""
+    """The effect of answers and results, and of time limits that pass without an answer or a result."""
 
     def on_answered(self, step: Step, event: ConsumerAnswered) -> None:
         """Process the answer to a consumer's oldest request; ignore one from a former connection."""
@@ -346,7 +346,10 @@ class PushAnswers(PushRegistry):
             step.run(member.ping, interval_ms(saved))
 
     def on_offsets_found(self, step: Step, event: OffsetsFound) -> None:
-        """Write found offsets as positions, so that every later consumer starts from the same ones."""
+        """Commit the start offsets that were looked up for partitions without a committed offset.
+
+        Every later owner of these partitions then starts from the same offsets.
+        """
         member = self.present.get(event.member_id)
         if member is None or member.finding != event.ticket:
             return
@@ -384,8 +387,8 @@ class PushAnswers(PushRegistry):
             self.advance_member(step, member_id)
         self.complete_if_all_started(step)
 
-    def on_attempt_end(self, step: Step, _subject: str) -> None:
-        """Retry the rebalance because an attempt took too long."""
+    def on_attempt_timeout(self, step: Step, _subject: str) -> None:
+        """Retry the rebalance after a backoff because an attempt has timed out, or fail it after the last retry."""
         if self.rebalancing:
             late = ", ".join(sorted(self.moving)[:5])
             step.log(self.group_id, f"rebalance attempt {self.attempt + 1} timed out; waiting for {late}")
@@ -500,7 +503,7 @@ TABLE: Table = {
     },
     Deadline.ATTEMPT: {
         EMPTY: _NO_REBALANCE,
-        PREPARING: reaction("the rebalance is retried after a pause, or fails", PushAnswers.on_attempt_end),
+        PREPARING: reaction("the rebalance is retried after a pause, or fails", PushAnswers.on_attempt_timeout),
         STABLE: _NO_REBALANCE,
     },
     Deadline.BACKOFF: {

@@ -83,7 +83,7 @@ class PushMembers(GroupMembership):
         again: something changed during the rebalance, so another one follows (the second mark of spec 4.9).
         again_causes: why, the first few.
         attempt: the attempt of the current rebalance, from 0.
-        began_ms: when the change that caused it came; None without one.
+        began_ms: when the change that caused the rebalance came; None: there is no rebalance.
         dividing: the ticket of the awaited assignment, -1: none.
         moving: members that still have to be started in this rebalance, with their partitions.
         takers: the next owner of each partition in `moving`.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kohort.assignors import MemberSubscription, server_assignor
 from kohort.groups.effects import Cause, DividePartitions, Level, RebalanceReason
 from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
-from kohort.groups.pairs import Pair, Pairs, pack, pair_order
+from kohort.groups.pairs import Pair, Pairs, pack, pair_sort_key
 from kohort.groups.push.requests import PushRequests, interval_ms
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
@@ -94,7 +94,7 @@ def split(
     """Return a member's streams as separate takers, with its partitions spread over them."""
     held: dict[int, list[TopicPartition]] = {}
     dealt: dict[str, int] = {}
-    for topic_id, number in sorted(owned, key=pair_order):
+    for topic_id, number in sorted(owned, key=pair_sort_key):
         topic = by_id.get(topic_id)
         if topic is not None and topic.name in reads and number < topic.partitions:
             stream = dealt.get(topic.name, 0)

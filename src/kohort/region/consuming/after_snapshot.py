@@ -36,7 +36,7 @@ def after(snapshot: Any, *, group: str | None = None) -> AfterSnapshot:
 
     Args:
         snapshot: a table of pyiceberg, for its current snapshot; or one snapshot, which a region has written.
-        group: the group whose offsets count; None: all groups, if no two have read one partition.
+        group: the group whose offsets are used; None: all groups, if no two have read one partition.
 
     Raises:
         InvalidInputError: no region has written these snapshots; the newest one of a region has no offsets, as after a

@@ -374,7 +374,9 @@ class MemberThread(ABC):
         try:
             self._consumer.close()
         except KafkaError as error:
-            log.warning("%s: could not leave its group: %s", self.name, error)
+            log.warning(
+                "%s: could not leave its group, which evicts it after its session timeout: %s", self.name, error
+            )
 
     def _step(self, event: Event) -> None:
         for effect in self.machine.step(event):

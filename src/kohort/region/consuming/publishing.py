@@ -91,7 +91,7 @@ class Publisher:
             else:
                 publish_rows(self._sink, wanted.sequence, wanted.keys, wanted.positions)
         except Exception as error:
-            told = "%s: sequence %s is not published to %s yet: %s"
+            told = "%s: sequence %s could not be published to %s, retrying: %s"
             log.warning(told, self._name, wanted.sequence, self.place, error, exc_info=failures == 0)
             self.refused = is_final(error)
             self._ended(wanted.sequence, f"{type(error).__name__}: {error}")

@@ -19,11 +19,7 @@ class RetryWait:
     """The retry state of one operation."""
 
     def __init__(self, waits: str, works: str = "", level: int = logging.WARNING) -> None:
-        """Initialise it.
-
-        `waits` and `works` are the log lines when it becomes unavailable and available; `level` is that of the first
-        line.
-        """
+        """Set the log lines: `waits` when the operation fails, at this level, and `works` when it succeeds again."""
         self._waits, self._works, self._level = waits, works, level
         self.failures = 0
         self.again_s = 0.0

@@ -119,7 +119,7 @@ class RecordQueue:
         return Piece(pa.concat_tables([piece.table for piece in pieces]), ends)
 
     def finish(self) -> None:
-        """Finish the table that was taken: it is submitted, and its end offsets count."""
+        """Finish the table that was taken: it is submitted, and its end offsets become positions."""
         with self._lock:
             piece, self._busy = self._busy, None
             if piece is None:
@@ -158,7 +158,7 @@ class RecordQueue:
 
     @property
     def in_hand(self) -> Piece | None:
-        """The table that was taken and is not finished; None without one."""
+        """The table that was taken and is not finished; None if there is no such table."""
         return self._busy
 
     @property

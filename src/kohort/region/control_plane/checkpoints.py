@@ -95,10 +95,10 @@ class Checkpoints:
     def want(self) -> None:
         """Begin a checkpoint as soon as possible; during one, another follows."""
         self.plane.wanted = True
-        self.begin_if_due()
+        self.begin_if_ready()
 
-    def begin_if_due(self) -> None:
-        """Begin the requested checkpoint if every member is connected and reading."""
+    def begin_if_ready(self) -> None:
+        """Begin the checkpoint that was requested, if every participant is connected and reading."""
         plane = self.plane
         names = plane.cutters()
         those = [plane.members[name] for name in names]
@@ -402,7 +402,7 @@ class Checkpoints:
             return
         self.schedule()
         self.starts.serve()
-        self.begin_if_due()
+        self.begin_if_ready()
 
     def _log_completed(self, cutting: Cutting) -> None:
         """Log each sequence; one without records only at debug level."""

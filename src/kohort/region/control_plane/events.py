@@ -114,7 +114,7 @@ class ResetRequest:
 
     Attributes:
         member: the member that is the cause; empty: none.
-        forced: it does not count as one of several resets in a row.
+        forced: the limit of resets in a row leaves it out.
         initial: the region returns to its initial state.
     """
 

@@ -46,7 +46,7 @@ from kohort.region.control_plane.table import (
     RESETTING,
     RUNNING,
     STOPPED,
-    Reaction,
+    RegionTransition,
     ignored,
     row,
 )
@@ -116,16 +116,16 @@ class RegionMachine:
             case RegionRuns():
                 self.checkpoints.schedule()
                 self.starts.serve()
-                self.checkpoints.begin_if_due()
+                self.checkpoints.begin_if_ready()
             case MembersChanged():
                 if self.state is RESETTING:
                     self.recovery.end_if_all_are_back()
                 self.starts.serve()
-                self.checkpoints.begin_if_due()
+                self.checkpoints.begin_if_ready()
             case LeaverWantsCheckpoint():
                 self.checkpoints.want()
             case CheckpointMayBegin():
-                self.checkpoints.begin_if_due()
+                self.checkpoints.begin_if_ready()
             case ParticipantLost():
                 self.checkpoints.begin_again(request.cause)
             case PartitionsReleased():
@@ -150,7 +150,7 @@ class RegionMachine:
         self.recovery.restart_if_overdue()
 
 
-TABLE: dict[type, Mapping[RegionState, Reaction]] = {
+TABLE: dict[type, Mapping[RegionState, RegionTransition]] = {
     **membership.TABLE,
     **checkpoints.TABLE,
     **recovery.TABLE,

@@ -201,7 +201,7 @@ class RegionMembers:
         self.gone(known, f"{known.name} was restarted, or started twice")
 
     def _refuse_replaced(self, known: RegisteredMember, connection: int) -> None:
-        """Refuse a member that returns after another one has taken its name: none of its work counts."""
+        """Refuse a member that returns after another one has taken its name: all its work is discarded."""
         plane = self.plane
         why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
         plane.say_to(connection, Refused(plane.term, why))

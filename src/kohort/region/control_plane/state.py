@@ -25,12 +25,12 @@ from kohort.region.messages import (
     Declined,
     Identity,
     Members,
-    MemberSeen,
+    MemberStatus,
     Order,
     Publish,
     RegionSeen,
     Reset,
-    SinkSeen,
+    SinkStatus,
     Stop,
     Waiting,
     Welcome,
@@ -75,7 +75,7 @@ WAITS = "waits for its sink before it registers"
 
 
 class MemberPhase(Enum):
-    """A member's progress in checkpoints and resets, as its control plane knows it."""
+    """A member's phase in the present checkpoint or reset, by the reports that the control plane has received."""
 
     READING = "it reads, or may"
     DRAINED = "drained for the present cut"
@@ -518,7 +518,7 @@ class Plane:
         """Return the description of the region."""
         waits = {report.member: report for report in self.waiting_to_register.values()}
         members = [
-            MemberSeen(
+            MemberStatus(
                 member.name,
                 member.group,
                 "has just started" if member.epoch < 0 and member.phase is MemberPhase.READING else member.phase.value,
@@ -533,7 +533,7 @@ class Plane:
             for _, member in sorted(self.members.items())
         ]
         members += [
-            MemberSeen(name, report.group, WAITS, -1, (), True, report.sink, report.cause, registered=False)
+            MemberStatus(name, report.group, WAITS, -1, (), True, report.sink, report.cause, registered=False)
             for name, report in sorted(waits.items())
             if name not in self.members
         ]
@@ -561,12 +561,12 @@ class Plane:
         """
         return self.places | {place for place, known in self.shown.items() if known.sequence and not known.empty}
 
-    def _sinks(self) -> tuple[SinkSeen, ...]:
+    def _sinks(self) -> tuple[SinkStatus, ...]:
         written = {place for member in self.members.values() for place in member.places}
         written |= {report.sink for report in self.waiting_to_register.values()}
         places = self.places_with_rows() | set(self.owed) | (written - {""})
         return tuple(
-            SinkSeen(
+            SinkStatus(
                 place,
                 self.published if place in self.owed else self.sequence,
                 "" if (publisher := self.publisher(place)) is None else publisher.name,

@@ -16,19 +16,19 @@ CHECKPOINTING, COMMITTING = RegionState.CHECKPOINTING, RegionState.COMMITTING
 RESETTING, STOPPED = RegionState.RESETTING, RegionState.STOPPED
 RESETS_OR_STOPS: Final = (RESETTING, STOPPED)
 
-Reaction: TypeAlias = "Row[Any, RegionState]"
-Table: TypeAlias = "Mapping[type, Mapping[RegionState, Reaction]]"
-"""Reactions by the class of the event or message, then by state."""
+RegionTransition: TypeAlias = "Row[Any, RegionState]"
+Table: TypeAlias = "Mapping[type, Mapping[RegionState, RegionTransition]]"
+"""The transitions, by the class of the event or message, then by state."""
 
 NO_MEMBERS: Final = "a stopped region has no members"
 RESETS_ANYWAY: Final = "the region resets, and work until then is discarded"
 
 
-def row(why: str, do: Callable[..., None], *to: RegionState) -> Reaction:
+def row(why: str, do: Callable[..., None], *to: RegionState) -> RegionTransition:
     """Return an entry whose method may lead to these states."""
     return Row(why, do, to)
 
 
-def ignored(why: str) -> Reaction:
+def ignored(why: str) -> RegionTransition:
     """Return an entry for an event that is ignored."""
     return Row(f"ignored, because {why}")

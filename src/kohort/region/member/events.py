@@ -307,7 +307,7 @@ class PublishKeys:
     """An order to publish what a sequence staged, retrying until it succeeds; `PublishEnded` follows each attempt.
 
     Attributes:
-        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, never count.
+        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, are never published.
         empties: empty the sink instead.
         place: the sink or the dead-letter sink of the member; empty: its sink.
         positions: where the sequence ends, for sinks that record it.

@@ -142,14 +142,14 @@ class MemberMachine(Member):
         self.do(events.StopPolling(clear=True))
         self.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
         self.cut, self.contributed, self.ends = None, 0, {}
-        self.be(PENDING)
+        self.set_state(PENDING)
         self.release_partitions([*parts, *self.held])
 
     def on_fetched(self, event: events.RecordsFetched) -> None:
         del event
         if self.state is RESET_COMPLETE:
             self.do(events.Poll())
-        self.be(RECORDS_FETCHED)
+        self.set_state(RECORDS_FETCHED)
 
     def on_fetched_in_cut(self, event: events.RecordsFetched) -> None:
         del event
@@ -277,14 +277,14 @@ class MemberMachine(Member):
         self.do(events.StopPolling(clear=True))
         if self.held:
             self.release_partitions(tuple(self.held))
-        self.be(PENDING)
+        self.set_state(PENDING)
         self.do(events.GoBack(order.epoch, order.sequence, order.state))
 
     def on_went_back(self, event: events.WentBack) -> None:
         if event.epoch != self.epoch or not self.going_back:
             return
         self.going_back = False
-        self.be(RESET_COMPLETE)
+        self.set_state(RESET_COMPLETE)
         self.say(messages.WasReset(event.epoch))
         if self.closing:
             self.say(messages.Leave())

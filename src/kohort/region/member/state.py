@@ -117,8 +117,8 @@ class Member:
     def say(self, report: messages.Report) -> None:
         self.do(events.SendReport(report))
 
-    def be(self, state: RegionMemberState) -> None:
-        """Set the state, also that to return to after a checkpoint."""
+    def set_state(self, state: RegionMemberState) -> None:
+        """Set the state, and make it the one to return to after a checkpoint."""
         self.state = self.resting = state
 
     def holds(self) -> tuple[Position, ...]:

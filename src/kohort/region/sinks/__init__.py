@@ -70,7 +70,7 @@ class Sink(Protocol):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly, even one without rows.
 
-        For repeated calls with one key the last counts.
+        A repeated call with the same key replaces the rows.
 
         Raises:
             InvalidInputError: the table does not fit the schema; or the key is another region's.

@@ -166,8 +166,8 @@ class GenerationStore(Protocol):
     def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
         """Return the files of published sequences after a number, up to another."""
 
-    def compacted(self) -> list[str]:
-        """Return the paths of all files that compactions have written."""
+    def merged_files(self) -> list[str]:
+        """Return the paths of all files in the folder for merged rows, also of those that no generation names."""
 
     def read_content(self, path: str) -> bytes:
         """Return a file's content; raise FileNotFoundError if it is gone."""
@@ -302,7 +302,7 @@ class Compactor:
         waiting = {path: at for path, at in base.replaced.items() if path not in due}
         if due:
             store.retire_replaced(base, sorted(due))
-        left = [path for path in store.compacted() if path not in base.files and path not in base.replaced]
+        left = [path for path in store.merged_files() if path not in base.files and path not in base.replaced]
         there = [PublishedFile(path, about) for path, about in base.files.items()]
         merges: list[list[PublishedFile]] = []
         if not (store.one_at_a_time and waiting):
@@ -376,7 +376,7 @@ class Compactor:
             base = self._store.newest()
             if base.upto > sequence or (base.upto == sequence and not base.files and not base.replaced):
                 return
-            left = [*self._store.compacted(), *base.files, *base.replaced]
+            left = [*self._store.merged_files(), *base.files, *base.replaced]
             number = base.generation + 1
             if self._store.create_generation(Generation(1, self._region, number, sequence, {}, {}, uuid.uuid4().hex)):
                 if self._store.newest_number() == number:

@@ -291,8 +291,8 @@ class DeltaTable(InFolder):
     The table is in a folder that all members see, on a file system with hard links; it is created if missing. Rows
     are appended; with `mode="update"` a row replaces the one with the same keys.
 
-    If a sequence has two rows of one key, the later counts. The order is by epoch, unit and member of the staged keys,
-    then by the order in the table.
+    If a sequence has two rows of one key, the later is written. The order is by epoch, unit and member of the staged
+    keys, then by the order in the table.
 
     Attributes:
         path: the absolute path, from the working directory when it was made.
@@ -552,7 +552,7 @@ class DeltaTable(InFolder):
         return claim, rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
+        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         claim, table = self._checked(table)
         files, staging, name = self._files, self._staging, key.text()

@@ -155,8 +155,8 @@ class FolderGenerations:
         folder = f"sequence={number}"
         return [f"{folder}/{path}" for path in sorted(files_below(self._files, f"{self._path}/{folder}"))]
 
-    def compacted(self) -> list[str]:
-        """Return the paths of all files that compactions have written."""
+    def merged_files(self) -> list[str]:
+        """Return the paths of all files in the folder for merged rows, also of those that no generation names."""
         return [f"{COMPACTED}/{path}" for path in files_below(self._files, f"{self._path}/{COMPACTED}")]
 
     def read_content(self, path: str) -> bytes:

@@ -366,7 +366,7 @@ class IcebergTable(Bound):
         return shaped(table, kept, ())
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
+        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         lake, claim = self._load_claimed()
         if self.evolve == "add" and not set(claim.added) <= set(lake.schema().column_names):

@@ -271,7 +271,7 @@ class KafkaTopic(Bound):
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
+        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         rows = self.check_rows(table)
         self._beside.stage(key.text(), pieces_of(rows))

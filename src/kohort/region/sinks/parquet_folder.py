@@ -326,7 +326,7 @@ class ParquetFolder(InFolder):
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
+        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         self._write_rows(key.text(), self.check_rows(table))
 

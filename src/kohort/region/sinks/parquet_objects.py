@@ -106,7 +106,7 @@ class StagedParts(msgspec.Struct, frozen=True):
 
     Attributes:
         files: the files with the key's rows, by their path below the folder's URL.
-        left: files of the key that were staged before, and do not count.
+        left: files of the key that were staged before, and are not read.
     """
 
     files: tuple[str, ...]
@@ -293,8 +293,8 @@ class StoreGenerations:
             for path, size in entry.files.items()
         ]
 
-    def compacted(self) -> list[str]:
-        """Return the paths of all files that compactions have written."""
+    def merged_files(self) -> list[str]:
+        """Return the paths of all objects below the prefix for merged rows, also of those that no generation names."""
         return [f"{COMPACTED}/{name}" for name in self._store.list_names(COMPACTED)]
 
     def read_content(self, path: str) -> bytes:

@@ -87,7 +87,7 @@ class Dialect(Protocol):
         """Return the statement that creates a table with the same columns, whose types are as strict."""
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Add rows, with values converted by `value`."""
+        """Insert rows, whose values `value` has converted for the driver."""
 
     def value(self, value: Any) -> object:
         """Convert a value for the driver."""
@@ -213,7 +213,7 @@ class Sqlite:
         return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Add rows, with values converted by `value`."""
+        """Insert rows, whose values `value` has converted for the driver."""
         marks = ", ".join("?" for _ in columns)
         cursor.executemany(f"INSERT INTO {table} ({listed(columns)}) VALUES ({marks})", rows)
 
@@ -345,7 +345,7 @@ class Postgres:
         return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Add rows with COPY."""
+        """Insert rows with COPY; `value` has converted their values."""
         with cursor.copy(f"COPY {table} ({listed(columns)}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)

@@ -281,7 +281,10 @@ class SqlTable(Bound):
         return shaped(table, kept, self.keys)
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
+        """Write rows durably to the staging table, which readers of the target do not see.
+
+        A repeated call with the same key replaces the rows.
+        """
         self._refuse_others(key)
         table = self.check_rows(table)
         name = key.text()

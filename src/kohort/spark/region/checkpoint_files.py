@@ -78,7 +78,7 @@ def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool
 
 
 def offsets_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> list[Any]:
-    """Return the parsed end offset of each source in a batch, in arbitrary order; None for a source without one.
+    """Return the parsed end offset of each source in a batch, in arbitrary order; None for a source that has none.
 
     Raises:
         CorruptDataError: the file is not in Spark's format.

@@ -53,7 +53,7 @@ FAILURES_IN_A_ROW_MAX = 5
 class Failures:
     """The failures of one query during the life of its application; for one thread.
 
-    Region checkpoints that complete in between do not count as progress: other queries complete them, and so does a
+    Region checkpoints that complete in between are no sign of progress: other queries complete them, and so does a
     query that has only begun. Progress is a failed batch that begins at other offsets than an earlier one.
     """
 
@@ -131,7 +131,7 @@ class _AtCut:
     Attributes:
         cut: the attempt, with its control plane's term, because each term counts its attempts from the start.
         run: the run that contributes; None: none runs, and nothing has happened since the last region checkpoint.
-        last: the last batch that counts.
+        last: the last batch that belongs to the checkpoint.
         ends: end offsets by member, determined together: the run may be stopped before the next member contributes.
     """
 

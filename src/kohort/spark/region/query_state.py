@@ -20,7 +20,7 @@ class SavedQuery(msgspec.Struct, frozen=True, tag_field="kohort-spark", tag=FORM
 
     Attributes:
         epoch: the epoch of the run that wrote the Spark checkpoint; -1: there was none yet.
-        batch: the last batch that counts; None: none was done.
+        batch: the last batch that belongs to the checkpoint; None: none was done.
         output: the schema of its rows, as Spark's JSON.
         operators: the names of its stateful operators, in the plan's order.
         sources: what each source reads, as text.

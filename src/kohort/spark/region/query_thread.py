@@ -64,7 +64,7 @@ class MemberQuery(Protocol):
         Args:
             member: the member that contributes.
             cut: the checkpoint attempt.
-            names: all members that contribute; unless all of the query's members do, nothing counts.
+            names: all members that contribute; unless all of the query's members do, every contribution is discarded.
 
         Raises:
             KafkaError: the results can't be determined.
@@ -124,7 +124,7 @@ class QueryThread(MemberThread):
             self.post(happens.CheckpointWanted())
 
     def _lost(self, lost: LostRecords) -> None:
-        """Report a failure if lost records end the query."""
+        """Report a failure if records were lost and failOnDataLoss is set."""
         if lost.fatal:
             remedy = "set failOnDataLoss=false, which leaves them out, or reset the region to its initial state"
             self.post(happens.Failed(lost.text, remedy))
@@ -270,7 +270,7 @@ class QueryThread(MemberThread):
         try:
             ends, staged, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:
-            log.warning("[member %s] can't contribute to %s: %s", self.name, cut, error)
+            log.warning("[member %s] can't contribute to %s, so the region will be reset: %s", self.name, cut, error)
             self._step(happens.NotQuiet(cut, str(error)))
             return
         self._give(cut, self._ends(ends), staged, state)

@@ -1,4 +1,4 @@
-"""The assignments of one source of a region: the application's answers to the source's requests.
+"""The assignments of one source of a region: the driver program's answers to the source's requests.
 
 Two threads meet here: the member's, which adds and removes partitions, and the thread of the source's connection. The
 partitions of a batch are fixed when it begins; later changes apply to the next one.
@@ -100,7 +100,7 @@ class SourceAssignments:
         self._done()
 
     def start(self, epoch: int) -> RunSession:
-        """Begin a run of the query; batches and messages of earlier runs no longer count."""
+        """Begin a run of the query; batches and messages of earlier runs are ignored from now on."""
         with self._changed:
             self._epoch, self._running = epoch, None
             self._run += 1

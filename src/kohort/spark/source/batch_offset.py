@@ -186,7 +186,7 @@ class Reached:
 def resume_at(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
     """Return where a newly assigned partition starts; None if neither the group nor the checkpoint has an offset.
 
-    The group's offset counts. The checkpoint's offset replaces it only under two conditions. The first: this query
+    The group's offset is used. The checkpoint's offset replaces it only under two conditions. The first: this query
     committed the group's offset itself, in an earlier batch. Then no other member had the partition since, and the
     batch's commit was merely lost. The second: the group's offset is not before the start of the checkpoint's batch. An
     offset before it is an older commit of the query that somebody has restored.

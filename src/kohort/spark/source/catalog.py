@@ -111,7 +111,8 @@ class TopicCatalog:
         """Return every partition that the options choose, sorted.
 
         Args:
-            known: topics that have existed, which are left out if they are gone; None: all.
+            known: topics that have existed, so that they are left out if they are gone, without an error. None: leave
+                out every missing topic.
 
         Raises:
             NotFoundError: a topic, or a partition named by `assign`, does not exist; or in a batch read no topic
@@ -205,7 +206,7 @@ class TopicCatalog:
         return chosen | first | last
 
     def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the group's committed offsets, also as a non-member; for partitions without one, `without_commit`.
+        """Return the group's committed offsets, also as a non-member; for partitions that have none, `without_commit`.
 
         Raises:
             OffsetError: an offset belongs to a deleted topic of the same name, if lost records are an error.

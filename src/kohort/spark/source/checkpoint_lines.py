@@ -36,7 +36,7 @@ class SourceLine:
 
     @property
     def offset(self) -> Any:
-        """The parsed JSON; None without an offset, and for text that is not JSON (another source's own format)."""
+        """The parsed JSON; None if there is no offset, and for text that is not JSON (another source's own format)."""
         try:
             return json.loads(self.text)
         except ValueError:
@@ -44,7 +44,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True)
-class LogFile:
+class OffsetLogFile:
     """One file of the offset log.
 
     Attributes:
@@ -56,7 +56,7 @@ class LogFile:
     sources: tuple[SourceLine, ...]
 
     @classmethod
-    def parse(cls, path: str, raw: bytes) -> LogFile:
+    def parse(cls, path: str, raw: bytes) -> OffsetLogFile:
         """Parse a file of the offset log.
 
         Raises:
@@ -85,8 +85,8 @@ class LogFile:
             if is_kafka_offset(source.offset):
                 yield source.name, source.offset
 
-    def with_offset(self, name: str, offset: object) -> LogFile:
-        """Return the file with a new offset for one source."""
+    def with_offset(self, name: str, offset: object) -> OffsetLogFile:
+        """Return a copy of this file with another offset for the source of this name."""
         text = json.dumps(offset, separators=(",", ":"))
         return replace(
             self,

@@ -1,7 +1,7 @@
 """The start of a query's first batch that Spark's own Kafka source planned and did not finish.
 
 Spark passes a source only the end of such a batch. Its start is in a file of that source, `sources/I/0`, but a Python
-source does not know its checkpoint's path. The application knows it. So the source asks: "which of your queries has
+source does not know its checkpoint's path. The driver program knows it. So the source asks: "which of your queries has
 planned a batch with this end, and where does that batch start?"
 """
 
@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.spark.driver_channel import Message
-from kohort.spark.source.checkpoint_lines import LogFile
+from kohort.spark.source.checkpoint_lines import OffsetLogFile
 from kohort.spark.source.kafka_offsets import kafka_offset, positions_of, read_initial
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.spark")
 
 ANSWER_TIMEOUT_S = 10.0
-"""Longest wait of a source for its application, which reads two small files for each running query."""
+"""Longest wait of a source for its driver program, which reads two small files for each running query."""
 BY_HAND = (
     "the checkpoint has a first batch that Spark's Kafka source planned and did not finish, and where it begins "
     "can't be found from here ({why}): run `kohort spark checkpoint convert CHECKPOINT --to kohort --execute` first"
@@ -35,10 +35,10 @@ BY_HAND = (
 
 
 def initial_positions(receiver: SinkDoneReceiver | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
-    """Ask the application where the batch that ends at `end` starts.
+    """Ask the driver program where the batch that ends at `end` starts.
 
     Raises:
-        InvalidInputError: the application can't be reached or does not know; the message has the command that helps.
+        InvalidInputError: the driver program can't be reached or does not know; the message has the command that helps.
     """
     if receiver is None:
         raise InvalidInputError(BY_HAND.format(why="the application can't be reached"))
@@ -65,7 +65,9 @@ def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
             try:
                 found += [start for end, start in _first_batches(session, root) if end == message.get("end")]
             except (KafkaError, OSError, ValueError, Py4JError) as error:
-                log.warning("can't read checkpoint %s: %s", root, error)
+                log.warning(
+                    "checkpoint %s can't be read, so the query's first batch is not looked up in it: %s", root, error
+                )
     if not found:
         return {"why": "no source of this application has such a batch"}
     if any(start != found[0] for start in found):
@@ -82,7 +84,7 @@ def _first_batches(session: SparkSession, root: str) -> Iterator[tuple[Any, dict
     """Yield the end and the start of the first batch, for each Kafka source of one checkpoint."""
     last = max((int(name) for name in _names(session, f"{root}/offsets") if name.isdecimal()), default=0)
     raw = _read(session, f"{root}/offsets/{last}")
-    for name, end in () if raw is None else LogFile.parse(f"offsets/{last}", raw).kafka_sources():
+    for name, end in () if raw is None else OffsetLogFile.parse(f"offsets/{last}", raw).kafka_sources():
         initial = _read(session, f"{root}/sources/{name}/0")
         if initial is not None:
             yield end, read_initial(initial)

@@ -1,4 +1,4 @@
-"""The offsets of a query that keeps its own: in its group, or, without one, only in its checkpoint."""
+"""The offsets of a query that keeps its own: in its group, or, without a group, only in its checkpoint."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def take_over(options: SourceOptions, start: BatchOffset, planned: BatchOffset |
     if last.from_kafka_source:
         return _take_over_from_kafka_source(options, start, last)
     for text in changes(options, last):
-        log.warning("the query's options differ from its checkpoint: %s", text)
+        log.warning("the options of the query differ from those of its checkpoint: %s", text)
     if not moved_group(options, last):
         return {}
     again = {} if planned is None else {tp: span.start for tp, span in planned.spans.items()}
@@ -102,22 +102,22 @@ def changes(options: SourceOptions, before: BatchOffset) -> list[str]:
         was = f"in the group {before.group}" if before.group else "in no group"
         now = f"in the group {options.group_id}" if options.group_id else "in no group"
         warnings.append(
-            f"the checkpoint was written {was}, and the query is {now} now: it goes on where that group is, and where "
-            "the checkpoint is for what the group has no offset for"
+            f"the checkpoint was written {was}, and the query is {now} now: it continues from the offsets of that "
+            "group, and from the checkpoint where the group has no offset"
             if options.group_id
-            else f"the checkpoint was written {was}, and the query is {now} now: it goes on where the checkpoint is"
+            else f"the checkpoint was written {was}, and the query is {now} now: it continues from the checkpoint"
         )
     known = sorted({tp.topic for tp in before.spans})
     left = [topic for topic in known if not chooses(options, topic)]
     if left:
         warnings.append(
-            f"the checkpoint has read {', '.join(left)}, and the options of the query leave that out: it is not read "
-            "any more"
+            f"the checkpoint has read {', '.join(left)}, which the options of the query leave out: it is not read any "
+            "more"
         )
     if left == known and known:
         warnings.append(
-            "the checkpoint is of other topics altogether: what the query reads now begins at the group's offsets, or "
-            "at the topics' beginnings, and startingOffsets counts for fresh checkpoints alone"
+            "the checkpoint has read none of the query's topics: the query begins at the group's offsets, or at the "
+            "topics' beginnings, since startingOffsets applies to new checkpoints only"
         )
     return warnings
 
@@ -574,7 +574,7 @@ class GroupOffsets:
         text = partitions_lost(batch.batch, error)
         if self._options.on_revocation_timeout == "fail":
             raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
-        log.warning("%s; continuing without them: their new owners read them again", text)
+        log.warning("%s; continuing without these partitions: their new owners read the batch's records again", text)
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
         """Repeat a batch that an earlier run did not finish, with the ranges that `plannedRanges` says.

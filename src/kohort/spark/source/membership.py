@@ -421,7 +421,12 @@ class SourceMembership:
             )
         except KafkaError as error:
             if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
-                log.info("[group %s] no right to describe the group: %s", self._member.group_id, error)
+                log.info(
+                    "[group %s] no DESCRIBE permission on the group, so the query will end without a check that the "
+                    "group's assignment has settled: %s",
+                    self._member.group_id,
+                    error,
+                )
                 self._may_describe = False
                 return True
             log.info("[group %s] can't describe the group, retrying: %s", self._member.group_id, error)
@@ -568,7 +573,7 @@ class SourceMembership:
                 self._warn_of_other_subscriptions()
             except Exception as error:
                 if not self._ended.is_set():
-                    log.exception("the thread that watches for revocations has failed")
+                    log.exception("the thread that watches for revocations has failed, and the query fails with it")
                     self._failure = error
                 return
 

@@ -58,7 +58,7 @@ class AssignedPartitions:
         ids: the ids of their topics, as far as they are known.
         epoch: the region's epoch; -1 without a region.
         assignment_versions: in a region, the number of each partition's assignment.
-        version: in a region, the version of the application's assignment.
+        version: in a region, the version of the driver program's assignment.
     """
 
     partitions: tuple[TopicPartition, ...]

@@ -36,10 +36,10 @@ def lag_report(
     """Return a query's positions and the ends of its partitions, as plain JSON.
 
     Args:
-        positions: next offsets to read; a partition without one has nothing to read.
+        positions: next offsets to read; a partition that is not in it has nothing to read.
         ends: end offsets of the owned partitions.
         generation: the group's generation; -1 without a group.
-        group: the group's name; None without a group.
+        group: the group's name; None: the query has no group.
         standing: the query's group membership.
     """
     topics: dict[str, dict[str, dict[str, int]]] = {}
@@ -145,8 +145,8 @@ class SourceQuery:
     """The state of a running query.
 
     A batch is *running* from its plan until its sink is known to be done and the checkpoint has it. The query learns
-    that from the application (`sink_done`), or from Spark's request for the next batch, which comes only then. Then the
-    offset coordinator finishes the batch: it commits the end offsets, and only then releases revoked partitions.
+    that from the driver program (`sink_done`), or from Spark's request for the next batch, which comes only then. Then
+    the offset coordinator finishes the batch: it commits the end offsets, and only then releases revoked partitions.
 
     Spark's calls come from one thread; `sink_done` may come from another at any time. Both touch the running batch and
     its end, under the lock `_ending`: nothing else uses the coordinator while a batch is running.
@@ -219,7 +219,7 @@ class SourceQuery:
             try:
                 self._end_running()
             except CommitFailedError as error:
-                log.warning("offsets not committed, failing at the next trigger: %s", error)
+                log.warning("offsets could not be committed, the query fails at its next trigger: %s", error)
                 self._failure = error
             except KafkaError as error:
                 log.warning("batch %s is done, but its commit failed and will be retried: %s", end.batch, error)
@@ -324,7 +324,7 @@ class SourceQuery:
     def _limit(self, tp: TopicPartition) -> int:
         """Return the end of the next batch in a partition.
 
-        The target of a deleted topic of the same name does not count.
+        The target of a deleted topic of the same name is ignored.
         """
         end = self._ends[tp]
         if self._targets is None:

@@ -1,10 +1,10 @@
 """The check for queries that read a topic twice in one group, where each source would silently get some of the records.
 
 Spark reads every `load()` of a query by a separate source, in a process that does not know which query it belongs to.
-The application sees the plan of a query when it starts, before Spark makes its sources. The application locks a file
-named after the options of each such `load()`, and a source checks for that file before it joins the group.
+The driver program sees the plan of a query when it starts, before Spark makes its sources. It locks a file named after
+the options of each such `load()`, and a source checks for that file before it joins the group.
 
-On Spark Connect the application does not see plans. There, `single_reader_lock.py` warns of equal options.
+On Spark Connect the driver program does not see plans. There, `single_reader_lock.py` warns of equal options.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def refuse_read_twice(load: Load, options: SourceOptions) -> None:
 
 
 class ReadTwice:
-    """The running queries of an application that read a topic twice, reported to their sources by locked files."""
+    """The running queries of a driver program that read a topic twice, reported to their sources by locked files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -315,7 +315,10 @@ class Ending:
 
 
 class ParentWatch:
-    """A thread that ends this process when its parent ends: by SIGTERM, and if that does not help, at once."""
+    """A thread that ends this process after its parent has ended.
+
+    It sends SIGTERM, and calls `os._exit` if the process still runs after `ORPHAN_EXIT_TIMEOUT_S`.
+    """
 
     def __init__(self) -> None:
         self._parent = os.getppid()
@@ -408,7 +411,7 @@ def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one streaming query; `SourceQuery` holds its state.
 
-    Spark's calls come from one thread. The application's messages about the query come from another: `sink_done`.
+    Spark's calls come from one thread. The driver program's messages about the query come from another: `sink_done`.
     """
 
     def __init__(
@@ -425,7 +428,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             options: the options of the query.
             columns: the columns to deliver.
-            address: the application's address; None if it can't be reached.
+            address: the driver program's address; None if it can't be reached.
             values: the declared type of values; None: they stay bytes.
             load: the `load()` that the query reads.
         """
@@ -469,7 +472,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Make the query's offset coordinator: its group's, or its region's.
 
         Raises:
-            InvalidInputError: the application of a region can't be reached from here.
+            InvalidInputError: the driver program of a region can't be reached from here.
         """
         receiver = self._receiver
         if options.region_session is None:

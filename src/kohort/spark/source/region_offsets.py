@@ -1,4 +1,4 @@
-"""The offsets of a query in a region: the application assigns partitions and starts, and only the region commits."""
+"""The offsets of a query in a region: the driver program assigns partitions and starts, and only the region commits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from kohort.spark.source_sessions import (
 from kohort.spark.topic_pattern import INTERNAL_TOPICS
 
 ANSWER_TIMEOUT_S = 4.0
-"""Longest wait for the application's answer, including the wait that was requested. A query without its application
-must end within five seconds.
+"""Longest wait for the driver program's answer, including the wait that was requested. A query whose driver program
+has ended must end within five seconds.
 """
 LOOK_S = 1.0
 """Interval of the check whether the assigned topics exist."""
@@ -42,17 +42,17 @@ GONE = (
 
 
 class ApplicationChannel(Protocol):
-    """The channel to the application: `kohort.spark.driver_channel.Line`."""
+    """The channel to the driver program: `kohort.spark.driver_channel.ChannelClient`."""
 
     def ask(self, message: Message, timeout_s: float) -> Message:
         """Send a request, and wait for the answer."""
 
     def send(self, message: Message) -> bool:
-        """Send a message; return False if the application can't be reached."""
+        """Send a message; return False if the driver program can't be reached."""
 
 
 class RegionOffsets:
-    """An offset coordinator that asks the application, commits nothing, and repeats no batch of an earlier run.
+    """An offset coordinator that asks the driver program, commits nothing, and repeats no batch of an earlier run.
 
     A partition starts where its assignment says. It continues where the last planned batch ended, as long as it has the
     same assignment number (`assignment_version`).
@@ -64,7 +64,7 @@ class RegionOffsets:
         Args:
             options: the options of the source.
             catalog: looks up topics and offsets.
-            line: the channel to the application.
+            line: the channel to the driver program.
             session: the id of the source's session.
         """
         self._options, self._catalog, self._line, self._session = options, catalog, line, session
@@ -78,14 +78,15 @@ class RegionOffsets:
         self._present, self._looked_at, self._looked_for = Present(), float("-inf"), frozenset[str]()
 
     def resume(self, start: BatchOffset) -> None:
-        """Do nothing: the checkpoint is another run's, and the application knows where to start."""
+        """Do nothing: the checkpoint is another run's, and the driver program knows where to start."""
 
     def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
         """Return the assigned partitions of existing topics; None while no batch may be planned.
 
         A query that is too far ahead of its region waits here, however long that takes. If Spark learned that there is
         nothing to read, it would run batches without records, if the query has timers. Each request takes a second at
-        most, so that a stopped run is refused with the next one. SIGTERM and the application's end take effect at once.
+        most, so that a stopped run is refused with the next one. SIGTERM and the end of the driver program take effect
+        at once.
         """
         del start
         answer = self._ask("held", wait_ms=WAIT_MS_MAX, **self._idle())
@@ -130,10 +131,10 @@ class RegionOffsets:
         self._gone &= self._reached.keys()
 
     def _check_epoch(self, epoch: int) -> None:
-        """Check that the application still has this run's epoch, which is unique.
+        """Check that the driver program still has this run's epoch, which is unique.
 
         Raises:
-            InvalidInputError: the application has begun another run.
+            InvalidInputError: the driver program has begun another run.
         """
         self._epoch = epoch if self._epoch is None else self._epoch
         if epoch != self._epoch:
@@ -198,7 +199,7 @@ class RegionOffsets:
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return where to continue, behind lost records, which are reported to the application.
+        """Return where to continue, behind lost records, which are reported to the driver program.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -235,7 +236,7 @@ class RegionOffsets:
         return True
 
     def read(self) -> bool:
-        """Return True: the application abandons no batch."""
+        """Return True: the driver program abandons no batch."""
         return True
 
     def begin(self, held: AssignedPartitions, batch: int) -> bool:
@@ -244,7 +245,7 @@ class RegionOffsets:
         return bool(self._ask("begin", version=held.version, batch=batch).get("ok"))
 
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
-        """Report to the application that a batch is complete. The source commits nothing: the region does.
+        """Report to the driver program that a batch is complete. The source commits nothing: the region does.
 
         Do not wait for the answer, because the thread that receives answers may call this. Messages arrive in order.
         """
@@ -265,21 +266,21 @@ class RegionOffsets:
         )
 
     def standing(self) -> MemberProgress:
-        """Return an empty state: the member is in the application."""
+        """Return an empty state: the member is in the driver program."""
         return MemberProgress()
 
     def close(self) -> None:
-        """Do nothing: the member stays in the application."""
+        """Do nothing: the member stays in the driver program."""
 
     def _request(self, what: str, **facts: Any) -> Message:
         return {"kind": "ask", "seat": self._session, "what": what, **facts}
 
     def _ask(self, what: str, **facts: Any) -> Message:
-        """Return the application's answer to a request.
+        """Return the driver program's answer to a request.
 
         Raises:
-            KafkaError: the application has ended, or does not answer.
-            InvalidInputError: the application refuses the request.
+            KafkaError: the driver program has ended, or does not answer.
+            InvalidInputError: the driver program refuses the request.
         """
         timeout_s = ANSWER_TIMEOUT_S if self._asked else max(ANSWER_TIMEOUT_S, GREETING_S)
         try:

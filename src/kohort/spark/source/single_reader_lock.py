@@ -164,8 +164,8 @@ class SingleReader:
             self._locks.append(claim)
         except OSError as error:
             log.warning(
-                "that two queries read one load() of the group %s would go unnoticed here, and each would get a part "
-                "of the records only: %s",
+                "two queries that read one load() of the group %s would go unnoticed here, because this query can't "
+                "lock it, and each would get a part of the records only: %s",
                 group,
                 error,
             )
@@ -176,7 +176,7 @@ class SingleReader:
             self._locks.append(claim)
             return
         log.warning(
-            "ANOTHER QUERY READS WITH THE VERY OPTIONS OF THIS ONE, in the group %s. If both are from one load(), each "
+            "ANOTHER QUERY READS WITH THE SAME OPTIONS AS THIS ONE, in the group %s. If both are from one load(), each "
             "gets a part of the records only: %s",
             group,
             REMEDY,

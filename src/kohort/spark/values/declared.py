@@ -33,7 +33,7 @@ class DeclaredValues:
     Attributes:
         format: string, json, avro or protobuf.
         on_bad: fail, null or column.
-        zone: the zone of times without one.
+        zone: the zone of times that name none.
         ddl: the type in DDL, for Spark's parser.
         avro: the schema of values, if it was given as an Avro schema.
         writer_schemas: module:function, with the format avro.

@@ -86,7 +86,7 @@ class Values:
         format: string, json, avro or protobuf.
         kind: the Arrow type.
         on_bad: fail, null or column.
-        zone: the zone of times without one.
+        zone: the zone of times that name none.
         avro: the schema that values are read with, as JSON.
         writer_schemas: module:function, which returns the schema that a value was written with.
         registry: the URL of a schema registry; a value begins with its schema's id.

@@ -89,7 +89,7 @@ class JsonRecords:
 
         Args:
             kind: the type of values.
-            zone: the zone of times without one.
+            zone: the zone of times that name none.
         """
         self.type = kind
         self._convert = _converter(kind, "value", zone)
@@ -343,7 +343,7 @@ class JsonDecoder:
 
         Args:
             kind: the type of values.
-            zone: the zone of times without one.
+            zone: the zone of times that name none.
         """
         self.type = kind
         self._records = JsonRecords(kind, zone)

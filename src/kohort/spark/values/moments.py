@@ -35,7 +35,7 @@ def micros_of_time(text: str, zone: tzinfo | None) -> int:
 
     Args:
         text: the text with an offset, a region of the time zone database, or neither.
-        zone: the zone of texts without one; None: the text is local, and must have no zone.
+        zone: the zone of texts that name none; None: the text is local, and must have no zone.
 
     Raises:
         ValueError: the text is not a time of the years 0 to 9999.
