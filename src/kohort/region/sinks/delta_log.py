@@ -58,15 +58,18 @@ class DeltaLog:
         """
         self.refuse_link()
         try:
-            with _translated_errors(self._path):
-                return deltalake.DeltaTable(self._path)
+            with self._errors():
+                return self._open()
         except TableNotFoundError as error:
             raise InvalidInputError(f"{self._path} is no Delta table: {str(error).splitlines()[0]}") from error
+
+    def _open(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(self._path)
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
         """Create the table durably, or load the one that another writer has created meanwhile."""
         self.refuse_link()
-        with contextlib.suppress(RetriableError), _translated_errors(self._path):
+        with contextlib.suppress(RetriableError), self._errors():
             kept = deltalake.Schema.from_arrow(schema)
             deltalake.DeltaTable.create(self._path, kept, mode="ignore", partition_by=list(partition_by))
         table = self.load()
@@ -109,7 +112,7 @@ class DeltaLog:
             rows: the new value of `counted`.
             empties: whether `is_emptied` becomes true.
         """
-        with _translated_errors(self._path):
+        with self._errors():
             try:
                 table.create_write_transaction(
                     actions, "append", table.schema(), table.metadata().partition_columns,
@@ -127,7 +130,7 @@ class DeltaLog:
         """
         fields = deltalake.Schema.from_arrow(pa.schema(columns)).fields
         try:
-            with _translated_errors(self._path):
+            with self._errors():
                 try:
                     table.alter.add_columns(fields, commit_properties=deltalake.CommitProperties(max_commit_retries=0))
                 except CommitFailedError:
@@ -152,6 +155,9 @@ class DeltaLog:
             if not found and any("metaData" in action for action in actions):
                 found, durable = True, self._synced_checkpoint(version)
         sync_folder(self._files, self._folder)
+
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
+        return _translated_errors(self._path)
 
     def _commit_path(self, version: int) -> str:
         return f"{self._folder}/{version:020}.json"
@@ -190,7 +196,7 @@ class DeltaLog:
         Return as `commit`.
         """
         same = " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in keys)
-        with _translated_errors(self._path):
+        with self._errors():
             said = self._properties(sequence)
             merger = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=said)
             try:
