@@ -126,13 +126,13 @@ class HeldLog(DeltaLog):
 
 
 class HeldStoreLog(HeldLog, StoreDeltaLog):
-    """The same over a store of this machine, whose folder the library opens."""
+    """Such a log over a store of this machine, whose folder the library opens."""
 
     def load(self) -> Any:
         return self._asked(super().load)
 
-    def create(self, *args: Any) -> Any:
-        return self._asked(lambda: self.calls.do("create", lambda: StoreDeltaLog.create(self, *args)))
+    def create_table(self, *args: Any) -> Any:
+        return self._asked(lambda: self.calls.do("create", lambda: StoreDeltaLog.create_table(self, *args)))
 
     def commit(self, *args: Any) -> bool:
         return bool(self._asked(lambda: HeldLog.commit(self, *args)))

@@ -182,8 +182,6 @@ def test_libraries_that_reach_two_places_are_refused(place: DeltaObjectsPlace, t
             return log  # type: ignore[no-any-return]
 
     sink.__class__ = Elsewhere
-    LocalStore(place.path, mkdir=True).put("_delta_log/x", b"")
-    Path(elsewhere.path, "_kohort", REGION.hex, "region.json").write_text("other")
     with pytest.raises(InvalidInputError, match="do not reach the same place"):
         sink.check(SCHEMA)
 
@@ -235,10 +233,10 @@ def _sweeps_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def _trusts_a_copy(patch: pytest.MonkeyPatch) -> None:
-    def show(self: DeltaObjects, sizes: Any) -> None:
+    def show_files(self: DeltaObjects, sizes: Any) -> None:
         self._store.copy_objects({f"{self._staging}/{name}": name for name in sizes})
 
-    patch.setattr(DeltaObjects, "_show", show)
+    patch.setattr(DeltaObjects, "_show_files", show_files)
 
 
 def _late_commit(place: DeltaObjectsPlace, patch: pytest.MonkeyPatch) -> None:

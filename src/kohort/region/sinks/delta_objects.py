@@ -4,6 +4,7 @@
     table/_kohort/REGION-ID/region.json          as in a folder (`delta_table`); created once
     table/_kohort/REGION-ID/columns-1.json       the same
     table/_kohort/REGION-ID/conditional-put      an object that `check` could create once only
+    table/_kohort/REGION-ID/reached/             a table of one object, which both libraries must find
     table/_kohort/REGION-ID/done/17              sequence 17 is done (an empty object; a few of the newest are kept)
     table/_kohort/REGION-ID/staged/…             as in a folder
     table/eEPOCH-REGION-ID-ATTEMPT-0.parquet     a copy of a staged file, once it is published
@@ -11,9 +12,9 @@
 A store has no links, so the publisher has the store copy the staged files before the commit. VACUUM therefore never
 removes staged rows, and a sweep never touches what readers see. A copy is checked by its size.
 
-The commit is a conditional put of the library, without retries. After a lost answer the publisher reads the log again:
-it holds the sequence, or the put that is still under way will be refused if another commit takes its version. A put
-that arrives after others have cleaned the log may succeed below the last checkpoint, where no reader looks. Each
+The commit is a conditional put of the library, without retries. After a lost answer the publisher reads the log again.
+If the sequence is not in it, another commit takes its version, and the put that may still be under way is refused. A
+put that arrives after others have cleaned the log may succeed below the last checkpoint, where no reader looks. Each
 commit therefore counts only when a new reading of the log shows it.
 
 An unconditional put may also arrive late. `KEY.json` may then name the files of an earlier attempt to stage the same
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from uuid import UUID
@@ -38,7 +40,6 @@ from deltalake.exceptions import (
     SchemaMismatchError,
     TableNotFoundError,
 )
-from deltalake.fs import DeltaStorageHandler
 
 from kohort.errors import InvalidInputError, RetriableError
 from kohort.region.files import SYSTEM
@@ -51,6 +52,9 @@ from kohort.region.sinks.rows import Evolution, Mode
 from kohort.region.sinks.staged_files import Codec
 
 _LOG: Final = "_delta_log"
+CHECKPOINT_INTERVAL: Final = 10
+"""Number of commits between checkpoints of a table that is created here, as in Spark. The library's default is 100, and
+a publication makes 7 requests for each commit since the last checkpoint."""
 
 
 class StoreDeltaLog(DeltaLog):
@@ -67,18 +71,19 @@ class StoreDeltaLog(DeltaLog):
         """Return whether the table exists. The library's own question would stop all threads of the process."""
         return any(self._store.list_pages(_LOG))
 
-    def _open(self) -> deltalake.DeltaTable:
+    def _open_table(self) -> deltalake.DeltaTable:
         return deltalake.DeltaTable(self._path, storage_options=self._given)
 
-    def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
+    def create_table(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
         """Create the table, or load the one that another writer has created meanwhile, or whose answer was lost."""
         kept = deltalake.Schema.from_arrow(schema)
         refused = ""
         try:
             with self._errors():
                 deltalake.DeltaTable.create(
-                    self._path, kept, mode="ignore", partition_by=list(partition_by), storage_options=self._given
-                )
+                    self._path, kept, mode="ignore", partition_by=list(partition_by), storage_options=self._given,
+                    configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)},
+                )  # fmt: skip
         except (CommitFailedError, RetriableError) as error:
             refused = self._store.error_text(error)
         try:
@@ -88,10 +93,23 @@ class StoreDeltaLog(DeltaLog):
                 raise RetriableError(f"The Delta table {self._path} can't be created: {refused}") from None
             raise
 
-    def read_content(self, path: str) -> bytes:
-        """Return an object's content as the library finds it."""
-        with self._errors():
-            return bytes(DeltaStorageHandler(self._path, self._given).open_input_file(path).read())
+    def reaches(self, folder: str) -> bool:
+        """Return whether the library finds what the store has in a folder: a table of one object, with an id.
+
+        The library's functions that read an object would stop all threads of the process meanwhile.
+        """
+        columns = deltalake.Schema.from_arrow(pa.schema([("id", pa.int64())])).to_json()
+        about = {"id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": columns,
+                 "partitionColumns": [], "configuration": {}, "createdTime": 0}  # fmt: skip
+        lines = ({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": about})
+        data = b"\n".join(map(msgspec.json.encode, lines))
+        kept = self._store.create_object(f"{folder}/{_LOG}/{0:020}.json", data)
+        try:
+            with self._errors():
+                found = deltalake.DeltaTable(f"{self._path}/{folder}", storage_options=self._given)
+        except TableNotFoundError:
+            return False
+        return str(found.metadata().id).encode() in kept
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -170,13 +188,13 @@ class DeltaObjects(DeltaTable):
         except FileNotFoundError as error:
             raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
 
-    def _begin(self) -> None:
+    def _prepare_place(self) -> None:
         """Refuse a store without conditional puts before the table is created there."""
-        if not self._log.exists():
+        if not self._is_claimed() and not self._log.exists():
             self._refuse_strangers()
             self._store.check_conditional(f"{self._own}/conditional-put")
 
-    def _names(self, folder: str) -> list[str]:
+    def _names_in(self, folder: str) -> list[str]:
         if folder == self.path:
             return self._store.list_top()
         if folder == f"{self.path}/_kohort":
@@ -188,10 +206,9 @@ class DeltaObjects(DeltaTable):
             self._store.create_object(f"{self._own}/{owner_marker.CLAIM}", owner_marker.encoded(mine))
 
     def _probe(self) -> None:
-        """Check that the store has conditional puts, and that both libraries reach the same bucket."""
+        """Check that the store has conditional puts, and that both libraries reach the same place."""
         self._store.check_conditional(f"{self._own}/conditional-put")
-        claim = f"{self._own}/{owner_marker.CLAIM}"
-        if self._store_log().read_content(claim) != self._store.read_object(claim):
+        if not self._store_log().reaches(f"{self._own}/reached"):
             raise InvalidInputError(
                 f"deltalake and obstore do not reach the same place by {self.path}: give the endpoint, the region and "
                 "the credentials in storage_options"
@@ -233,7 +250,7 @@ class DeltaObjects(DeltaTable):
     def _remove_staged(self, names: Iterable[str]) -> None:
         self._store.remove_objects(f"{self._staging}/{name}" for name in names)
 
-    def _show(self, sizes: Mapping[str, int]) -> None:
+    def _show_files(self, sizes: Mapping[str, int]) -> None:
         there = self._store.object_sizes(list(sizes))
         self._store.copy_objects({f"{self._staging}/{name}": name for name in sizes if there.get(name) != sizes[name]})
         if self._store.object_sizes(list(sizes)) != dict(sizes):
@@ -256,7 +273,7 @@ class DeltaObjects(DeltaTable):
     def _last_marked(self) -> int:
         return max(self._marks(), default=0)
 
-    def _mark(self, sequence: int) -> None:
+    def _mark_done(self, sequence: int) -> None:
         if not self._is_marked(sequence):
             self._store.put_object(f"{self._own}/done/{sequence}", b"")
         old = self._marks()[: -staged_files.MARKS_KEPT]

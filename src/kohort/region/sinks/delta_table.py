@@ -80,7 +80,7 @@ try:
     import deltalake
     from deltalake.transaction import AddAction, RemoveAction
 
-    from kohort.region.sinks.delta_log import DeltaLog, files_of, removal, schema_of
+    from kohort.region.sinks.delta_log import DeltaLog, removal, schema_of
     from kohort.region.sinks.delta_rows import (
         check_feature,
         check_partitions,
@@ -129,9 +129,9 @@ class _Piece(msgspec.Struct, frozen=True):
 class DeltaTable(InFolder):
     """A Delta table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
-    The table is in a folder that all members see, on a file system with hard links, or in an object store with
-    conditional puts; it is created if missing. Rows are appended; with `mode="update"` a row replaces the one with
-    the same keys.
+    The table is in a folder that all members see, or in an object store; it is created if missing. The folder is on a
+    file system with hard links, the store has conditional puts. Rows are appended; with `mode="update"` a row replaces
+    the one with the same keys.
 
     If a sequence has two rows of one key, the later counts. The order is by epoch, unit and member of the staged keys,
     then by the order in the table.
@@ -268,7 +268,7 @@ class DeltaTable(InFolder):
 
     def _make(self, schema: pa.Schema) -> None:
         try:
-            self._begin()
+            self._prepare_place()
             table = self._table(schema)
             check_table(self.path, table, self.mode)
             parts = tuple(table.metadata().partition_columns)
@@ -277,7 +277,7 @@ class DeltaTable(InFolder):
             schema = self._fitting(schema_of(table), schema)
             mine = None
             if not self._is_claimed():
-                text, alone = owner_marker.text_of(schema), not table.file_uris()
+                text, alone = owner_marker.text_of(schema), not self._log.files_of(table)
                 mine = OwnerMarker(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
             self._keep_claim(mine)
         except NotADirectoryError as error:
@@ -313,10 +313,10 @@ class DeltaTable(InFolder):
             return self._log.load()
         except InvalidInputError:
             self._refuse_strangers()
-        return self._log.create(schema, self.partition_by)
+        return self._log.create_table(schema, self.partition_by)
 
     def _refuse_strangers(self) -> None:
-        strangers = sorted(name for name in self._names(self.path) if not name.startswith(("_", ".")))
+        strangers = sorted(name for name in self._names_in(self.path) if not name.startswith(("_", ".")))
         if strangers:
             raise InvalidInputError(
                 f"{self.path} holds {strangers[0]!r} and is no Delta table: give the region an empty folder"
@@ -473,7 +473,7 @@ class DeltaTable(InFolder):
             if lost or staged:
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
                 self._bring(sequence, staged, gone)
-        self._mark(sequence)
+        self._mark_done(sequence)
         self._forget([key.text() for key in named])
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
@@ -513,7 +513,7 @@ class DeltaTable(InFolder):
         return RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
 
     def _add(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
-        self._show({file.name: file.size for file in staged})
+        self._show_files({file.name: file.size for file in staged})
         now = int(time.time() * 1000)
         adds: list[AddAction | RemoveAction] = [
             AddAction(file.name, file.size, file.partition, now, True, file.statistics) for file in staged
@@ -548,15 +548,15 @@ class DeltaTable(InFolder):
                 lambda table: self._log.is_emptied(table, sequence),
                 lambda table: self._log.commit(table, sequence, self._removals(table), 0, True),
             )
-        self._mark(sequence)
+        self._mark_done(sequence)
         self.sweep(Keep(floor))
 
     def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
         """Return the actions that remove this region's rows, and no others."""
-        there = files_of(table)
+        there = self._log.files_of(table)
         if self.mode == "update":
             ours = there
-            whole = self._claim().alone and len(self._names(f"{self.path}/_kohort")) == 1
+            whole = self._claim().alone and len(self._names_in(f"{self.path}/_kohort")) == 1
         else:
             ours = [file for file in there if self._is_ours(file["path"])]
             whole = sum(file["num_records"] or 0 for file in ours) == self._log.row_count(table)
@@ -584,7 +584,7 @@ class DeltaTable(InFolder):
         last = self._log.last(table)
         if last > marked:  # its publisher ended before it was marked
             self._log.settle(table.version(), _DATA)
-            self._mark(last)
+            self._mark_done(last)
         return max(last, marked)
 
     def adopt(self) -> str:
@@ -606,7 +606,7 @@ class DeltaTable(InFolder):
         for name in kept:
             kept = kept.union(file.name for file in self._piece(name) or ())
         gone = []
-        for name in self._names(self._staging):
+        for name in self._names_in(self._staging):
             data = _DATA.fullmatch(name)
             stem = name if data else staged_files.stem_of(name)
             void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
@@ -616,7 +616,7 @@ class DeltaTable(InFolder):
 
     # -- files, which `delta_objects` keeps in a store
 
-    def _begin(self) -> None:
+    def _prepare_place(self) -> None:
         make_folder(self._files, self.path)
         self._files.listdir(self.path)
 
@@ -633,7 +633,7 @@ class DeltaTable(InFolder):
     def _sync_own(self) -> None:
         sync_folder(self._files, self._own)
 
-    def _names(self, folder: str) -> list[str]:
+    def _names_in(self, folder: str) -> list[str]:
         return names_in(self._files, folder)
 
     def _content(self, path: str) -> bytes:
@@ -653,14 +653,14 @@ class DeltaTable(InFolder):
         for name in names:
             remove(self._files, f"{self._staging}/{name}")
 
-    def _show(self, sizes: Mapping[str, int]) -> None:
+    def _show_files(self, sizes: Mapping[str, int]) -> None:
         """Give staged files a name in the table, where no reader sees them before the log names them."""
         for name in sizes:
             with contextlib.suppress(FileExistsError):
                 staged_files.show(self._files, f"{self._staging}/{name}", f"{self.path}/{name}")
         sync_folder(self._files, self.path)
 
-    def _mark(self, sequence: int) -> None:
+    def _mark_done(self, sequence: int) -> None:
         staged_files.mark(self._files, self._own, sequence)
 
     def _is_marked(self, sequence: int) -> bool:

@@ -60,6 +60,8 @@ _AZURE_ACCOUNTS: Final = ("account_name", "azure_account_name", "azure_storage_a
 _ACCOUNT: Final = "account "
 _SECRET: Final = re.compile("secret|key|token|password|sas|credential|account", re.IGNORECASE)
 _MISSING: Final = "status code: 404"
+_DENIED: Final = re.compile("status code: 40[13]")
+"""Refusals of a listing, which the library does not tell from other errors."""
 _QUERY: Final = re.compile(r"\?[^\s)>\"']*")
 _USER: Final = re.compile(r"(?<=//)[^/\s]*@")
 _BODY: Final = re.compile(r"(status code: \d{3}(?: [A-Za-z' -]+)?).*")
@@ -230,6 +232,8 @@ class ObjectStore:
             line = self._line(error)
             if _MISSING in line:  # a listing of a bucket that does not exist
                 raise FileNotFoundError(errno.ENOENT, "No such bucket", self.url) from None
+            if _DENIED.search(line):
+                raise NotAuthorizedError(f"No right to list {self.url}/{path}: {line}") from None
             raise RetriableError(f"The store of {self.url}/{path} does not answer: {line}") from None
 
     def _line(self, error: BaseException) -> str:
