@@ -328,8 +328,11 @@ def _does_not_look_into_the_log(patch: Patch) -> None:
 
 
 def _refused_by_the_log_is_done(patch: Patch) -> None:
-    whole = DeltaLog.commit
-    patch.setattr(DeltaLog, "commit", lambda self, *args: whole(self, *args) or True)
+    def until_there(self: DeltaTable, is_there: Any, commit: Any) -> None:
+        if not is_there(table := self._log.load()):
+            commit(table)
+
+    patch.setattr(DeltaTable, "_until_there", until_there)
 
 
 def _delta_marks_first(patch: Patch) -> None:
@@ -364,10 +367,8 @@ def _no_settling(patch: Patch) -> None:
 
 
 def _nothing_to_take_out_is_not_said(patch: Patch) -> None:
-    whole = DeltaLog.commit
-    patch.setattr(DeltaLog, "commit", lambda self, at, sequence, actions, *rest: (
-        whole(self, at, sequence, actions, *rest) if actions else True
-    ))  # fmt: skip
+    whole = DeltaLog.is_emptied
+    patch.setattr(DeltaLog, "is_emptied", lambda self, at, sequence: whole(self, at, sequence) or not self.files_of(at))
 
 
 def _delta_sweeps_all(patch: Patch) -> None:
