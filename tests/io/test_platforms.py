@@ -12,7 +12,8 @@ from kohort.io.platforms import reserve_port
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
-from kohort.dashboard.server import _loopback_socket
+from kohort.dashboard.guard import OPEN
+from kohort.dashboard.server import _listening_socket
 
 
 def reserved() -> socket.socket:
@@ -23,7 +24,7 @@ def reserved() -> socket.socket:
 
 BINDS: dict[str, Callable[[], socket.socket]] = {
     "reserved": reserved,
-    "dashboard": lambda: _loopback_socket("127.0.0.1", 0),
+    "dashboard": lambda: _listening_socket("127.0.0.1", 0, OPEN),
     "metrics": lambda: _Server(("127.0.0.1", 0), None).socket,
 }
 

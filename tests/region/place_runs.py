@@ -61,7 +61,7 @@ class Trials:
     @property
     def _every(self) -> int:
         """Only every so-manyth call is tried where a publication takes a hundred times as long as a link."""
-        return {"delta-update": 3, "iceberg": 3, "iceberg-parted": 7}.get(self.place.kind, 1)
+        return {"delta-update": 3, "delta-objects-update": 5, "iceberg": 3, "iceberg-parted": 7}.get(self.place.kind, 1)
 
     def steps(self, act: Act) -> int:
         """How many calls it takes."""

@@ -62,10 +62,21 @@ def files_of(address: str) -> pafs.S3FileSystem:
     )  # fmt: skip
 
 
-class LossyProxy:
-    """A proxy before a server. For a request that `loses` names, the server answers and the client hears nothing."""
+_SLOW_DOWN = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
 
-    def __init__(self, upstream: str, loses: Callable[[str, str], bool]) -> None:
+
+class LossyProxy:
+    """A proxy before a server. For a request that `loses` names, the server answers and the client hears nothing.
+
+    `before` is called with each request before the server hears of it. If it returns True, the answer is 503.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        loses: Callable[[str, str], bool],
+        before: Callable[[str, str], bool] = lambda method, path: False,
+    ) -> None:
         port = int(upstream.rpartition(":")[2])
         self.lost: list[str] = []
         outer = self
@@ -74,8 +85,12 @@ class LossyProxy:
             def handle(self) -> None:
                 with socket.create_connection(("127.0.0.1", port)) as server, server.makefile("rb") as answers:
                     while head := _head(self.rfile):
-                        server.sendall(head + _body(self.rfile, head))
+                        body = _body(self.rfile, head)
                         method, path, *_ = head.decode("latin-1").split(" ")
+                        if before(method, path):
+                            self.wfile.write(_SLOW_DOWN)
+                            continue
+                        server.sendall(head + body)
                         answer = _head(answers)
                         if method != "HEAD" and answer[9:12] not in (b"204", b"304"):
                             answer += _body(answers, answer)

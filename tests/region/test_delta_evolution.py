@@ -23,7 +23,7 @@ from kohort.region.staged import StagedKey
 from tests.region import place_runs
 from tests.region.place_runs import Trials
 from tests.region.places import SCHEMA as PLACE_SCHEMA
-from tests.region.places import Calls, DeltaPlace
+from tests.region.places import Calls, DeltaObjectsPlace, DeltaPlace
 from tests.region.places import table as place_table
 from tests.region.test_delta_table import REGION, SCHEMA, key, made, table
 
@@ -327,7 +327,7 @@ def evolve(sink: Sink) -> None:
 
 def begun(kind: str, root: Path) -> Trials:
     options: dict[str, Any] = {"delta-update": UPDATE, "delta-parted": {"partition_by": ["name"]}}.get(kind, {})
-    place = DeltaPlace(kind, evolve="add", **options)
+    place = (DeltaObjectsPlace if kind == "delta-objects" else DeltaPlace)(kind, evolve="add", **options)
     place.at(root / "first")
     sink = place.sink()
     sink.check(PLACE_SCHEMA)
@@ -396,7 +396,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-KINDS = ("delta", "delta-parted", "delta-update")
+KINDS = ("delta", "delta-parted", "delta-update", "delta-objects")
 
 
 @pytest.mark.parametrize("kind", KINDS)

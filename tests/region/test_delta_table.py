@@ -17,7 +17,8 @@ import pytest
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.sinks import Keep, Sink, delta_table
 from kohort.region.sinks.delta_log import DeltaLog
-from kohort.region.sinks.delta_table import COLUMNS_MAX, TEXT_MAX, DeltaTable, delta_schema, parted, statistics
+from kohort.region.sinks.delta_rows import COLUMNS_MAX, TEXT_MAX, delta_schema, parted, statistics
+from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.staged import StagedKey
 
 REGION = UUID(int=1)
@@ -232,7 +233,7 @@ def test_columns_that_are_not_there(tmp_path: Path, options: dict[str, Any], sai
 
 def test_places_that_can_t_be(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="object store"):
-        DeltaTable("s3://bucket/table")
+        DeltaTable("hdfs:/table")
     (tmp_path / "notes.csv").write_text("x")
     with pytest.raises(InvalidInputError, match=r"notes\.csv.*no Delta table"):
         made(tmp_path)

@@ -224,7 +224,7 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
     Args:
         name: the region's name.
         place: the sink's, as messages and `describe` name it: parquet:/folder, parquet:s3://bucket/folder,
-            delta:/folder, sql:URL#table. For a sink of your own, call `Region.adopt` instead.
+            delta:/folder, delta:s3://bucket/table, sql:URL#table. For a sink of your own, call `Region.adopt` instead.
         execute: do it; without this it is only shown.
     """
     from kohort.region.sinks.by_name import sink_of

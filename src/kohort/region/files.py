@@ -74,7 +74,7 @@ _STORE: Final = re.compile(r"(s3a?|gs|az)://.*", re.IGNORECASE | re.DOTALL)
 
 
 def is_store_url(path: object) -> bool:
-    """Return whether a path is the URL of an object store that `ParquetFolder` supports."""
+    """Return whether a path is the URL of an object store that sinks support."""
     return isinstance(path, str) and _STORE.fullmatch(path) is not None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from kohort.errors import InvalidInputError
@@ -10,6 +12,8 @@ from kohort.region.sinks import Sink
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.settings.validation import shown_url
+
+_Stored = TypeVar("_Stored", bound=Sink)
 
 
 def sink_of(place: str) -> Sink:
@@ -24,7 +28,7 @@ def sink_of(place: str) -> Sink:
     if kind == "delta" and rest:
         from kohort.region.sinks.delta_table import DeltaTable  # an extra of the package
 
-        return DeltaTable(rest)
+        return DeltaTable(rest) if not is_store_url(rest) else _stored(DeltaTable, rest)
     url, _, table = rest.rpartition("#")
     if kind == "iceberg" and url.startswith("/") and table:
         from kohort.region.sinks.iceberg_table import IcebergTable  # an extra of the package
@@ -39,20 +43,22 @@ def sink_of(place: str) -> Sink:
         return SqlTable(_with_options(url), table)
     raise InvalidInputError(
         f"{shown_url(place)!r} names no sink that can be reached by its name: give parquet:/folder, "
-        "parquet:s3://bucket/folder, delta:/folder, iceberg:/warehouse#namespace.table, sql:sqlite:////file.db#table, "
-        "sql:postgresql://host:port/database#table (the user by PGUSER) or kafka:host:port/topic; for any other call "
-        "Region.adopt with the sink"
+        "parquet:s3://bucket/folder, delta:/folder, delta:s3://bucket/table, iceberg:/warehouse#namespace.table, "
+        "sql:sqlite:////file.db#table, sql:postgresql://host:port/database#table (the user by PGUSER) or "
+        "kafka:host:port/topic; for any other call Region.adopt with the sink"
     )
 
 
 def folder_of(name: str) -> ParquetFolder:
     """Return the folder at a path or at a store's URL, behind which `[…]` may name the server or the account."""
-    if not is_store_url(name):
-        return ParquetFolder(name)
+    return ParquetFolder(name) if not is_store_url(name) else _stored(ParquetFolder, name)
+
+
+def _stored(kind: Callable[..., _Stored], name: str) -> _Stored:
     from kohort.region.sinks.object_store import store_named  # an extra of the package
 
     url, options = store_named(name)
-    return ParquetFolder(url, storage_options=options)
+    return kind(url, storage_options=options)
 
 
 def _with_options(url: str) -> str:

@@ -58,15 +58,18 @@ class DeltaLog:
         """
         self.refuse_link()
         try:
-            with _translated_errors(self._path):
-                return deltalake.DeltaTable(self._path)
+            with self._errors():
+                return self._open_table()
         except TableNotFoundError as error:
             raise InvalidInputError(f"{self._path} is no Delta table: {str(error).splitlines()[0]}") from error
 
-    def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
+    def _open_table(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(self._path)
+
+    def create_table(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
         """Create the table durably, or load the one that another writer has created meanwhile."""
         self.refuse_link()
-        with contextlib.suppress(RetriableError), _translated_errors(self._path):
+        with contextlib.suppress(RetriableError), self._errors():
             kept = deltalake.Schema.from_arrow(schema)
             deltalake.DeltaTable.create(self._path, kept, mode="ignore", partition_by=list(partition_by))
         table = self.load()
@@ -78,7 +81,11 @@ class DeltaLog:
 
     def last(self, table: deltalake.DeltaTable) -> int:
         """Return the last sequence with rows in this version of the table; 0: none."""
-        return table.transaction_version(self._app) or 0
+        return self._number(table, self._app)
+
+    def _number(self, table: deltalake.DeltaTable, name: str) -> int:
+        with self._errors():  # the library reads the log for it
+            return table.transaction_version(name) or 0
 
     def has(self, table: deltalake.DeltaTable, sequence: int) -> bool:
         """Return whether the sequence, or a later one, is in this version of the table."""
@@ -86,11 +93,16 @@ class DeltaLog:
 
     def row_count(self, table: deltalake.DeltaTable) -> int:
         """Return how many rows the region has added to this version of the table."""
-        return table.transaction_version(f"{self._app}:rows") or 0
+        return self._number(table, f"{self._app}:rows")
 
     def is_emptied(self, table: deltalake.DeltaTable, sequence: int) -> bool:
         """Return whether this version of the table was emptied as the sequence, or has a later one."""
-        return self.last(table) > sequence or table.transaction_version(f"{self._app}:emptied") == sequence
+        return self.last(table) > sequence or self._number(table, f"{self._app}:emptied") == sequence
+
+    def files_of(self, table: deltalake.DeltaTable) -> list[dict[str, Any]]:
+        """Return the files of this version of the table, according to the log."""
+        with self._errors():
+            return pa.table(table.get_add_actions(flatten=False)).to_pylist()
 
     def commit(
         self,
@@ -109,7 +121,7 @@ class DeltaLog:
             rows: the new value of `counted`.
             empties: whether `is_emptied` becomes true.
         """
-        with _translated_errors(self._path):
+        with self._errors():
             try:
                 table.create_write_transaction(
                     actions, "append", table.schema(), table.metadata().partition_columns,
@@ -127,7 +139,7 @@ class DeltaLog:
         """
         fields = deltalake.Schema.from_arrow(pa.schema(columns)).fields
         try:
-            with _translated_errors(self._path):
+            with self._errors():
                 try:
                     table.alter.add_columns(fields, commit_properties=deltalake.CommitProperties(max_commit_retries=0))
                 except CommitFailedError:
@@ -152,6 +164,9 @@ class DeltaLog:
             if not found and any("metaData" in action for action in actions):
                 found, durable = True, self._synced_checkpoint(version)
         sync_folder(self._files, self._folder)
+
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
+        return _translated_errors(self._path)
 
     def _commit_path(self, version: int) -> str:
         return f"{self._folder}/{version:020}.json"
@@ -190,7 +205,7 @@ class DeltaLog:
         Return as `commit`.
         """
         same = " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in keys)
-        with _translated_errors(self._path):
+        with self._errors():
             said = self._properties(sequence)
             merger = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=said)
             try:
@@ -271,11 +286,6 @@ def arrow_of(schema: pa.Schema) -> pa.Schema:
 def _arrow(schema: deltalake.Schema) -> pa.Schema:
     said: Any = schema.to_arrow()
     return pa.schema(said)
-
-
-def files_of(table: deltalake.DeltaTable) -> list[dict[str, Any]]:
-    """Return the table's current files, according to the log."""
-    return pa.table(table.get_add_actions(flatten=False)).to_pylist()
 
 
 def removal(file: Mapping[str, Any]) -> RemoveAction:

@@ -30,8 +30,8 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, ClassVar, Final
 
 import msgspec
 import pyarrow as pa
@@ -41,6 +41,7 @@ import pyarrow.parquet as pq
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.files import (
     Output,
+    is_store_url,
     local_path,
     make_folder,
     names_in,
@@ -49,7 +50,7 @@ from kohort.region.files import (
     sync_folder,
 )
 from kohort.region.sinks import Keep, owner_marker, staged_files
-from kohort.region.sinks.availability import NO_LINKS_ERRNOS
+from kohort.region.sinks.availability import AWAY, NO_LINKS_ERRNOS
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, is_empty, refuse_untyped, untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
@@ -66,7 +67,6 @@ from kohort.region.sinks.rows import (
     in_order,
     last_of_each,
     new_columns,
-    plain,
     refusal_of,
     refuse_changed,
     refuse_foreign,
@@ -80,181 +80,22 @@ try:
     import deltalake
     from deltalake.transaction import AddAction, RemoveAction
 
-    from kohort.region.sinks.delta_log import DeltaLog, arrow_of, files_of, removal, schema_of
+    from kohort.region.sinks.delta_log import DeltaLog, removal, schema_of
+    from kohort.region.sinks.delta_rows import (
+        check_feature,
+        check_partitions,
+        check_table,
+        delta_schema,
+        parted,
+        statistics,
+    )
 except ImportError as error:
     raise InvalidInputError(f"DeltaTable needs the package deltalake: pip install 'kohort[delta]' ({error})") from error
 
-# -- Supported rows and tables, and the statistics of a file
-
-TEXT_MAX: Final = 32
-"""Maximum number of characters of a text in a file's statistics; longer ones are left out."""
-COLUMNS_MAX: Final = 32
-"""Number of columns with statistics: the first ones, as in Delta's own writers."""
-_FEATURES: Final = frozenset({
-    "appendOnly", "changeDataFeed", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
-    "vacuumProtocolCheck", "v2Checkpoint",
-})  # fmt: skip
-_LOCAL_TIMES: Final = "timestampNtz"
-_SETTINGS: Final = {
-    "delta.constraints.": "has a constraint",
-    "delta.columnMapping.mode": "maps its columns",
-    "delta.setTransactionRetentionDuration": "forgets which sequences it has",
-}
-
-
-def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the types in which a Delta table stores these columns.
-
-    Raises:
-        InvalidInputError: a Delta table can't store a column unchanged; the message names the columns.
-    """
-    kept, refused = [], []
-    for given, field in zip(schema, plain(schema), strict=True):
-        try:
-            back = arrow_of(pa.schema([field])).field(0)
-        except Exception as error:  # noqa: BLE001 - the library raises plain ones
-            refused.append(f"column {given.name!r} of type {given.type} ({str(error).splitlines()[0]})")
-            continue
-        finer = pa.types.is_timestamp(back.type) and back.type.unit == "ns"
-        if finer or pa.types.is_null(back.type):
-            refused.append(f"column {given.name!r} of type {given.type}")
-        elif not _holds(back.type, field.type):
-            refused.append(f"column {given.name!r} of type {given.type} (it would come back as {back.type})")
-        kept.append(pa.field(field.name, back.type, field.nullable))
-    if refused:
-        raise InvalidInputError(f"Delta does not take {'; '.join(refused)}: cast these columns")
-    return pa.schema(kept)
-
-
-def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
-    if pa.types.is_timestamp(kept) and pa.types.is_timestamp(given):
-        return bool(kept.tz == given.tz and given.unit in ("s", "ms", "us"))
-    return bool(kept.equals(given) or plain(pa.schema([("x", kept)])).field(0).type.equals(given))
-
-
-def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Check that these columns can partition the files.
-
-    Raises:
-        InvalidInputError: a column can't; the message says which can.
-    """
-    for name in partition_by:
-        kind = schema.field(name).type
-        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
-            raise InvalidInputError(f"partition_by names {name!r} of type {kind}: take a text, an integer or a date")
-    if len(partition_by) == len(schema):
-        raise InvalidInputError("partition_by names all columns: one must be left for the files")
-
-
-def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
-    """Check that a table uses no Delta feature beyond those that this package can write.
-
-    Raises:
-        InvalidInputError: it uses one; the message names it.
-    """
-    settings: Mapping[str, str | None] = table.metadata().configuration
-    protocol = table.protocol()
-    found = [f"{why} ({name})" for name in settings for key, why in _SETTINGS.items()
-             if name.startswith(key) and settings[name] != "none"]  # fmt: skip
-    unknown = sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _FEATURES)
-    found += [f"needs the feature {name}" for name in unknown]
-    if mode == "update" and settings.get("delta.appendOnly") == "true":
-        found.append("takes new rows only (delta.appendOnly)")
-    for field in msgspec.json.decode(table.schema().to_json())["fields"]:
-        rules = [key for key in field["metadata"] if key.startswith(("delta.identity", "delta.gen", "delta.inv"))]
-        found += [f"has a rule for column {field['name']!r} ({key})" for key in rules]
-    if found:
-        raise InvalidInputError(
-            f"{place} can't be written exactly once: it {'; it '.join(found)}. Take that away, or give the region "
-            "another table"
-        )
-
-
-def check_feature(place: str, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> None:
-    """Check that columns can be added to a table without a feature that some of its readers may lack.
-
-    The library would enable the feature by itself, and so shut these readers out.
-
-    Raises:
-        InvalidInputError: a column needs one; the message says what to do.
-    """
-    needing = [f"{field.name!r} of type {field.type}" for field in columns if _has_local_time(field.type)]
-    if needing and _LOCAL_TIMES not in (table.protocol().reader_features or ()):
-        raise InvalidInputError(
-            f"{place} can't be given the column {', '.join(needing)}: a time without a zone needs the table feature "
-            f"{_LOCAL_TIMES}, and programs that lack it could no longer read the table. Cast the column to a time "
-            "with a zone, or enable the feature by hand"
-        )
-
-
-def _has_local_time(kind: pa.DataType) -> bool:
-    if pa.types.is_timestamp(kind):
-        return kind.tz is None
-    return any(_has_local_time(kind.field(number).type) for number in range(kind.num_fields))
-
-
-def statistics(table: pa.Table) -> str:
-    """Return a file's statistics for the log, with which readers can skip the file."""
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    for name in table.column_names[:COLUMNS_MAX]:
-        column = table.column(name)
-        if pa.types.is_nested(column.type):
-            continue
-        nulls[name] = column.null_count
-        if not (
-            pa.types.is_integer(column.type) or pa.types.is_string(column.type) or pa.types.is_temporal(column.type)
-        ):
-            continue
-        ends = pc.min_max(column)
-        try:
-            low, high = _said(ends["min"].as_py()), _said(ends["max"].as_py())
-        except (ValueError, OverflowError):  # a time that Python has no word for
-            continue
-        if low is not None and high is not None:
-            least[name], most[name] = low, high
-    found = {"numRecords": table.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-    return msgspec.json.encode(found).decode()
-
-
-def _said(value: object) -> int | str | None:
-    if isinstance(value, datetime):
-        text = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
-        return text.isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, str):
-        return value if len(value) <= TEXT_MAX else None
-    return value if isinstance(value, int) else None
-
-
-def parted(table: pa.Table, partition_by: Sequence[str]) -> list[tuple[dict[str, str | None], pa.Table]]:
-    """Return the rows of each partition, without the partition columns. An empty text is null, as in Delta."""
-    if not table.num_rows:
-        return []
-    if not partition_by:
-        return [({}, table)]
-    at = "".join(table.column_names) + "_"
-    numbered = table.select(partition_by).append_column(at, pa.array(range(table.num_rows), pa.int64()))
-    groups = numbered.group_by(list(partition_by)).aggregate([(at, "list")])
-    rest = table.drop_columns(list(partition_by))
-    found = []
-    for row in groups.to_pylist():
-        values = {name: _partition(row[name]) for name in partition_by}
-        found.append((values, rest.take(pa.array(sorted(row[f"{at}_list"]), pa.int64()))))
-    return found
-
-
-def _partition(value: object) -> str | None:
-    if value is None or value == "":
-        return None
-    return value.isoformat() if isinstance(value, date) else str(value)
-
-
 COMMITS_MAX: Final = 30
 """Limit on attempts to commit; others may commit between reading and writing."""
-_PIECE: Final = ".json"
+_OBJECTS: Final = "kohort.region.sinks.delta_objects"
+PIECE: Final = ".json"
 _DONE: Final = "_done-"
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
@@ -288,14 +129,15 @@ class _Piece(msgspec.Struct, frozen=True):
 class DeltaTable(InFolder):
     """A Delta table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
-    The table is in a folder that all members see, on a file system with hard links; it is created if missing. Rows
-    are appended; with `mode="update"` a row replaces the one with the same keys.
+    The table is in a folder that all members see, or in an object store; it is created if missing. The folder is on a
+    file system with hard links, the store has conditional puts. Rows are appended; with `mode="update"` a row replaces
+    the one with the same keys.
 
     If a sequence has two rows of one key, the later is written. The order is by epoch, unit and member of the staged
     keys, then by the order in the table.
 
     Attributes:
-        path: the absolute path, from the working directory when it was made.
+        path: the absolute path, from the working directory when it was made; or the URL.
         mode: append or update.
         keys: the columns by which rows replace one another, for `update`.
         partition_by: the columns that partition the files, if the table is created here.
@@ -304,7 +146,16 @@ class DeltaTable(InFolder):
     """
 
     KIND = "delta"
+    _LATE: ClassVar = False
+    """Whether a write that has failed may still happen."""
     _kept: OwnerMarker | None
+
+    def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> DeltaTable:
+        """Return a table in a folder, or for a store's URL a `DeltaObjects`."""
+        if cls is DeltaTable and is_store_url(path):
+            stored: type[DeltaTable] = import_module(_OBJECTS).DeltaObjects  # it derives from this class
+            return object.__new__(stored)
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -315,13 +166,33 @@ class DeltaTable(InFolder):
         partition_by: Sequence[str] = (),
         compression: Codec = "zstd",
         evolve: Evolution = "refuse",
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Initialise a sink for a path or a URL.
+
+        Args:
+            path: the path, or the URL of an object store.
+            mode: append or update.
+            keys: the columns by which rows replace one another, for `update`.
+            partition_by: the columns that partition the files, if the table is created here.
+            compression: the compression of Parquet's pages.
+            evolve: whether to add a new column that may be null to the table.
+            storage_options: credentials and settings of an object store, named as obstore names them. What is not
+                given is taken from the environment, as `AWS_ACCESS_KEY_ID`.
+        """
+        if storage_options:
+            raise InvalidInputError(f"storage_options are for object stores: {os.fspath(path)} is a folder")
+        self._keep_options(mode, keys, partition_by, compression, evolve)
+        self.path = local_path(path, "A DeltaTable")
+
+    def _keep_options(
+        self, mode: Mode, keys: Sequence[str], partition_by: Sequence[str], compression: Codec, evolve: Evolution
     ) -> None:
         if isinstance(partition_by, str):
             raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
         check_mode(mode, keys)
         staged_files.check_pages(compression, None)
         check_evolution(evolve)
-        self.path = local_path(path, "A DeltaTable")
         self.mode, self.keys, self.partition_by = mode, tuple(keys), tuple(partition_by)
         self.compression, self.evolve = compression, evolve
 
@@ -364,7 +235,7 @@ class DeltaTable(InFolder):
             if not new:
                 return None
             self._log.settle_columns(table.version())
-            if owner_marker.add_columns(self._files, self._own, number + 1, new):
+            if self._keep_columns(number + 1, new):
                 self._reload()
                 return None
         raise self._too_late()
@@ -396,22 +267,19 @@ class DeltaTable(InFolder):
         return schema
 
     def _make(self, schema: pa.Schema) -> None:
-        files = self._files
         try:
-            make_folder(files, self.path)
-            files.listdir(self.path)
+            self._prepare_place()
             table = self._table(schema)
             check_table(self.path, table, self.mode)
             parts = tuple(table.metadata().partition_columns)
             if self.partition_by and parts != self.partition_by:
                 raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
             schema = self._fitting(schema_of(table), schema)
-            make_folder(files, self._staging)
+            mine = None
             if not self._is_claimed():
-                text, alone = owner_marker.text_of(schema), not table.file_uris()
+                text, alone = owner_marker.text_of(schema), not self._log.files_of(table)
                 mine = OwnerMarker(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
-                owner_marker.write_claim(files, self._own, mine)
-            sync_folder(files, self._own)
+            self._keep_claim(mine)
         except NotADirectoryError as error:
             raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
         if (kept := self._claim()).keys != self.keys:
@@ -444,12 +312,15 @@ class DeltaTable(InFolder):
         try:
             return self._log.load()
         except InvalidInputError:
-            strangers = sorted(name for name in self._files.listdir(self.path) if not name.startswith(("_", ".")))
-            if strangers:
-                raise InvalidInputError(
-                    f"{self.path} holds {strangers[0]!r} and is no Delta table: give the region an empty folder"
-                ) from None
-        return self._log.create(schema, self.partition_by)
+            self._refuse_strangers()
+        return self._log.create_table(schema, self.partition_by)
+
+    def _refuse_strangers(self) -> None:
+        strangers = sorted(name for name in self._names_in(self.path) if not name.startswith(("_", ".")))
+        if strangers:
+            raise InvalidInputError(
+                f"{self.path} holds {strangers[0]!r} and is no Delta table: give the region an empty folder"
+            ) from None
 
     def _probe(self) -> None:
         """Check that a staged file can be linked into the table, and that the log can be written."""
@@ -512,10 +383,10 @@ class DeltaTable(InFolder):
         Raises:
             FileNotFoundError: there is none.
         """
-        claim, number = owner_marker.read_grown(self._files, self._own)
+        claim, number = owner_marker.read_grown(self._content, self._own)
         self._refuse_other_name(claim)
         if claim.added != (() if self._kept is None else self._kept.added):
-            sync_folder(self._files, self._own)  # another process may have written it a moment ago
+            self._sync_own()  # another process may have written it a moment ago
         self._kept = claim
         return claim, number
 
@@ -555,38 +426,37 @@ class DeltaTable(InFolder):
         """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         claim, table = self._checked(table)
-        files, staging, name = self._files, self._staging, key.text()
+        name = key.text()
         before = self._piece(name) or ()
         written: list[_File] = []
+        named = False
         stem = f"e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}"
         try:
             for number, (values, part) in enumerate(parted(table, claim.partition_by)):
-                file = f"{stem}-{number}.parquet"
-                written.append(_File(file, 0, part.num_rows, statistics(part), values))
-                with contextlib.closing(Output(files, f"{staging}/{file}")) as output:
-                    staged_files.write_parquet(part, output, self.path, self.compression, None)
-                    output.sync()
-                    written[-1] = msgspec.structs.replace(written[-1], size=output.tell())
-            grown = self.mode == "update" and claim.added
-            piece = msgspec.json.encode({"grown" if grown else "files": written})
-            staged_files.write_staged(files, staging, name + _PIECE, lambda output: output.write(piece))
+                file = _File(f"{stem}-{number}.parquet", 0, part.num_rows, statistics(part), values)
+                written.append(file)
+                written[-1] = msgspec.structs.replace(file, size=self._write_rows(file.name, part))
+            grown, named = self.mode == "update" and claim.added, True
+            self._write_piece(name + PIECE, msgspec.json.encode({"grown" if grown else "files": written}))
         except BaseException:
-            with contextlib.suppress(OSError):
-                for part_of in written:
-                    remove(files, f"{staging}/{part_of.name}")
+            with contextlib.suppress(*AWAY):
+                if not (named and self._LATE):
+                    self._remove_staged([part_of.name for part_of in written])
             raise
-        for old in before:
-            remove(files, f"{staging}/{old.name}")
+        self._remove_staged([old.name for old in before])
 
     def _piece(self, name: str) -> tuple[_File, ...] | None:
         """Return the files of a staged key; None: it is not staged, or no longer."""
         try:
-            piece = msgspec.json.decode(read_file(self._files, f"{self._staging}/{name}{_PIECE}"), type=_Piece)
+            piece = msgspec.json.decode(self._content(f"{self._staging}/{name}{PIECE}"), type=_Piece)
             return piece.files + piece.grown
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
-            raise CorruptDataError(f"{self._staging}/{name}{_PIECE} can't be read: {error}") from error
+            raise CorruptDataError(f"{self._staging}/{name}{PIECE} can't be read: {error}") from error
+
+    def _pieces(self, names: Sequence[str]) -> list[tuple[_File, ...] | None]:
+        return [self._piece(name) for name in names]
 
     # -- publishing
 
@@ -597,15 +467,14 @@ class DeltaTable(InFolder):
         self._claim()
         named = in_order(keys)
         if not self._is_marked(sequence):
-            pieces = [self._piece(key.text()) for key in named]
+            pieces = self._pieces([key.text() for key in named])
             lost = [key.text() for key, piece in zip(named, pieces, strict=True) if piece is None]
             staged = [file for piece in pieces if piece is not None for file in piece]
             if lost or staged:
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
                 self._bring(sequence, staged, gone)
-        staged_files.mark(self._files, self._own, sequence)
-        for key in named:
-            self._forget(key.text())
+        self._mark_done(sequence)
+        self._forget([key.text() for key in named])
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
         """Commit the sequence, unless another process has."""
@@ -637,19 +506,14 @@ class DeltaTable(InFolder):
             table = self._log.load()
             if is_there(table):
                 return self._log.settle(table.version(), _DATA)
-            before = table.version()  # a merge updates the table object
-            if commit(table):
-                return self._log.settle(before + 1, _DATA)
+            commit(table)  # one below a checkpoint is not in the table: its version was taken, and cleaned away
         raise self._too_late()
 
     def _too_late(self) -> RetriableError:
         return RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
 
     def _add(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
-        for file in staged:
-            with contextlib.suppress(FileExistsError):
-                staged_files.show(self._files, f"{self._staging}/{file.name}", f"{self.path}/{file.name}")
-        sync_folder(self._files, self.path)
+        self._show_files({file.name: file.size for file in staged})
         now = int(time.time() * 1000)
         adds: list[AddAction | RemoveAction] = [
             AddAction(file.name, file.size, file.partition, now, True, file.statistics) for file in staged
@@ -663,7 +527,7 @@ class DeltaTable(InFolder):
         return self._log.merge(table, sequence, last_of_each(rows, claim.keys), claim.keys)
 
     def _read(self, file: _File, kept: pa.Schema) -> pa.Table:
-        read = pq.read_table(pa.BufferReader(read_file(self._files, f"{self._staging}/{file.name}")))
+        read = pq.read_table(pa.BufferReader(self._content(f"{self._staging}/{file.name}")))
         columns = []
         for field in kept:
             if field.name in file.partition:
@@ -684,15 +548,15 @@ class DeltaTable(InFolder):
                 lambda table: self._log.is_emptied(table, sequence),
                 lambda table: self._log.commit(table, sequence, self._removals(table), 0, True),
             )
-        staged_files.mark(self._files, self._own, sequence)
+        self._mark_done(sequence)
         self.sweep(Keep(floor))
 
     def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
         """Return the actions that remove this region's rows, and no others."""
-        there = files_of(table)
+        there = self._log.files_of(table)
         if self.mode == "update":
             ours = there
-            whole = self._claim().alone and len(names_in(self._files, f"{self.path}/_kohort")) == 1
+            whole = self._claim().alone and len(self._names_in(f"{self.path}/_kohort")) == 1
         else:
             ours = [file for file in there if self._is_ours(file["path"])]
             whole = sum(file["num_records"] or 0 for file in ours) == self._log.row_count(table)
@@ -710,20 +574,17 @@ class DeltaTable(InFolder):
 
     # -- progress and cleanup
 
-    def _is_marked(self, sequence: int) -> bool:
-        return staged_files.is_marked(self._files, self._own, sequence)
-
     def published(self) -> int:
         """Return the last sequence that is certainly published; 0: none."""
         self._bound()
         if not self._is_claimed():
             return 0
-        marked = staged_files.last_marked(self._files, self._own)
+        marked = self._last_marked()
         table = self._log.load()
         last = self._log.last(table)
         if last > marked:  # its publisher ended before it was marked
             self._log.settle(table.version(), _DATA)
-            staged_files.mark(self._files, self._own, last)
+            self._mark_done(last)
         return max(last, marked)
 
     def adopt(self) -> str:
@@ -744,19 +605,77 @@ class DeltaTable(InFolder):
         kept = {key.text() for key in keep.keys}
         for name in kept:
             kept = kept.union(file.name for file in self._piece(name) or ())
-        for name in names_in(self._files, self._staging):
+        gone = []
+        for name in self._names_in(self._staging):
             data = _DATA.fullmatch(name)
             stem = name if data else staged_files.stem_of(name)
             void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
             if name.startswith(_DONE) or (void and stem not in kept):
-                remove(self._files, f"{self._staging}/{name}")
+                gone.append(name)
+        self._remove_staged(gone)
 
-    def _forget(self, name: str) -> None:
-        """Give a staged piece to the sweep: its data first, so that another process can finish after a crash here.
+    # -- files, which `delta_objects` keeps in a store
+
+    def _prepare_place(self) -> None:
+        make_folder(self._files, self.path)
+        self._files.listdir(self.path)
+
+    def _keep_claim(self, mine: OwnerMarker | None) -> None:
+        """Write the owner marker, if it is not there yet."""
+        make_folder(self._files, self._staging)
+        if mine is not None:
+            owner_marker.write_claim(self._files, self._own, mine)
+        self._sync_own()
+
+    def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
+        return owner_marker.add_columns(self._files, self._own, number, columns)
+
+    def _sync_own(self) -> None:
+        sync_folder(self._files, self._own)
+
+    def _names_in(self, folder: str) -> list[str]:
+        return names_in(self._files, folder)
+
+    def _content(self, path: str) -> bytes:
+        return read_file(self._files, path)
+
+    def _write_rows(self, name: str, rows: pa.Table) -> int:
+        """Write a staged file, and return its size."""
+        with contextlib.closing(Output(self._files, f"{self._staging}/{name}")) as output:
+            staged_files.write_parquet(rows, output, self.path, self.compression, None)
+            output.sync()
+            return output.tell()
+
+    def _write_piece(self, name: str, piece: bytes) -> None:
+        staged_files.write_staged(self._files, self._staging, name, lambda output: output.write(piece))
+
+    def _remove_staged(self, names: Iterable[str]) -> None:
+        for name in names:
+            remove(self._files, f"{self._staging}/{name}")
+
+    def _show_files(self, sizes: Mapping[str, int]) -> None:
+        """Give staged files a name in the table, where no reader sees them before the log names them."""
+        for name in sizes:
+            with contextlib.suppress(FileExistsError):
+                staged_files.show(self._files, f"{self._staging}/{name}", f"{self.path}/{name}")
+        sync_folder(self._files, self.path)
+
+    def _mark_done(self, sequence: int) -> None:
+        staged_files.mark(self._files, self._own, sequence)
+
+    def _is_marked(self, sequence: int) -> bool:
+        return staged_files.is_marked(self._files, self._own, sequence)
+
+    def _last_marked(self) -> int:
+        return staged_files.last_marked(self._files, self._own)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Give staged pieces to the sweep: their data first, so that another process can finish after a crash here.
 
         A file system takes a hundred times as long to free a file as to rename it, and a sequence waits for this.
         """
-        piece = self._piece(name)
-        for file_name in (*(file.name for file in piece), name + _PIECE) if piece is not None else ():
-            with contextlib.suppress(FileNotFoundError):
-                self._files.rename(f"{self._staging}/{file_name}", f"{self._staging}/{_DONE}{file_name}")
+        for name in names:
+            piece = self._piece(name)
+            for file_name in (*(file.name for file in piece), name + PIECE) if piece is not None else ():
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.rename(f"{self._staging}/{file_name}", f"{self._staging}/{_DONE}{file_name}")

@@ -60,12 +60,16 @@ _AZURE_ACCOUNTS: Final = ("account_name", "azure_account_name", "azure_storage_a
 _ACCOUNT: Final = "account "
 _SECRET: Final = re.compile("secret|key|token|password|sas|credential|account", re.IGNORECASE)
 _MISSING: Final = "status code: 404"
+_DENIED: Final = re.compile("status code: 40[13]")
+"""Refusals of a listing, which the library does not tell from other errors."""
 _QUERY: Final = re.compile(r"\?[^\s)>\"']*")
 _USER: Final = re.compile(r"(?<=//)[^/\s]*@")
 _BODY: Final = re.compile(r"(status code: \d{3}(?: [A-Za-z' -]+)?).*")
 """A refusal. What follows is the server's answer, which may repeat the request with its headers."""
 _CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 """The name of an error in the answer of a store."""
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_STATUS: Final = re.compile(r"\d{3} [A-Za-z' -]+")
 _VARIABLES: Final = ("AWS_", "AZURE_", "GOOGLE_")
 _FILES: Final = ("_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
 """The ends of variables that name a file, which errors show."""
@@ -207,6 +211,10 @@ class ObjectStore:
         except (BaseError, ValueError, TypeError) as error:
             raise InvalidInputError(f"{self.url} can't be opened: {self._line(error)}") from None
 
+    def library_options(self) -> dict[str, str]:
+        """Return the options as another library on Rust's `object_store` takes them; its retries are off too."""
+        return {**_TIMEOUTS, **self._options, "max_retries": "0"}
+
     # -- errors
 
     @contextlib.contextmanager
@@ -224,6 +232,8 @@ class ObjectStore:
             line = self._line(error)
             if _MISSING in line:  # a listing of a bucket that does not exist
                 raise FileNotFoundError(errno.ENOENT, "No such bucket", self.url) from None
+            if _DENIED.search(line):
+                raise NotAuthorizedError(f"No right to list {self.url}/{path}: {line}") from None
             raise RetriableError(f"The store of {self.url}/{path} does not answer: {line}") from None
 
     def _line(self, error: BaseException) -> str:
@@ -231,7 +241,20 @@ class ObjectStore:
         whole = str(error)
         line = (whole.splitlines() or [type(error).__name__])[0]
         code = _CODE.search(whole)  # by text: the code of the answer, for the message alone
-        text = _BODY.sub(lambda found: found[1] + (f" ({code[1]})" if code else ""), line)
+        return self._without_secrets(_BODY.sub(lambda found: found[1] + (f" ({code[1]})" if code else ""), line))
+
+    def error_text(self, error: BaseException) -> str:
+        """Return what another library says of this store, which has a cause in each line, likewise without secrets."""
+        said: list[str] = []
+        for line in filter(None, (part.strip(" ↳\t") for part in _COLOURS.sub("", str(error)).splitlines())):
+            if line.startswith(("<", "{")):  # the server's answer
+                break
+            said.append(line)
+            if _STATUS.fullmatch(line):
+                break
+        return self._without_secrets(": ".join(said) or type(error).__name__)
+
+    def _without_secrets(self, text: str) -> str:
         text = _USER.sub("…@", _QUERY.sub("?…", text))
         for secret in sorted(self._secrets(), key=len, reverse=True):
             text = text.replace(secret, "***")
@@ -322,11 +345,26 @@ class ObjectStore:
         """Return the names in a folder; none if it does not exist."""
         return [name for page in self.list_pages(folder) for name in page]
 
-    def list_top(self) -> list[str]:
-        """Return the names at the top, those of folders too."""
-        with self._translated(""):
-            found = self._raw.list_with_delimiter()
+    def list_top(self, folder: str = "") -> list[str]:
+        """Return the names at the top, those of folders too; or of what is in a folder, with its path."""
+        with self._translated(folder):
+            found = self._raw.list_with_delimiter(f"{folder}/") if folder else self._raw.list_with_delimiter()
             return [*found["common_prefixes"], *(str(entry["path"]) for entry in found["objects"])]
+
+    def copy_objects(self, paths: Mapping[str, str]) -> None:
+        """Copy objects to other paths, over older ones.
+
+        Raises:
+            FileNotFoundError: one is not there.
+        """
+        self._each(lambda path: self._copy(path, paths[path]), list(paths))
+
+    def _copy(self, path: str, to: str) -> None:
+        if self._url.scheme == "az":  # whose answer may come before the copy is whole
+            self.put_object(to, self.read_object(path))
+        else:
+            with self._translated(path):
+                self._raw.copy(path, to)
 
     def remove_objects(self, paths: Iterable[str]) -> None:
         """Remove objects, those that are there."""

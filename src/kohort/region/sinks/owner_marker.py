@@ -10,7 +10,7 @@ import contextlib
 import os
 import shlex
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -137,20 +137,24 @@ class _AddedColumns(msgspec.Struct, frozen=True):
     schema: str
 
 
-def read_grown(files: FileCalls, folder: str) -> tuple[OwnerMarker, int]:
+def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, int]:
     """Read the owner marker of a folder with the columns that were added later; return also how often some were.
+
+    Args:
+        read: returns the content of a file, or raises FileNotFoundError.
+        folder: the folder.
 
     Raises:
         FileNotFoundError: there is no marker yet.
         InvalidInputError: a newer kohort has written it.
         CorruptDataError: the marker, or what was added, can't be read.
     """
-    claim, number = read_claim(files, folder), 0
+    claim, number = decoded(read(f"{folder}/{CLAIM}"), folder), 0
     fields, added = list(claim.rows()), list(claim.added)
     while True:
-        path = f"{folder}/{_ADDED}{number + 1}.json"
+        path = columns_path(folder, number + 1)
         try:
-            found = msgspec.json.decode(read_file(files, path), type=_AddedColumns)
+            found = msgspec.json.decode(read(path), type=_AddedColumns)
             columns = schema_of(found.schema)
         except FileNotFoundError:
             break
@@ -166,10 +170,19 @@ def read_grown(files: FileCalls, folder: str) -> tuple[OwnerMarker, int]:
     return msgspec.structs.replace(claim, schema=text_of(pa.schema(fields)), added=tuple(added)), number
 
 
+def columns_path(folder: str, number: int) -> str:
+    """Return the path of the file that names the columns of an addition."""
+    return f"{folder}/{_ADDED}{number}.json"
+
+
+def encoded_columns(columns: Iterable[pa.Field[Any]]) -> bytes:
+    """Return added columns as the content of their file."""
+    return msgspec.json.encode(_AddedColumns(1, text_of(pa.schema(columns))))
+
+
 def add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa.Field[Any]]) -> bool:
     """Add columns to a marker as the addition of this number, durably; return False if another process was faster."""
-    data = msgspec.json.encode(_AddedColumns(1, text_of(pa.schema(columns))))
-    if not _write_once(files, f"{folder}/{_ADDED}{number}.json", data):
+    if not _write_once(files, columns_path(folder, number), encoded_columns(columns)):
         return False
     sync_folder(files, folder)
     return True

@@ -1,0 +1,280 @@
+"""A Delta table in an object store that is written to exactly once: a sequence is one conditional put of a commit.
+
+    table/_delta_log/                            Delta's own
+    table/_kohort/REGION-ID/region.json          as in a folder (`delta_table`); created once
+    table/_kohort/REGION-ID/columns-1.json       the same
+    table/_kohort/REGION-ID/conditional-put      an object that `check` could create once only
+    table/_kohort/REGION-ID/reached/             a table of one object, which both libraries must find
+    table/_kohort/REGION-ID/done/17              sequence 17 is done (an empty object; a few of the newest are kept)
+    table/_kohort/REGION-ID/staged/…             as in a folder
+    table/eEPOCH-REGION-ID-ATTEMPT-0.parquet     a copy of a staged file, once it is published
+
+A store has no links, so the publisher has the store copy the staged files before the commit. VACUUM therefore never
+removes staged rows, and a sweep never touches what readers see. A copy is checked by its size.
+
+The commit is a conditional put of the library, without retries. After a lost answer the publisher reads the log again.
+If the sequence is not in it, another commit takes its version, and the put that may still be under way is refused. A
+put that arrives after others have cleaned the log may succeed below the last checkpoint, where no reader looks. Each
+commit therefore counts only when a new reading of the log shows it.
+
+An unconditional put may also arrive late. `KEY.json` may then name the files of an earlier attempt to stage the same
+rows. They are left to the sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+from uuid import UUID
+
+import deltalake
+import msgspec
+import pyarrow as pa
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    DeltaProtocolError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
+
+from kohort.errors import InvalidInputError, RetriableError
+from kohort.region.files import SYSTEM
+from kohort.region.sinks import owner_marker, staged_files
+from kohort.region.sinks.delta_log import DeltaLog
+from kohort.region.sinks.delta_table import PIECE, DeltaTable
+from kohort.region.sinks.object_store import ObjectStore
+from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.rows import Evolution, Mode
+from kohort.region.sinks.staged_files import Codec
+
+_LOG: Final = "_delta_log"
+CHECKPOINT_INTERVAL: Final = 10
+"""Number of commits between checkpoints of a table that is created here, as in Spark. The library's default is 100, and
+a publication makes 7 requests for each commit since the last checkpoint."""
+
+
+class StoreDeltaLog(DeltaLog):
+    """The log of one table in a store, for one region. What the store has answered is durable."""
+
+    def __init__(self, store: ObjectStore, region_id: UUID) -> None:
+        super().__init__(store.url, region_id, SYSTEM)
+        self._store, self._given = store, store.library_options()
+
+    def refuse_link(self) -> None:
+        """Do nothing: a store has no links."""
+
+    def exists(self) -> bool:
+        """Return whether the table exists. The library's own question would stop all threads of the process."""
+        return any(self._store.list_pages(_LOG))
+
+    def _open_table(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(self._path, storage_options=self._given)
+
+    def create_table(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
+        """Create the table, or load the one that another writer has created meanwhile, or whose answer was lost."""
+        kept = deltalake.Schema.from_arrow(schema)
+        refused = ""
+        try:
+            with self._errors():
+                deltalake.DeltaTable.create(
+                    self._path, kept, mode="ignore", partition_by=list(partition_by), storage_options=self._given,
+                    configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)},
+                )  # fmt: skip
+        except (CommitFailedError, RetriableError) as error:
+            refused = self._store.error_text(error)
+        try:
+            return self.load()
+        except InvalidInputError:
+            if refused:
+                raise RetriableError(f"The Delta table {self._path} can't be created: {refused}") from None
+            raise
+
+    def reaches(self, folder: str) -> bool:
+        """Return whether the library finds what the store has in a folder: a table of one object, with an id.
+
+        The library's functions that read an object would stop all threads of the process meanwhile.
+        """
+        columns = deltalake.Schema.from_arrow(pa.schema([("id", pa.int64())])).to_json()
+        about = {"id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": columns,
+                 "partitionColumns": [], "configuration": {}, "createdTime": 0}  # fmt: skip
+        lines = ({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": about})
+        data = b"\n".join(map(msgspec.json.encode, lines))
+        kept = self._store.create_object(f"{folder}/{_LOG}/{0:020}.json", data)
+        try:
+            with self._errors():
+                found = deltalake.DeltaTable(f"{self._path}/{folder}", storage_options=self._given)
+        except TableNotFoundError:
+            return False
+        return str(found.metadata().id).encode() in kept
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Translate the library's errors, whose text may have the request with its signature."""
+        try:
+            yield
+        except (CommitFailedError, SchemaMismatchError, TableNotFoundError):
+            raise
+        except DeltaProtocolError as error:
+            said = self._store.error_text(error)
+            raise InvalidInputError(f"{self._path} is a Delta table that can't be written to: {said}") from None
+        except (DeltaError, OSError) as error:
+            said = self._store.error_text(error)
+            raise RetriableError(f"The Delta table {self._path} does not answer: {said}") from None
+
+    def settle(self, newest: int, synced: object) -> None:
+        """Do nothing."""
+
+    def settle_columns(self, newest: int) -> None:
+        """Do nothing."""
+
+
+class DeltaObjects(DeltaTable):
+    """A `DeltaTable` in an object store, which `DeltaTable(url)` makes of a store's URL.
+
+    Attributes:
+        path: the URL.
+        mode: as of `DeltaTable`.
+        keys: as of `DeltaTable`.
+        partition_by: as of `DeltaTable`.
+        compression: as of `DeltaTable`.
+        evolve: as of `DeltaTable`.
+    """
+
+    _LATE: ClassVar = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: Mode = "append",
+        keys: Sequence[str] = (),
+        partition_by: Sequence[str] = (),
+        compression: Codec = "zstd",
+        evolve: Evolution = "refuse",
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._keep_options(mode, keys, partition_by, compression, evolve)
+        self._store = ObjectStore(os.fspath(path), storage_options or {})
+        self.path = self._store.url
+
+    def __repr__(self) -> str:
+        return f"DeltaTable({self._store.name!r})"  # without credentials
+
+    def _named(self) -> str:
+        return f"{self.KIND}:{self._store.name}"
+
+    @property
+    def _log(self) -> DeltaLog:
+        return self._store_log()
+
+    def _store_log(self) -> StoreDeltaLog:
+        return StoreDeltaLog(self._store, self._bound())
+
+    @property
+    def _own(self) -> str:
+        return f"_kohort/{self._bound().hex}"
+
+    # -- before the first record
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check that tables of this schema can be staged and published; create the table if it is missing."""
+        self._bound()
+        try:
+            super().check(schema)
+        except FileNotFoundError as error:
+            raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
+
+    def _prepare_place(self) -> None:
+        """Refuse a store without conditional puts before the table is created there."""
+        if not self._is_claimed() and not self._log.exists():
+            self._refuse_strangers()
+            self._store.check_conditional(f"{self._own}/conditional-put")
+
+    def _names_in(self, folder: str) -> list[str]:
+        if folder == self.path:
+            return self._store.list_top()
+        if folder == f"{self.path}/_kohort":
+            return self._store.list_top("_kohort")
+        return self._store.list_names(folder)
+
+    def _keep_claim(self, mine: OwnerMarker | None) -> None:
+        if mine is not None:
+            self._store.create_object(f"{self._own}/{owner_marker.CLAIM}", owner_marker.encoded(mine))
+
+    def _probe(self) -> None:
+        """Check that the store has conditional puts, and that both libraries reach the same place."""
+        self._store.check_conditional(f"{self._own}/conditional-put")
+        if not self._store_log().reaches(f"{self._own}/reached"):
+            raise InvalidInputError(
+                f"deltalake and obstore do not reach the same place by {self.path}: give the endpoint, the region and "
+                "the credentials in storage_options"
+            )
+
+    def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
+        data = owner_marker.encoded_columns(columns)
+        return self._store.create_object(owner_marker.columns_path(self._own, number), data) == data
+
+    def _sync_own(self) -> None:
+        """Do nothing: what the store has answered is durable."""
+
+    def _read_claim(self, folder: str) -> OwnerMarker:
+        return owner_marker.decoded(self._store.read_object(f"{folder}/{owner_marker.CLAIM}"), self.path)
+
+    def _adopt(self, folder: str) -> str:
+        claim = self._own_claim(folder)
+        if claim is None:
+            return ""
+        if claim.place != self.place:
+            mine = msgspec.structs.replace(claim, place=self.place)
+            self._store.put_object(f"{folder}/{owner_marker.CLAIM}", owner_marker.encoded(mine))
+        self._kept = None
+        return claim.place
+
+    # -- staged files
+
+    def _content(self, path: str) -> bytes:
+        return self._store.read_object(path)
+
+    def _write_rows(self, name: str, rows: pa.Table) -> int:
+        data = staged_files.parquet_bytes(rows, self.path, self.compression, None)
+        self._store.put_object(f"{self._staging}/{name}", data)
+        return len(data)
+
+    def _write_piece(self, name: str, piece: bytes) -> None:
+        self._store.put_object(f"{self._staging}/{name}", piece)
+
+    def _remove_staged(self, names: Iterable[str]) -> None:
+        self._store.remove_objects(f"{self._staging}/{name}" for name in names)
+
+    def _show_files(self, sizes: Mapping[str, int]) -> None:
+        there = self._store.object_sizes(list(sizes))
+        self._store.copy_objects({f"{self._staging}/{name}": name for name in sizes if there.get(name) != sizes[name]})
+        if self._store.object_sizes(list(sizes)) != dict(sizes):
+            raise RetriableError(f"The store of {self.path} has not copied all staged files yet")
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Remove staged pieces: their data first, so that another process can finish after a crash here."""
+        pieces = dict(zip(names, self._pieces(list(names)), strict=True))
+        self._remove_staged(file.name for piece in pieces.values() for file in piece or ())
+        self._remove_staged(name + PIECE for name, piece in pieces.items() if piece is not None)
+
+    # -- sequences that are done
+
+    def _marks(self) -> list[int]:
+        return sorted(int(name) for name in self._store.list_names(f"{self._own}/done") if name.isdecimal())
+
+    def _is_marked(self, sequence: int) -> bool:
+        return self._last_marked() >= sequence
+
+    def _last_marked(self) -> int:
+        return max(self._marks(), default=0)
+
+    def _mark_done(self, sequence: int) -> None:
+        if not self._is_marked(sequence):
+            self._store.put_object(f"{self._own}/done/{sequence}", b"")
+        old = self._marks()[: -staged_files.MARKS_KEPT]
+        self._store.remove_objects(f"{self._own}/done/{number}" for number in old)

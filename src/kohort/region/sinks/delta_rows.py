@@ -1,0 +1,181 @@
+"""Rows as a Delta table stores them: types, partitions and statistics; tables that this package can't write exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+import deltalake
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kohort.errors import InvalidInputError
+from kohort.region.sinks.delta_log import arrow_of
+from kohort.region.sinks.rows import plain
+
+TEXT_MAX: Final = 32
+"""Maximum number of characters of a text in a file's statistics; longer ones are left out."""
+COLUMNS_MAX: Final = 32
+"""Number of columns with statistics: the first ones, as in Delta's own writers."""
+_FEATURES: Final = frozenset({
+    "appendOnly", "changeDataFeed", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
+    "vacuumProtocolCheck", "v2Checkpoint",
+})  # fmt: skip
+_LOCAL_TIMES: Final = "timestampNtz"
+_SETTINGS: Final = {
+    "delta.constraints.": "has a constraint",
+    "delta.columnMapping.mode": "maps its columns",
+    "delta.setTransactionRetentionDuration": "forgets which sequences it has",
+}
+
+
+def delta_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the types in which a Delta table stores these columns.
+
+    Raises:
+        InvalidInputError: a Delta table can't store a column unchanged; the message names the columns.
+    """
+    kept, refused = [], []
+    for given, field in zip(schema, plain(schema), strict=True):
+        try:
+            back = arrow_of(pa.schema([field])).field(0)
+        except Exception as error:  # noqa: BLE001 - the library raises plain ones
+            refused.append(f"column {given.name!r} of type {given.type} ({str(error).splitlines()[0]})")
+            continue
+        finer = pa.types.is_timestamp(back.type) and back.type.unit == "ns"
+        if finer or pa.types.is_null(back.type):
+            refused.append(f"column {given.name!r} of type {given.type}")
+        elif not _holds(back.type, field.type):
+            refused.append(f"column {given.name!r} of type {given.type} (it would come back as {back.type})")
+        kept.append(pa.field(field.name, back.type, field.nullable))
+    if refused:
+        raise InvalidInputError(f"Delta does not take {'; '.join(refused)}: cast these columns")
+    return pa.schema(kept)
+
+
+def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kept) and pa.types.is_timestamp(given):
+        return bool(kept.tz == given.tz and given.unit in ("s", "ms", "us"))
+    return bool(kept.equals(given) or plain(pa.schema([("x", kept)])).field(0).type.equals(given))
+
+
+def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Check that these columns can partition the files.
+
+    Raises:
+        InvalidInputError: a column can't; the message says which can.
+    """
+    for name in partition_by:
+        kind = schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
+            raise InvalidInputError(f"partition_by names {name!r} of type {kind}: take a text, an integer or a date")
+    if len(partition_by) == len(schema):
+        raise InvalidInputError("partition_by names all columns: one must be left for the files")
+
+
+def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
+    """Check that a table uses no Delta feature beyond those that this package can write.
+
+    Raises:
+        InvalidInputError: it uses one; the message names it.
+    """
+    settings: Mapping[str, str | None] = table.metadata().configuration
+    protocol = table.protocol()
+    found = [f"{why} ({name})" for name in settings for key, why in _SETTINGS.items()
+             if name.startswith(key) and settings[name] != "none"]  # fmt: skip
+    unknown = sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _FEATURES)
+    found += [f"needs the feature {name}" for name in unknown]
+    if mode == "update" and settings.get("delta.appendOnly") == "true":
+        found.append("takes new rows only (delta.appendOnly)")
+    for field in msgspec.json.decode(table.schema().to_json())["fields"]:
+        rules = [key for key in field["metadata"] if key.startswith(("delta.identity", "delta.gen", "delta.inv"))]
+        found += [f"has a rule for column {field['name']!r} ({key})" for key in rules]
+    if found:
+        raise InvalidInputError(
+            f"{place} can't be written exactly once: it {'; it '.join(found)}. Take that away, or give the region "
+            "another table"
+        )
+
+
+def check_feature(place: str, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> None:
+    """Check that columns can be added to a table without a feature that some of its readers may lack.
+
+    The library would enable the feature by itself, and so shut these readers out.
+
+    Raises:
+        InvalidInputError: a column needs one; the message says what to do.
+    """
+    needing = [f"{field.name!r} of type {field.type}" for field in columns if _has_local_time(field.type)]
+    if needing and _LOCAL_TIMES not in (table.protocol().reader_features or ()):
+        raise InvalidInputError(
+            f"{place} can't be given the column {', '.join(needing)}: a time without a zone needs the table feature "
+            f"{_LOCAL_TIMES}, and programs that lack it could no longer read the table. Cast the column to a time "
+            "with a zone, or enable the feature by hand"
+        )
+
+
+def _has_local_time(kind: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kind):
+        return kind.tz is None
+    return any(_has_local_time(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def statistics(table: pa.Table) -> str:
+    """Return a file's statistics for the log, with which readers can skip the file."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name in table.column_names[:COLUMNS_MAX]:
+        column = table.column(name)
+        if pa.types.is_nested(column.type):
+            continue
+        nulls[name] = column.null_count
+        if not (
+            pa.types.is_integer(column.type) or pa.types.is_string(column.type) or pa.types.is_temporal(column.type)
+        ):
+            continue
+        ends = pc.min_max(column)
+        try:
+            low, high = _said(ends["min"].as_py()), _said(ends["max"].as_py())
+        except (ValueError, OverflowError):  # a time that Python has no word for
+            continue
+        if low is not None and high is not None:
+            least[name], most[name] = low, high
+    found = {"numRecords": table.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return msgspec.json.encode(found).decode()
+
+
+def _said(value: object) -> int | str | None:
+    if isinstance(value, datetime):
+        text = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+        return text.isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_MAX else None
+    return value if isinstance(value, int) else None
+
+
+def parted(table: pa.Table, partition_by: Sequence[str]) -> list[tuple[dict[str, str | None], pa.Table]]:
+    """Return the rows of each partition, without the partition columns. An empty text is null, as in Delta."""
+    if not table.num_rows:
+        return []
+    if not partition_by:
+        return [({}, table)]
+    at = "".join(table.column_names) + "_"
+    numbered = table.select(partition_by).append_column(at, pa.array(range(table.num_rows), pa.int64()))
+    groups = numbered.group_by(list(partition_by)).aggregate([(at, "list")])
+    rest = table.drop_columns(list(partition_by))
+    found = []
+    for row in groups.to_pylist():
+        values = {name: _partition(row[name]) for name in partition_by}
+        found.append((values, rest.take(pa.array(sorted(row[f"{at}_list"]), pa.int64()))))
+    return found
+
+
+def _partition(value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    return value.isoformat() if isinstance(value, date) else str(value)

@@ -1,0 +1,277 @@
+"""A Delta table in an object store, without a server: what its store loses, delays and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pytest
+from obstore.store import LocalStore
+
+from kohort.errors import InvalidInputError, KafkaError, RetriableError
+from kohort.region import DeltaTable
+from kohort.region.sinks import Keep
+from kohort.region.sinks.by_name import sink_of
+from kohort.region.sinks.delta_log import DeltaLog
+from kohort.region.sinks.delta_objects import DeltaObjects, StoreDeltaLog
+from kohort.region.sinks.delta_table import DeltaTable as Table
+from kohort.region.sinks.object_store import ObjectStore
+from kohort.region.staged import StagedKey
+from tests.region import object_runs
+from tests.region.places import REGION, SCHEMA, Calls, DeltaObjectsPlace, HeldObjects, LocalObjects, Place, table
+
+Run = Callable[[Place, Path], None]
+RUNS: tuple[Run, ...] = (
+    object_runs.lost_answers,
+    object_runs.refused_requests,
+    object_runs.published_rows_stay,
+    object_runs.swept_after_death,
+    object_runs.staging_killed_and_swept,
+)
+KEYS = [StagedKey(REGION, 5, "größe/1", unit) for unit in range(3)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> DeltaObjectsPlace:
+    made = DeltaObjectsPlace("delta-objects")
+    made.at(tmp_path)
+    return made
+
+
+def made(place: DeltaObjectsPlace, store: ObjectStore | None = None, **options: Any) -> DeltaObjects:
+    sink = place.sink(**options)
+    assert isinstance(sink, DeltaObjects)
+    sink._store = store or sink._store
+    return sink
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_run(run: Run, tmp_path: Path) -> None:
+    run(DeltaObjectsPlace("delta-objects"), tmp_path)
+
+
+def test_commit_below_a_checkpoint_is_not_taken_for_the_sequence(
+    place: DeltaObjectsPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a publisher slept, others wrote, and cleaned the log: the late put succeeds, and nobody sees it."""
+    sink = made(place)
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], table([(1, "a")]))
+    slept: list[str] = []
+    whole = DeltaLog.commit
+
+    def commit(self: DeltaLog, *args: Any) -> bool:
+        if slept:
+            return whole(self, *args)
+        done = whole(self, *args)
+        log = Path(place.path, "_delta_log")
+        late = (log / f"{1:020}.json").read_bytes()
+        (log / f"{1:020}.json").unlink()
+        deltalake.write_deltalake(place.path, table([(8, "others")]), mode="append")
+        deltalake.write_deltalake(place.path, table([(9, "others")]), mode="append")
+        deltalake.DeltaTable(place.path).create_checkpoint()
+        (log / f"{1:020}.json").write_bytes(late)
+        slept.append("now")
+        return done
+
+    monkeypatch.setattr(DeltaLog, "commit", commit)
+    sink.publish(1, [KEYS[0]])
+    assert slept and place.rows() == [(1, "a"), (8, "others"), (9, "others")] and sink.published() == 1
+    sink.publish(1, [KEYS[0]])
+    assert place.rows() == [(1, "a"), (8, "others"), (9, "others")]
+
+
+def test_put_of_an_earlier_attempt_that_arrives_late_loses_no_row(place: DeltaObjectsPlace) -> None:
+    """The first attempt's `KEY.json` comes after the second one's: the files that it names are still there."""
+    calls = Calls()
+    late: list[tuple[Path, bytes]] = []
+
+    def lose(number: int, call: str) -> None:
+        if call.startswith("put ") and call.endswith(".json") and "/staged/" in call and not late:
+            path = Path(place.path, call.removeprefix("put "))
+            late.append((path, path.read_bytes()))
+            path.unlink()
+            raise object_runs.GenericError("the connection was closed")
+
+    made(place).check(SCHEMA)
+    sink = made(place, LocalObjects(place.path, calls))
+    calls.after = lose
+    with pytest.raises(RetriableError):
+        sink.stage(KEYS[0], table([(1, "a"), (2, "b")]))
+    sink.stage(KEYS[0], table([(1, "a"), (2, "b")]))
+    path, content = late[0]
+    path.write_bytes(content)
+    sink.publish(1, [KEYS[0]])
+    assert place.rows() == [(1, "a"), (2, "b")]
+    sink.sweep(Keep(6))
+    assert place.staged() == []
+
+
+def test_copy_that_is_not_whole_is_not_published(place: DeltaObjectsPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = made(place)
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], table([(1, "a")]))
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "_copy", lambda self, path, to: self.put_object(to, b"half"))
+        with pytest.raises(RetriableError, match="not copied all"):
+            sink.publish(1, [KEYS[0]])
+    assert place.rows() == []
+    sink.publish(1, [KEYS[0]])
+    assert place.rows() == [(1, "a")]
+
+
+def test_copy_on_azure_is_read_and_written(tmp_path: Path) -> None:
+    store = LocalObjects(str(tmp_path), calls := Calls(), "az://container/out")
+    store.put_object("a", b"rows")
+    store.copy_objects({"a": "b"})
+    assert store.read_object("b") == b"rows" and not any(call.startswith("copy") for call in calls.trace)
+    with pytest.raises(FileNotFoundError):
+        store.copy_objects({"missing": "c"})
+
+
+def test_vacuum_leaves_what_is_staged(place: DeltaObjectsPlace) -> None:
+    sink = made(place)
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], table([(1, "a")]))
+    deltalake.DeltaTable(place.path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    sink.publish(1, [KEYS[0]])
+    deltalake.DeltaTable(place.path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert place.rows() == [(1, "a")]
+    sink.check(SCHEMA)
+
+
+class _Careless(HeldObjects):
+    """A store that takes a conditional put for a plain one."""
+
+    def put(self, path: str, data: bytes, **options: Any) -> Any:
+        return super().put(path, data, **{name: options[name] for name in options if name != "mode"})
+
+
+class _CarelessStore(LocalObjects):
+    def _open_store(self) -> Any:
+        return _Careless(self.root, getattr(self, "calls", Calls()))
+
+    def race_puts(self, path: str) -> int:
+        return ObjectStore.race_puts(self, path)
+
+
+def test_store_without_conditional_puts_is_refused_before_a_table_is_created(place: DeltaObjectsPlace) -> None:
+    sink = made(place, _CarelessStore(place.path, Calls()))
+    for _ in range(2):
+        with pytest.raises(InvalidInputError, match="no conditional puts"):
+            sink.check(SCHEMA)
+    assert not deltalake.DeltaTable.is_deltatable(place.path)
+    deltalake.write_deltalake(place.path, table([(9, "others")]))
+    with pytest.raises(InvalidInputError, match="no conditional puts"):
+        sink.check(SCHEMA)
+
+
+def test_libraries_that_reach_two_places_are_refused(place: DeltaObjectsPlace, tmp_path: Path) -> None:
+    """The environment may lead one of them elsewhere."""
+    elsewhere = DeltaObjectsPlace("delta-objects")
+    elsewhere.at(tmp_path / "elsewhere")
+    made(elsewhere).check(SCHEMA)
+    sink = made(place)
+
+    class Elsewhere(type(sink)):  # type: ignore[misc]
+        def _store_log(self) -> StoreDeltaLog:
+            log = super()._store_log()
+            log._path = elsewhere.path
+            return log  # type: ignore[no-any-return]
+
+    sink.__class__ = Elsewhere
+    with pytest.raises(InvalidInputError, match="do not reach the same place"):
+        sink.check(SCHEMA)
+
+
+def test_folder_with_other_objects_is_refused(place: DeltaObjectsPlace) -> None:
+    LocalStore(place.path, mkdir=True).put("notes.csv", b"x")
+    with pytest.raises(InvalidInputError, match=r"holds 'notes\.csv' and is no Delta table"):
+        made(place).check(SCHEMA)
+
+
+def test_names_of_tables_in_stores() -> None:
+    there = DeltaTable(
+        "s3a://bucket/t/", storage_options={"endpoint": "https://store.example", "secret_access_key": "x"}
+    )
+    assert there.place == "delta:s3://bucket/t[https://store.example]" and "secret" not in repr(there)
+    assert isinstance(sink_of(there.place), DeltaObjects) and sink_of(there.place).place == there.place
+    assert DeltaTable("gs://bucket/t").place == "delta:gs://bucket/t"
+    azure = DeltaTable("az://container/t", storage_options={"account_name": "air"})
+    assert sink_of(azure.place).place == azure.place
+    with pytest.raises(InvalidInputError, match="storage_options are for object stores"):
+        DeltaTable("out", storage_options={"region": "x"})
+    with pytest.raises(InvalidInputError, match="needs keys"):
+        DeltaTable("s3://bucket/t", mode="update")
+    with pytest.raises(InvalidInputError, match="holds no credentials"):
+        DeltaTable("s3://key:secret@bucket/t")
+
+
+def _counts_without_a_new_reading(patch: pytest.MonkeyPatch) -> None:
+    def until_there(self: Table, is_there: Any, commit: Any) -> None:
+        while not is_there(table := self._log.load()):
+            if commit(table):
+                return
+
+    patch.setattr(Table, "_until_there", until_there)
+
+
+def _removes_files_of_a_failed_attempt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeltaObjects, "_LATE", False)
+
+
+def _does_not_look(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeltaLog, "has", lambda self, at, sequence: False)
+    patch.setattr("kohort.region.sinks.delta_table.COMMITS_MAX", 2)
+
+
+def _sweeps_all(patch: pytest.MonkeyPatch) -> None:
+    whole = DeltaObjects.sweep
+    patch.setattr(DeltaObjects, "sweep", lambda self, keep: whole(self, Keep(keep.floor)))
+
+
+def _trusts_a_copy(patch: pytest.MonkeyPatch) -> None:
+    def show_files(self: DeltaObjects, sizes: Any) -> None:
+        self._store.copy_objects({f"{self._staging}/{name}": name for name in sizes})
+
+    patch.setattr(DeltaObjects, "_show_files", show_files)
+
+
+def _late_commit(place: DeltaObjectsPlace, patch: pytest.MonkeyPatch) -> None:
+    test_commit_below_a_checkpoint_is_not_taken_for_the_sequence(place, patch)
+
+
+def _late_piece(place: DeltaObjectsPlace, patch: pytest.MonkeyPatch) -> None:
+    test_put_of_an_earlier_attempt_that_arrives_late_loses_no_row(place)
+
+
+def _lost(place: DeltaObjectsPlace, patch: pytest.MonkeyPatch) -> None:
+    object_runs.lost_answers(place, Path(place.path).parent / "lost")
+
+
+def _swept(place: DeltaObjectsPlace, patch: pytest.MonkeyPatch) -> None:
+    object_runs.swept_after_death(place, Path(place.path).parent / "swept")
+
+
+@pytest.mark.parametrize(
+    ("mutant", "run"),
+    [
+        (_counts_without_a_new_reading, _late_commit),
+        (_removes_files_of_a_failed_attempt, _late_piece),
+        (_does_not_look, _lost),
+        (_sweeps_all, _swept),
+        (_trusts_a_copy, test_copy_that_is_not_whole_is_not_published),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_the_run_kills_the_mutant(
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    run: Callable[[DeltaObjectsPlace, pytest.MonkeyPatch], None],
+    place: DeltaObjectsPlace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, KafkaError, pytest.fail.Exception)):
+        run(place, monkeypatch)
