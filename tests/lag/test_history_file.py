@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,6 @@ from kohort.lag.history_file import (
     HistoryWriter,
     ReadValues,
     TimedChange,
-    thinned,
 )
 
 START_MS = 1_700_000_000_000 // STEP_MS * STEP_MS
@@ -154,23 +154,51 @@ def test_minute_has_the_largest_lag_the_worst_status_and_the_last_members(path: 
             reader.minutes("gg")
 
 
-def test_picture_has_the_largest_of_each_part_and_gaps() -> None:
+def with_minutes(path: Path, minutes: Sequence[GroupMinute]) -> HistoryReader:
+    """A reader of a file with these minutes of `g`, beside others of `h`, which are long."""
+    path.unlink(missing_ok=True)
+    with HistoryWriter(path) as writer:
+        writer.add_report(report(START_MS - STEP_MS, {"h": [9_999], "g": [0]}), "c", [], ReadValues.of(report(0, {})))
+        written(writer)
+    rows = [(at.at_ms, at.lag, at.time_lag_ms, at.status, at.members) for at in minutes]
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM lag WHERE group_key = (SELECT key FROM group_names WHERE name = 'g')")
+        connection.executemany("INSERT INTO minutes VALUES (?)", [row[:1] for row in rows])
+        for name, given in (("g", rows), ("h", [(row[0], 9_999, 1, 3, 0) for row in rows])):
+            key = connection.execute("SELECT key FROM group_names WHERE name = ?", (name,)).fetchone()[0]
+            connection.executemany(
+                "INSERT INTO lag VALUES (?, ?, ?, ?, ?, ?)", [(row[0], key, *row[1:]) for row in given]
+            )
+    return HistoryReader(path)
+
+
+def test_picture_has_the_largest_of_each_part_and_gaps(path: Path) -> None:
     week = [
         GroupMinute(START_MS + number * STEP_MS, number % 100, None, LagStatus(number % 2), number)
         for number in range(10_080)
         if not 2_000 <= number < 3_000
     ]
-    found = thinned(week, 300)
-    assert len(found) <= 302
-    known = [point for point in found if point is not None]
-    assert len(found) - len(known) == 1, "one gap"
-    assert max(point.lag or 0 for point in known) == 99
-    assert {point.status for point in known[:-1]} == {LagStatus.WARN}
-    assert {point.time_lag_ms for point in known} == {None}
-    assert thinned(week[:5], 300) == week[:5]
-    assert thinned(week[:50:5], 300, 5 * STEP_MS) == week[:50:5], "an interval is no gap"
-    assert thinned(week[:50:5], 300)[1] is None
-    assert thinned([], 300) == []
+    with with_minutes(path, week) as reader:
+        found = reader.points("g", START_MS, 300)
+        assert len(found) <= 302
+        known = [point for point in found if point is not None]
+        assert len(found) - len(known) == 1, "one gap"
+        assert max(point.lag or 0 for point in known) == 99
+        assert {point.status for point in known[:-1]} == {LagStatus.WARN}
+        assert {point.time_lag_ms for point in known} == {None}
+        assert known[0].at_ms == START_MS and known[-1].members == 10_079, "the members are those of the end"
+        later = reader.points("g", START_MS + 9_000 * STEP_MS, 300)
+        assert later[0] is not None and later[0].at_ms == START_MS + 9_000 * STEP_MS
+        assert reader.points("g", START_MS + 10_080 * STEP_MS, 300) == []
+        with pytest.raises(NotFoundError, match="no group 'gg'"):
+            reader.points("gg", 0, 300)
+    with with_minutes(path, week[:5]) as reader:
+        assert reader.points("g", 0, 300) == week[:5]
+    with with_minutes(path, week[:50:5]) as reader:
+        assert reader.points("g", 0, 300, 5 * STEP_MS) == week[:50:5], "an interval is no gap"
+        assert reader.points("g", 0, 300)[1] is None
+    with with_minutes(path, []) as reader:
+        assert reader.points("g", 0, 300) == []
 
 
 def test_what_is_older_than_the_retention_is_deleted(path: Path) -> None:

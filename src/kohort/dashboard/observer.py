@@ -27,7 +27,6 @@ from kohort.lag.history_file import (
     HistoryWriter,
     ReadValues,
     TimedChange,
-    thinned,
 )
 from kohort.lag.snapshot import reason_of
 from kohort.lag.timeline import past_rebalances
@@ -280,8 +279,8 @@ class ClusterObserver(ClosedOnExit):
         if self._file is not None:
             with suppress(NotFoundError), self._file.reader() as reader:
                 if reader.cluster_id in (None, self._reader.cluster_id):  # otherwise `history_error` says so
-                    minutes = reader.minutes(name, round(time.time() * 1000) - last_ms)
-                    points = thinned(minutes, PAST_POINTS, self._interval_ms)
+                    since_ms = round(time.time() * 1000) - last_ms
+                    points = reader.points(name, since_ms, PAST_POINTS, self._interval_ms)
         return {
             "is_kept": self._file is not None,
             "times_ms": [None if point is None else point.at_ms for point in points],

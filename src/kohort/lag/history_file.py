@@ -22,9 +22,8 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil
 from pathlib import Path
 from typing import IO, Any
@@ -93,6 +92,11 @@ CREATE TABLE changes (
 ) WITHOUT ROWID;
 CREATE TABLE last_reads (number INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, body BLOB NOT NULL);
 """
+_MINUTES = (  # one look-up for each minute: the table has all groups of a minute together
+    "FROM minutes CROSS JOIN lag ON lag.at_ms = minutes.at_ms AND group_key = ? WHERE minutes.at_ms >= ? "
+    "ORDER BY minutes.at_ms"
+)
+"""A group's minutes since a time, the oldest first."""
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -188,34 +192,6 @@ class GroupMinute:
     time_lag_ms: int | None
     status: LagStatus
     members: int | None
-
-
-def thinned(minutes: Sequence[GroupMinute], most: int, interval_ms: float = 0) -> list[GroupMinute | None]:
-    """Return at most about `most` points of equal length, each with the largest values in it; None for each gap.
-
-    A picture has fewer points than a week has minutes, and the largest lag is the one to look at.
-
-    Args:
-        minutes: The minutes, the oldest first.
-        most: The most points.
-        interval_ms: The time between two reads. Minutes between them are no gap.
-    """
-    if not minutes:
-        return []
-    span_ms = minutes[-1].at_ms - minutes[0].at_ms
-    length_ms = max(1, ceil(max(span_ms / most, interval_ms) / STEP_MS)) * STEP_MS
-    points: list[GroupMinute | None] = []
-    before = None
-    for place, part in groupby(minutes, key=lambda minute: minute.at_ms // length_ms):
-        found = list(part)
-        if before is not None and place - before > 1:
-            points.append(None)
-        before = place
-        lag = max((minute.lag for minute in found if minute.lag is not None), default=None)
-        time_lag_ms = max((minute.time_lag_ms for minute in found if minute.time_lag_ms is not None), default=None)
-        worst = max(minute.status for minute in found)
-        points.append(GroupMinute(found[0].at_ms, lag, time_lag_ms, worst, found[-1].members))
-    return points
 
 
 @dataclass(frozen=True, slots=True)
@@ -680,19 +656,57 @@ class HistoryReader(ClosedOnExit):
         Raises:
             NotFoundError: The file has no such group.
         """
-        key = self._rows("SELECT key FROM group_names WHERE name = ?", group)
-        if not key:
-            near = did_you_mean(group, self.groups())
-            raise NotFoundError(f"{self._path} has no group {group!r}{near}")
-        sql = (  # one look-up for each minute: the table has all groups of a minute together
-            "SELECT lag.at_ms, lag, time_lag_ms, status, members FROM minutes CROSS JOIN lag "
-            "ON lag.at_ms = minutes.at_ms AND group_key = ? WHERE minutes.at_ms >= ? ORDER BY minutes.at_ms"
-        )
-        rows = self._rows(sql, key[0][0], since_ms // STEP_MS * STEP_MS)
+        sql = f"SELECT lag.at_ms, lag, time_lag_ms, status, members {_MINUTES}"
+        rows = self._rows(sql, self._key(group), since_ms // STEP_MS * STEP_MS)
         return [
             GroupMinute(at_ms, lag, time_lag_ms, LagStatus(status), members)
             for at_ms, lag, time_lag_ms, status, members in rows
         ]
+
+    def points(self, group: str, since_ms: int, most: int, interval_ms: float = 0) -> list[GroupMinute | None]:
+        """Return at most about `most` points of equal length, each with the largest values in it; None for each gap.
+
+        A picture has fewer points than a week has minutes, and the largest lag is the one to look at.
+
+        Args:
+            group: The group.
+            since_ms: The beginning.
+            most: The most points.
+            interval_ms: The time between two reads. Minutes between them are no gap.
+
+        Raises:
+            NotFoundError: The file has no such group.
+        """
+        key, since_ms = self._key(group), since_ms // STEP_MS * STEP_MS
+        ends = [self._rows(f"SELECT lag.at_ms {_MINUTES} {order} LIMIT 1", key, since_ms) for order in ("ASC", "DESC")]
+        if not all(ends):
+            return []
+        (((first_ms,),), ((last_ms,),)) = ends
+        length_ms = max(1, ceil(max((last_ms - first_ms) / most, interval_ms) / STEP_MS)) * STEP_MS
+        sql = (
+            "SELECT first_ms, largest, longest_ms, worst, "
+            "(SELECT members FROM lag WHERE at_ms = last_ms AND group_key = ?) FROM (SELECT min(at_ms) AS first_ms, "
+            "max(at_ms) AS last_ms, max(lag) AS largest, max(time_lag_ms) AS longest_ms, max(status) AS worst "
+            f"FROM (SELECT lag.* {_MINUTES}) GROUP BY at_ms / ?) ORDER BY first_ms"
+        )
+        rows = self._rows(sql, key, key, first_ms, length_ms)
+        points: list[GroupMinute | None] = []
+        before = None
+        for at_ms, lag, time_lag_ms, status, members in rows:
+            place = at_ms // length_ms
+            if before is not None and place - before > 1:
+                points.append(None)
+            before = place
+            points.append(GroupMinute(at_ms, lag, time_lag_ms, LagStatus(status), members))
+        return points
+
+    def _key(self, group: str) -> int:
+        found = self._rows("SELECT key FROM group_names WHERE name = ?", group)
+        if not found:
+            near = did_you_mean(group, self.groups())
+            raise NotFoundError(f"{self._path} has no group {group!r}{near}")
+        key: int = found[0][0]
+        return key
 
     def groups(self) -> list[str]:
         """Return the names of all groups in the file."""
