@@ -144,6 +144,15 @@ def test_cluster_that_goes_away_during_a_read_is_an_error(broker: Broker, reader
     killer.join()
 
 
+def test_broker_that_closes_connections_and_goes_on_leaves_the_rest_of_the_read(
+    broker: Broker, reader: LagReader
+) -> None:
+    behind(broker, "t", 1, 1)
+    broker.faults.add(Fault("ListOffsets", "close", times=None))
+    report = reader.read(timeout_ms=5_000)
+    assert report.groups["g-0"].partitions[0].cause == "unavailable" and report.failures
+
+
 def test_moved_coordinator_and_leader_are_asked_again(broker: Broker, reader: LagReader) -> None:
     behind(broker, "t", 1, 1)
     for api, code in (

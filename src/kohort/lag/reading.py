@@ -147,8 +147,8 @@ class LagReading:
         self._add_others(groups, errors)
         bounds, taken_ms = await self._bounds(groups.values(), also)
         times = await self._times(groups.values(), bounds)
-        if self._listed and all(isinstance(self._silent.get(node), ConnectionFailed) for node in self._listed):
-            raise next(iter(self._silent.values()))  # the last whole read tells more than a part of this one
+        if await self._is_away():
+            raise self._silent[min(self._listed)]  # the last whole read tells more than a part of this one
         self._failures += [ReadFailure.of(f"broker {node}", error) for node, error in sorted(self._silent.items())]
         return ClusterSnapshot(
             taken_ms,
@@ -170,6 +170,18 @@ class LagReading:
                 errors[name] = found
             else:
                 groups[name] = found
+
+    async def _is_away(self) -> bool:
+        """Return whether all brokers have gone since they listed their groups. One closed connection is no proof."""
+        if not self._listed or not all(isinstance(self._silent.get(node), ConnectionFailed) for node in self._listed):
+            return False
+        for node in self._listed:
+            try:
+                await self.cluster.send(ListGroupsRequest(), BrokerById(node), timeout_ms=self._left_ms())
+            except (TimedOutError, ConnectionFailed):
+                continue
+            return False
+        return True
 
     def _left_ms(self) -> float:
         """Return the limit of a request: a part of the read's time, so that a silent broker leaves others theirs."""
