@@ -70,4 +70,9 @@ def test_assigned_partition_that_is_not_there_warns_and_others_flow(
         consumer.assign([TopicPartition("gone", 0), TopicPartition("there", 0), TopicPartition("there", 9)])
         until(lambda: bool(consumer.poll(300)), "the partition that is there flows", 30)
         assert caplog.text.count("topic 'gone' does not exist") == 1
-        assert caplog.text.count("there-9 does not exist, so nothing is read from it; retrying: topic 'there' has 1 partitions") == 1
+        assert (
+            caplog.text.count(
+                "there-9 does not exist, so nothing is read from it; retrying: topic 'there' has 1 partitions"
+            )
+            == 1
+        )

@@ -144,9 +144,7 @@ def test_cluster_that_goes_away_during_a_read_is_an_error(broker: Broker, reader
     killer.join()
 
 
-def test_broker_that_closes_connections_and_goes_on_leaves_the_rest_of_the_read(
-    broker: Broker, reader: LagReader
-) -> None:
+def test_broker_that_closes_single_connections_leaves_the_rest_of_the_read(broker: Broker, reader: LagReader) -> None:
     behind(broker, "t", 1, 1)
     broker.faults.add(Fault("ListOffsets", "close", times=None))
     report = reader.read(timeout_ms=5_000)

@@ -249,9 +249,9 @@ class AuditLog:
                 )
             self._failing = True
             return
-        self._lost_logged = lost
+        missing, self._lost_logged = lost - self._lost_logged, lost
         if self._failing:
-            log.warning("audit log %s is written again: %d entries were lost", self._file.path, lost)
+            log.warning("audit log %s is written again: %d entries are missing in it", self._file.path, missing)
         self._failing = False
 
 

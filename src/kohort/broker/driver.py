@@ -31,7 +31,7 @@ class ShardHost(Protocol):
         """Return the topics created since a shard's journal was last loaded."""
 
     def shard_loaded(self, index: int) -> None:
-        """Record that a shard's journal holds no positions of earlier topics any more."""
+        """Record that a shard is loaded: its journal holds no committed offsets of deleted topics any more."""
 
     def shard_ended(self, index: int, error: Exception) -> None:
         """Handle the end of a shard that was fenced or can't be read and will not serve again."""

@@ -103,7 +103,7 @@ class Frames:
         return memoryview(kept)
 
     def discard_incomplete(self) -> None:
-        """Discard the bytes of incomplete frames."""
+        """Discard the bytes that have not been split into frames yet: the connection closes."""
         self._begun, self.begun, self.kept = None, 0, b""
 
     def _begin(self, rest: memoryview) -> None:

@@ -242,7 +242,7 @@ class DecodeLimits:
 
 
 class SetDecoder:
-    """The decoder of one record set into the rows."""
+    """The decoder of one record set, the fetched bytes of a partition. It appends the records to the rows."""
 
     def __init__(self, given: RecordSet, options: DecodeOptions, rows: RowColumns, limits: DecodeLimits) -> None:
         self.given = given

@@ -264,7 +264,7 @@ class Context(Step):
         return self.imports.admit(self, group_id)
 
     def has_room(self) -> bool:
-        """Return whether the shard may have another group."""
+        """Return whether the shard has fewer groups than `group.coordinator.max.groups`."""
         return admission.check_group(self.config, self.ledger.size)
 
     def create_group(self, group_id: str) -> Group | None:

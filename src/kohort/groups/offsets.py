@@ -382,7 +382,7 @@ def fetch_all(group: Group, partitions: Sequence[Partition], require_stable: boo
 
 
 def fetched(partition: Partition, record: OffsetCommitted | None, *, unstable: bool = False) -> FetchedOffset:
-    """Return one partition's position, or why there is none."""
+    """Return a partition of an OffsetFetch response: its committed offset, -1 if there is none, or an error."""
     if unstable:
         return FetchedOffset(*partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
     if record is None:

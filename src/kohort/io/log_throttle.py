@@ -64,7 +64,7 @@ class FailureThrottle:
 
 
 class IntervalThrottle:
-    """Throttle by kind of event: one line in an interval, which says how many there were since the last one."""
+    """Allow one log line in an interval for each kind of event. The line says how many there were since the last."""
 
     def __init__(
         self, interval_s: float, clock_s: Callable[[], float] = time.monotonic, kinds_max: int = FAILURE_KINDS_MAX

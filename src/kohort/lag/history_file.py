@@ -657,7 +657,7 @@ class HistoryReader(ClosedOnExit):
             NotFoundError: The file has no such group.
         """
         sql = f"SELECT lag.at_ms, lag, time_lag_ms, status, members {_MINUTES}"
-        rows = self._rows(sql, self._key(group), since_ms // STEP_MS * STEP_MS)
+        rows = self._rows(sql, self._group_key(group), since_ms // STEP_MS * STEP_MS)
         return [
             GroupMinute(at_ms, lag, time_lag_ms, LagStatus(status), members)
             for at_ms, lag, time_lag_ms, status, members in rows
@@ -677,7 +677,7 @@ class HistoryReader(ClosedOnExit):
         Raises:
             NotFoundError: The file has no such group.
         """
-        key, since_ms = self._key(group), since_ms // STEP_MS * STEP_MS
+        key, since_ms = self._group_key(group), since_ms // STEP_MS * STEP_MS
         ends = [self._rows(f"SELECT lag.at_ms {_MINUTES} {order} LIMIT 1", key, since_ms) for order in ("ASC", "DESC")]
         if not all(ends):
             return []
@@ -700,7 +700,7 @@ class HistoryReader(ClosedOnExit):
             points.append(GroupMinute(at_ms, lag, time_lag_ms, LagStatus(status), members))
         return points
 
-    def _key(self, group: str) -> int:
+    def _group_key(self, group: str) -> int:
         found = self._rows("SELECT key FROM group_names WHERE name = ?", group)
         if not found:
             near = did_you_mean(group, self.groups())

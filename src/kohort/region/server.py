@@ -353,7 +353,11 @@ class ControlPlane:
         try:
             link = await greet_caller_async(sock, self._token, self._listening.tls)
             if not place.prove():
-                log.warning("region %s: connection refused: %s are open, the maximum", self.region, CONNECTIONS_MAX)
+                log.warning(
+                    "region %s: connection refused: %s members and operators are connected, the most that it serves",
+                    self.region,
+                    CONNECTIONS_MAX,
+                )
                 return
             self._links[connection] = link
             await self._read(connection, link)
@@ -391,7 +395,9 @@ class ControlPlane:
         link = self._links.get(connection)
         if link is not None and not link.send(encode(message)):
             log.warning(
-                "region %s: closing a member's connection: more than %s bytes are unread", self.region, UNREAD_BYTES_MAX
+                "region %s: closing a member's connection: it does not read, and more than %s bytes wait for it",
+                self.region,
+                UNREAD_BYTES_MAX,
             )
 
     async def _keep_alive(self) -> None:

@@ -159,7 +159,7 @@ class Arguments:
         return fitted + self._all_of_rest(args[positional_max:], args)
 
     def take(self, name: str, value: Any) -> Any:
-        """Return a single argument, converted, by the parameter's name.
+        """Convert one argument as the signature says, and return it. `name` is the parameter's.
 
         Raises:
             InvalidInputError: it does not fit the signature.

@@ -22,7 +22,10 @@ _ALL = {kind: sum(1 << operation for operation in operations) for kind, operatio
 
 
 def permitted(asked: bool, host: Guarded, caller: Caller, resource: Resource, name: str) -> int:
-    """Return the operations that the caller may do with a resource, if the client requested them."""
+    """Return the `authorized_operations` of a resource: the ACL operations that the caller may perform, as bits.
+
+    It is UNKNOWN_OPERATIONS if the client did not ask.
+    """
     if not asked:
         return UNKNOWN_OPERATIONS
     if host.authorizer is None:

@@ -114,7 +114,7 @@ def _check_user(node: Node, change: _Deletion | _Upsertion) -> None:
 
 
 def create_token(_node: Node, request: Request[CreateDelegationTokenRequest]) -> CreateDelegationTokenResponse:
-    """Reject the request: delegation tokens are for authenticated users."""
+    """Reject the request: this broker has no delegation tokens."""
     response = CreateDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
         principal_type=request.principal.kind,
@@ -129,21 +129,21 @@ def create_token(_node: Node, request: Request[CreateDelegationTokenRequest]) ->
 
 
 def renew_token(_node: Node, _request: Request[RenewDelegationTokenRequest]) -> RenewDelegationTokenResponse:
-    """Reject the request: delegation tokens are for authenticated users."""
+    """Reject the request: this broker has no delegation tokens."""
     return RenewDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
     )
 
 
 def expire_token(_node: Node, _request: Request[ExpireDelegationTokenRequest]) -> ExpireDelegationTokenResponse:
-    """Reject the request: delegation tokens are for authenticated users."""
+    """Reject the request: this broker has no delegation tokens."""
     return ExpireDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
     )
 
 
 def describe_tokens(_node: Node, _request: Request[DescribeDelegationTokenRequest]) -> DescribeDelegationTokenResponse:
-    """Reject the request: delegation tokens are for authenticated users."""
+    """Reject the request: this broker has no delegation tokens."""
     return DescribeDelegationTokenResponse(error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 

@@ -92,9 +92,10 @@ class Users:
         return StoredCredential(salt, int(found["iterations"]), stored_key, server_key)
 
     def made_up(self, user: str, mechanism: str) -> StoredCredential:
-        """Return a credential that no password fits, always the same for a name, and of the form of real ones.
+        """Return a credential that no password fits, for a user that may not exist.
 
-        It has the salt's length and the iterations of an existing user's, so that it can't be told from a real one.
+        Its salt is always the same for a name. The salt's length and the iterations are those of an existing user, so
+        that clients can't see the difference.
         """
         name = "sha256" if mechanism == MECHANISMS[1] else "sha512"
         size = hashlib.new(name).digest_size

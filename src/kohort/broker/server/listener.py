@@ -377,7 +377,11 @@ class Server:
         stopped = now - UNFINISHED_S
         for holder, since in list(self.unfinished.since()):
             if since < stopped and holder.last_active < stopped and holder.is_reading:
-                log.info("closing the connection from %s: stopped within a request", holder.name)
+                log.info(
+                    "closing the connection from %s: it began a request, and sent no more of it for %.0f s",
+                    holder.name,
+                    UNFINISHED_S,
+                )
                 holder.close()
 
     def stop_listening(self) -> None:

@@ -247,7 +247,7 @@ class OffsetChange(NamedTuple):
     target: Target
 
     def row(self, done: bool | None = None) -> dict[str, Any]:
-        """Return the row of a preview; with `done` that of a change that was made, or was refused."""
+        """Return the change as an output row. `done` adds whether it was made; None, for a preview, adds nothing."""
         new, requested, why = self.target
         row = {"group": self.group, "topic": self.key.topic, "partition": self.key.partition}
         row |= {"committed": self.committed, "requested": requested, "new": new, "note": why}

@@ -393,7 +393,7 @@ class Fetcher:
         return None
 
     def decoded(self, fetched: CompletedFetch) -> None:
-        """Uncount the records of a response from `next_ready`, which the caller has decoded."""
+        """Subtract a response's records, which the caller has decoded, from the number that is still to be decoded."""
         for index in range(len(fetched.sets)):
             self._count(fetched, index, -1)
 

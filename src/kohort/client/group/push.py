@@ -518,7 +518,7 @@ class PushMembership(Membership):
             self._registering = None
 
     async def _send_leave(self, reason: str) -> None:
-        """Leave by Kafka's own request, which the spec lacks: the group need not wait for the session timeout."""
+        """Leave with Kafka's LeaveGroup, so that the group need not wait for the session timeout."""
         if self._said == float("-inf") or not self._member_id:
             return
         request = LeaveGroupRequest(

@@ -188,7 +188,12 @@ class EventThread(MemberThread):
         """Handle a position that the log no longer has."""
         if not self._config.fail_on_data_loss and error.partition is not None:
             if error.partition in self._reads:
-                log.warning("%s: records are lost, continuing at the earliest offset: %s", self.name, error)
+                log.warning(
+                    "%s: the log no longer has this position, so records are lost; continuing at the earliest offset "
+                    "(fail_on_data_loss=False): %s",
+                    self.name,
+                    error,
+                )
                 self._consumer.seek_to_beginning(error.partition)
             return
         self._step(

@@ -76,7 +76,7 @@ class _Units:
         return rows
 
     def contributed_rows(self) -> int:
-        """Return the number of rows that `stage_rest` has contributed to a sequence which is not complete yet."""
+        """Return the number of rows that `stage_units` has contributed to a sequence which is not complete yet."""
         return sum(rows for _, rows in self.staged[: self._given])
 
     def stage_rest(self) -> None:

@@ -483,7 +483,7 @@ def _record_type(field: Any) -> Any:
 
 
 def _refused_rows(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
-    """Yield a reason, a column, and the mask of the rows that the brokers would refuse for it."""
+    """Yield for each check its reason, its column, and a mask of the rows that the brokers would refuse."""
     if "partition" in rows.column_names:
         partition: Any = rows.column("partition")
         outside = pc.or_(pc.less(partition, _int(0)), pc.greater_equal(partition, _int(rules.partitions)))

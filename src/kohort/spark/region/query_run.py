@@ -350,7 +350,7 @@ class RegionQuery:
                     do()
                     self._start_if_all_are_there()
             except Exception as error:
-                log.exception("[query %s] unexpected error", self.name)
+                log.exception("[query %s] unexpected error: the region resets, or the query ends", self.name)
                 self._fail(error)
         self.over.set()
 

@@ -596,7 +596,11 @@ class _Started:
             if member.thread.is_alive():
                 member.thread.join(max(0.0, until_s - time.monotonic()))
             if member.thread.is_alive():
-                log.warning("[member %s] abandoned: no checkpoint completed in time; the region resets", member.name)
+                log.warning(
+                    "[member %s] abandoned at close: its last checkpoint did not complete in time (timeout_s); the "
+                    "region resets to the one before",
+                    member.name,
+                )
                 member.abandon()
                 member.thread.join()
         if self.query is not None:
@@ -622,7 +626,7 @@ def write_region(region: SparkRegion, name: str, build: Build, into: Sink, sourc
 
 
 def _settings(declared: DeclaredQuery, options: SourceOptions) -> dict[str, Any]:
-    """Return the settings of the consumer that is a source's member."""
+    """Return the settings of the consumer that joins the group for one source of a query."""
     client: dict[str, Any] = client_settings(options)
     del client["client.id"]  # the region sets it, to identify members
     settings = {key.replace(".", "_"): value for key, value in client.items()}

@@ -66,7 +66,10 @@ def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
                 found += [start for end, start in _first_batches(session, root) if end == message.get("end")]
             except (KafkaError, OSError, ValueError, Py4JError) as error:
                 log.warning(
-                    "checkpoint %s can't be read, so the query's first batch is not looked up in it: %s", root, error
+                    "checkpoint %s can't be read, so the start of a first batch of Spark's Kafka source is not sought "
+                    "in it: %s",
+                    root,
+                    error,
                 )
     if not found:
         return {"why": "no source of this application has such a batch"}

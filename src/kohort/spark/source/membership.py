@@ -470,8 +470,8 @@ class SourceMembership:
             self._busy = self._unread = False
             self._rebalances.batch_ended(now_s * 1000)
             log.info(
-                "[group %s] batch abandoned: Spark did not ask for its tasks within %d ms during a rebalance; what "
-                "stays with the query is planned again with the next call",
+                "[group %s] batch abandoned: the group rebalances, and Spark did not ask for the batch's tasks within "
+                "%d ms. Nothing of it was read: its records are planned again, as far as they stay with the query",
                 self._member.group_id,
                 UNREAD_BATCH_TIMEOUT_MS,
             )
