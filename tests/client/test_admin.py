@@ -86,6 +86,7 @@ def admin(request: pytest.FixtureRequest, servers: str) -> Iterator[Admin]:
 def topic(admin: Admin) -> str:
     name = f"admin-{uuid.uuid4().hex[:8]}"
     admin.create_topics([NewTopic(name, 3)]).all()
+    until(lambda: not admin.describe_topics([name]).errors, "Kafka's broker has heard of it from its controller", 30)
     return name
 
 
