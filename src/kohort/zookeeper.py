@@ -45,6 +45,22 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
+def check_zookeeper_access(host: str, port: int, insecure: bool, way: str) -> None:
+    """Check that the operator lets everyone connect, if other machines reach the address.
+
+    Args:
+        host: The address to listen on.
+        port: The port, for the error.
+        insecure: Everyone may connect.
+        way: What the error calls `insecure`.
+
+    Raises:
+        InvalidInputError: Other machines reach the address, and `insecure` is not set.
+    """
+    consequence = "read and change all that it has"
+    ServerAccess(is_insecure=insecure).check(host, port, "ZooKeeper", consequence, AccessWays(way, None, None))
+
+
 class ZooKeeper(ClosedOnExit):
     """A ZooKeeper server as a child process, ended with this process.
 
@@ -75,8 +91,7 @@ class ZooKeeper(ClosedOnExit):
         *,
         insecure: bool = False,
     ) -> None:
-        access = ServerAccess(is_insecure=insecure)
-        access.check(host, port, "ZooKeeper", "read and change all that it has", AccessWays("--insecure", None, None))
+        check_zookeeper_access(host, port, insecure, "insecure=True")
         classpath = self._classpath()
         self.address = f"{host}:{port or free_port()}"
         self._temporary = Path(tempfile.mkdtemp(prefix="kohort-zookeeper-")) if data_dir is None else None

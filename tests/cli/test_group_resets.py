@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
-from tests.cli.running import Kohort, committed, fill
+from tests.cli.running import Kohort, Said, committed, fill
 
-from kohort import Admin, Consumer, TopicPartition
+from kohort import Admin, Broker, Consumer, TopicPartition
+from kohort.broker.server.fault_kinds import Fault
+from kohort.cli.app import run
+from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 
 
@@ -144,6 +148,56 @@ def test_nothing_committed_can_not_be_shifted(kohort: Kohort, servers: str, topi
     assert f"group '{fresh}' is not there yet" in preview.err
 
 
+def test_missing_group_is_reported_beside_a_wrong_topic(kohort: Kohort, topic: str, group: str) -> None:
+    for wrong in (f"{topic}x", f"{topic}:9", f"{topic}:x"):
+        said = kohort("groups", "reset-offsets", f"{group}s", "--topic", wrong, "--to-earliest")
+        assert said.code != 0
+        assert f"group '{group}s' is not there yet; did you mean {group}?" in said.err
+
+
+def test_endless_duration_is_wrong_use(kohort: Kohort, topic: str, group: str) -> None:
+    said = kohort("groups", "reset-offsets", group, "--topic", topic, "--by-duration", f"P{'9' * 400}D")
+    assert (said.code, "longer than any duration" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize(("action", "as_json"), [("drop_reply", True), ("close_after", True), ("close_after", False)])
+def test_change_whose_answer_is_lost_may_have_been_done(
+    our_broker: Broker, capsys: pytest.CaptureFixture[str], action: str, as_json: bool
+) -> None:
+    servers, name = our_broker.bootstrap_servers, f"lost-{uuid.uuid4().hex[:8]}"
+
+    def command(api: str, *words: str) -> Said:
+        our_broker.faults.add(Fault(api, action, times=None if action == "drop_reply" else 1))
+        capsys.readouterr()
+        more = ("--json",) if as_json else ()
+        try:
+            code = run(["groups", *words, "--execute", *more, "--bootstrap-server", servers, "--timeout", "3000"])
+        finally:
+            our_broker.faults.clear()
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(name, 1, 1)]).all()
+        admin.alter_consumer_group_offsets(name, {TopicPartition(name, 0): 0}).all()
+        fill(servers, name, 3)
+        said = [command("OffsetCommit", "reset-offsets", name, "--topic", name, "--to-latest")]
+        assert committed(servers, name) == {TopicPartition(name, 0): 3}
+        said.append(command("OffsetDelete", "delete-offsets", name, "--topic", name))
+        if name in {group.group_id for group in admin.list_groups()}:
+            assert committed(servers, name) == {}
+        admin.alter_consumer_group_offsets(name, {TopicPartition(name, 0): 0}).all()
+        said.append(command("DeleteGroups", "delete", name))
+        assert name not in {group.group_id for group in admin.list_groups()}
+    if action == "close_after":  # both are sent again, and find nothing wrong
+        assert [(found.code, found.err) for found in said[:2]] == [(0, "")] * 2
+        said = said[2:]
+    for found in said:
+        assert found.code == 1
+        assert f"group '{name}' may have been " in found.err and "look again: " in found.err
+        assert [row["done"] for row in found.json] == [None] if as_json else found.out == ""
+
+
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
@@ -157,8 +211,6 @@ def test_nothing_committed_can_not_be_shifted(kohort: Kohort, servers: str, topi
     ],
 )
 def test_a_bad_plan_is_wrong_use(text: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from kohort.cli.app import run
-
     plan = tmp_path / "plan.csv"
     plan.write_bytes(text.encode("latin-1"))
     assert run(["groups", "reset-offsets", "g", "--from-file", str(plan)]) == 2

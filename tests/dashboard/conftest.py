@@ -24,7 +24,13 @@ class Dashboard:
     """A dashboard that reads its cluster every 100 ms, and a browser's part of talking to it."""
 
     def __init__(
-        self, stack: ExitStack, servers: str, history: Path | None = None, access: Any = None, **settings: Any
+        self,
+        stack: ExitStack,
+        servers: str,
+        history: Path | None = None,
+        access: Any = None,
+        limit_ms: int = 5_000,
+        **settings: Any,
     ) -> None:
         pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
         from kohort.dashboard.cluster_lookups import ClusterLookups
@@ -38,9 +44,8 @@ class Dashboard:
         file = None if history is None else stack.enter_context(HistoryWriter(history))
         observer = stack.enter_context(ClusterObserver(servers, reader, 100, file))
         dotted = {key.replace("_", "."): value for key, value in settings.items()}
-        self.server = stack.enter_context(
-            DashboardServer("127.0.0.1", 0, observer, ClusterLookups(servers, dotted, dotted), access or OPEN)
-        )
+        lookups = ClusterLookups(servers, dotted, dotted, limit_ms)
+        self.server = stack.enter_context(DashboardServer("127.0.0.1", 0, observer, lookups, access or OPEN))
 
     def send(
         self, path: str, method: str = "GET", body: bytes | None = None, /, **headers: str

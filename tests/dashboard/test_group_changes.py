@@ -15,11 +15,13 @@ from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, TopicPartition
 from kohort.broker.server.fault_kinds import Fault
-from kohort.errors import ErrorCode
+from kohort.errors import ErrorCode, TimedOutError
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
 from kohort.dashboard import group_changes
+from kohort.dashboard.cluster_lookups import BusyError
+from kohort.dashboard.group_changes import ChangedMeanwhileError, GroupChanges, PreviewBody
 from kohort.dashboard.guard import DashboardAccess
 from kohort.dashboard.logins import DashboardLogins, DashboardUsers
 
@@ -116,6 +118,103 @@ def test_group_with_members_is_previewed_without_a_token(board: Dashboard, our_b
         made = board.post("change", {"token": found["token"]})[2]
         assert [row["done"] for row in made["rows"]] == [False, False] and len(made["errors"]) == 2
     assert committed(our_broker, name) == [3, 0]
+
+
+# -- Answers that are lost
+
+
+@pytest.mark.parametrize(
+    ("api", "action", "change", "more"),
+    [
+        ("OffsetCommit", "drop_reply", "reset-offsets", {"goal": "latest"}),
+        ("OffsetDelete", "drop_reply", "delete-offsets", {"topics": ["name"]}),
+        ("DeleteGroups", "drop_reply", "delete", {}),
+        ("DeleteGroups", "close_after", "delete", {}),
+    ],
+)
+def test_change_whose_answer_is_lost_may_have_been_done(
+    serve: Serve, name: str, caplog: pytest.LogCaptureFixture, api: str, action: str, change: str, more: dict[str, Any]
+) -> None:
+    with Broker() as broker:
+        behind(broker.bootstrap_servers, name, name)
+        board = serve(broker.bootstrap_servers, access=OPEN, limit_ms=3_000)
+        if "topics" in more:
+            more = {"topics": [name]}
+        found = previewed(board, change, name, **more)
+        broker.faults.add(Fault(api, action, times=1))
+        with caplog.at_level("INFO", "kohort.dashboard"):
+            status, _, made = board.post("change", {"token": found["token"]})
+        assert status == 200, made
+        assert made["rows"] == [{**row, "done": None} for row in found["rows"]]
+        assert all("may have" in error for error in made["errors"]) and len(made["errors"]) == 1
+        assert f"[group {name}][user (no login)] {change} may have been done, outcome unknown: " in caplog.text
+        assert f"{change} refused" not in caplog.text
+        with Admin(broker.bootstrap_servers) as admin:
+            groups = {group.group_id for group in admin.list_groups()}
+            offsets = admin.list_consumer_group_offsets(name).all() if name in groups else {}
+        if change == "reset-offsets":
+            assert offsets[TopicPartition(name, 0)].offset == 10
+        else:
+            assert not offsets, "the change was made"
+
+
+def test_token_still_counts_when_the_change_was_not_begun(name: str) -> None:
+    with Broker() as broker:
+        servers = broker.bootstrap_servers
+        behind(servers, name, name)
+        is_busy = False
+
+        def admin() -> Admin:
+            if is_busy:
+                raise BusyError("the dashboard is asked for too much of the cluster at once: try again")
+            return Admin(servers, **{"default.api.timeout.ms": 3_000})
+
+        changes = GroupChanges(admin)
+        token = changes.preview(PreviewBody("reset-offsets", name, goal="latest"), "")["token"]
+        is_busy = True
+        with pytest.raises(BusyError):
+            changes.confirm(token, "", None)
+        with pytest.raises(ChangedMeanwhileError):  # a token that is none asks for no look-up
+            changes.confirm("made-up", "", None)
+        is_busy = False
+        broker.faults.add(Fault("OffsetFetch", "drop", times=None))
+        with pytest.raises(TimedOutError):
+            changes.confirm(token, "", None)
+        broker.faults.clear()
+        assert committed(broker, name) == [3, 0]
+        assert [row["done"] for row in changes.confirm(token, "", None)["rows"]] == [True, True]
+        assert committed(broker, name) == [10, 0]
+        with pytest.raises(ChangedMeanwhileError):
+            changes.confirm(token, "", None)
+
+
+def test_waiting_previews_are_bounded_by_rows_and_age(
+    our_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind(our_broker.bootstrap_servers, name, name)
+    now_s = 0.0
+    changes = GroupChanges(lambda: Admin(our_broker.bootstrap_servers), lambda: now_s)
+
+    def token(goal: Any = "latest") -> Any:
+        return changes.preview(PreviewBody("reset-offsets", name, goal=goal), "")["token"]
+
+    monkeypatch.setattr(group_changes, "PREVIEW_ROWS_MAX", 5)
+    first, second = token(), token()
+    assert changes.waiting_rows == 4
+    third = token()
+    assert changes.waiting_rows == 4
+    with pytest.raises(ChangedMeanwhileError, match="no such preview"):
+        changes.confirm(first, "", None)
+    assert changes.confirm(second, "", None)["rows"]
+    assert changes.waiting_rows == 2
+    now_s = group_changes.PREVIEW_S
+    fourth = token()
+    assert changes.waiting_rows == 2, "the third is too old"
+    with pytest.raises(ChangedMeanwhileError, match="no such preview"):
+        changes.confirm(third, "", None)
+    changes.preview(PreviewBody("delete-offsets", name, [name]), "")
+    assert changes.waiting_rows == 4
+    assert changes.confirm(fourth, "", None)["errors"] == []
 
 
 # -- Confirmations that are refused
@@ -243,6 +342,7 @@ def test_without_the_flag_the_routes_do_not_exist(serve: Serve, our_broker: Brok
         {"change": "reset-offsets", "group": "g", "goal": "shift", "value": "1"},
         {"change": "reset-offsets", "group": "g", "goal": "datetime", "value": "yesterday"},
         {"change": "reset-offsets", "group": "g", "goal": "duration", "value": "long"},
+        {"change": "reset-offsets", "group": "g", "goal": "duration", "value": f"P{'9' * 400}D"},
         {"change": "delete", "group": "g", "more": 1}, {"change": "delete", "group": "g", "topics": ["t"] * 101},
     ],
 )  # fmt: skip

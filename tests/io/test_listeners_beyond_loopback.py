@@ -104,8 +104,8 @@ def test_spark_s_region_takes_the_same_options() -> None:
     assert {"metrics_tls", "metrics_client_ca", "metrics_insecure"} <= _OWN
 
 
-@pytest.mark.parametrize("make", [lambda: ZooKeeper("0.0.0.0"), lambda: ZooKeeper("192.0.2.7")])
+@pytest.mark.parametrize("make", [lambda: ZooKeeper("0.0.0.0"), lambda: ZooKeeper("192.0.2.7"), lambda: ZooKeeper("")])
 def test_zookeeper_beyond_loopback_is_refused(make: Callable[[], ZooKeeper]) -> None:
-    with pytest.raises(InvalidInputError, match=r"ZooKeeper is open to everyone.*--insecure \(everyone may read and"):
+    with pytest.raises(InvalidInputError, match=r"ZooKeeper is open to everyone.* insecure=True \(everyone may read"):
         make()
     assert "Ways to go on: --insecure (everyone may read and change" in refusal("zookeeper", "--listen", EVERYWHERE)

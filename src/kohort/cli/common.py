@@ -251,9 +251,9 @@ def check_names(kind: str, *names: str) -> None:
 
 
 def print_errors(errors: Mapping[Any, KafkaError]) -> int:
-    """Print each error as a line on standard error, and return the exit code."""
-    for error in errors.values():
-        print_note(f"kohort: {error}")
+    """Print each error as a line on standard error, each text once, and return the exit code."""
+    for text in dict.fromkeys(str(error) for error in errors.values()):
+        print_note(f"kohort: {text}")
     return FAILED if errors else DONE
 
 

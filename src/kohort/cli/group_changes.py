@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
@@ -16,7 +16,7 @@ from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names, print_errors
 from kohort.cli.group_rows import check_chosen, chosen_groups
 from kohort.cli.output import confirmed, print_note, printable, show, show_changes
-from kohort.errors import NotFoundError
+from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
     from kohort.client.admin.group_changes import OffsetChange, Plan
 
+K = TypeVar("K")
 
 # -- Files of `kohort groups reset-offsets`
 
@@ -158,9 +159,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
     with common.admin() as admin:
         names = _groups(admin, groups, all_groups, plan)
         with _usage_errors():
-            changes, errors, notes = offset_changes(admin, names, goal, topic, plan)
-        for text in notes:
-            print_note(text)
+            changes, errors = offset_changes(admin, names, goal, topic, plan, on_note=print_note)
         if export:
             _export(changes, with_group=len(names) > 1)
             code = print_errors(errors)
@@ -235,7 +234,7 @@ def delete_offsets(group: str, *, topic: tuple[str, ...] = (), execute: bool = F
         topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again.
         execute: do it; without this it is only shown.
     """
-    from kohort.client.admin.group_changes import offset_deletions
+    from kohort.client.admin.group_changes import delete_group_offsets, offset_deletions
 
     if not topic:
         raise UsageError("name at least one --topic")
@@ -247,10 +246,8 @@ def delete_offsets(group: str, *, topic: tuple[str, ...] = (), execute: bool = F
             show(rows, _OFFSET, as_json=common.json)
         if not confirmed(execute, f"Delete {len(rows)} offsets of group {group}?"):
             return FAILED
-        results = admin.delete_consumer_group_offsets(group, [_partition_of(row) for row in rows])
-    done = [{**row, "done": TopicPartition(row["topic"], row["partition"]) in results.values} for row in rows]
-    show_changes(done, _OFFSET, results.errors, _partition_of, as_json=common.json)
-    return print_errors(results.errors)
+        errors = delete_group_offsets(admin, group, [_partition_of(row) for row in rows])
+    return _show_outcome(rows, _OFFSET, errors, _partition_of, common)
 
 
 def delete(*groups: str, all_groups: bool = False, execute: bool = False, common: Common = _COMMON) -> int:
@@ -261,7 +258,7 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
         all_groups: every group of the cluster.
         execute: do it; without this it is only shown.
     """
-    from kohort.client.admin.group_changes import group_deletions
+    from kohort.client.admin.group_changes import delete_groups, group_deletions
 
     check_chosen(groups, all_groups)
     with common.admin() as admin:
@@ -274,10 +271,9 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
         if not confirmed(execute, f"Delete {len(rows)} groups?"):
             print_errors(errors)
             return FAILED
-        results = admin.delete_consumer_groups([row["group"] for row in rows])
-    done = [{**row, "done": row["group"] in results.values} for row in rows]
-    show_changes(done, columns, results.errors, lambda row: row["group"], as_json=common.json)
-    return print_errors({**errors, **results.errors})
+        refused = delete_groups(admin, [row["group"] for row in rows])
+    code = print_errors(errors)
+    return _show_outcome(rows, columns, refused, lambda row: row["group"], common) or code
 
 
 def clone(
@@ -297,6 +293,7 @@ def clone(
         committed_offset,
         offset_row,
         partition_numbers,
+        set_group_offsets,
     )
 
     check_names("group", source, target)
@@ -320,10 +317,23 @@ def clone(
             show(rows, columns, as_json=common.json)
         if not confirmed(execute, f"Set {len(rows)} offsets of group {target} as {source} has them?"):
             return FAILED
-        results = admin.alter_consumer_group_offsets(target, new)
-    done = [{**row, "done": TopicPartition(row["topic"], row["partition"]) in results.values} for row in rows]
-    show_changes(done, columns, results.errors, _partition_of, as_json=common.json)
-    return print_errors(results.errors)
+        errors = set_group_offsets(admin, target, new)
+    return _show_outcome(rows, columns, errors, _partition_of, common)
+
+
+def _show_outcome(
+    rows: list[dict[str, Any]],
+    columns: Iterable[str],
+    errors: Mapping[K, KafkaError],
+    key_of: Callable[[Mapping[str, Any]], K],
+    common: Common,
+) -> int:
+    """Print what became of a change and the errors, and return the exit code."""
+    from kohort.client.admin.group_changes import is_done
+
+    done = [{**row, "done": is_done(errors.get(key_of(row)))} for row in rows]
+    show_changes(done, columns, errors, key_of, as_json=common.json)
+    return print_errors(errors)
 
 
 def _partition_of(row: Mapping[str, Any]) -> TopicPartition:

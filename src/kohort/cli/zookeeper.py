@@ -26,11 +26,12 @@ def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None, insec
         insecure: let everyone read and change all that it has, also at an address that other machines can reach.
     """
     require_posix("kohort zookeeper")
-    from kohort.zookeeper import ZooKeeper
+    from kohort.zookeeper import ZooKeeper, check_zookeeper_access
 
     host, port = listen_address(listen)
     ended = EndingSignals()
     try:
+        check_zookeeper_access(host, port, insecure, "--insecure")
         server = ZooKeeper(host, port, data, insecure=insecure)
     except InvalidInputError as error:
         raise UsageError(error.message) from error

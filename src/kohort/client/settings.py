@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,10 @@ def duration_ms(text: str) -> int:
     if match is None or not any(match.groups()):
         raise ValueError(f"{text!r} is no duration like P1DT12H or PT30M")
     days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
+    length_ms = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
+    if not math.isfinite(length_ms):
+        raise ValueError(f"{text[:40]!r}… is longer than any duration")
+    return round(length_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +19,12 @@ from kohort.client.admin.admin import Admin
 from kohort.client.admin.group_changes import (
     Goal,
     OffsetChange,
+    OutcomeUnknownError,
     check_group_exists,
+    delete_group_offsets,
+    delete_groups,
     group_deletions,
+    is_done,
     offset_changes,
     offset_deletions,
     parse_goal,
@@ -34,6 +39,8 @@ PREVIEW_S = 300.0
 """How long a preview can be confirmed."""
 PREVIEWS_MAX = 100
 """The most previews that wait to be confirmed; then the oldest is forgotten."""
+PREVIEW_ROWS_MAX = 100_000
+"""The most rows of all previews that wait; then the oldest preview is forgotten."""
 OFFSETS_MAX = 10_000
 """The most offsets of a change. The command has no such limit."""
 TOPICS_MAX = 100
@@ -79,9 +86,9 @@ class GroupPreview:
         change: `RESET`, `DELETE_OFFSETS` or `DELETE`.
         group: The group.
         owner: The secret of the session that has the preview; empty without logins.
-        rows: The rows that were shown.
+        rows: What a deletion deletes, as it was shown.
         offsets: What a reset sets.
-        state: The group's members and offsets, which must still be the same.
+        state: A digest of the group's members and offsets, which must still be the same.
         ends_s: When it can be confirmed no longer.
     """
 
@@ -90,8 +97,13 @@ class GroupPreview:
     owner: str
     rows: tuple[View, ...]
     offsets: tuple[OffsetChange, ...]
-    state: object
+    state: bytes
     ends_s: float
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return len(self.rows) + len(self.offsets)
 
 
 class GroupChanges:
@@ -106,6 +118,12 @@ class GroupChanges:
         self._admin, self._now_s = admin, now_s
         self._lock = threading.Lock()
         self._previews: OrderedDict[str, GroupPreview] = OrderedDict()
+
+    @property
+    def waiting_rows(self) -> int:
+        """The number of rows of previews that wait to be confirmed."""
+        with self._lock:
+            return sum(preview.row_count for preview in self._previews.values())
 
     def preview(self, asked: PreviewBody, owner: str) -> View:
         """Return the rows of a change, as its command shows them, and the token that confirms it.
@@ -126,7 +144,7 @@ class GroupChanges:
             check_group_exists(admin, asked.group)
             state = _state(admin, asked.group)  # before the preview: what comes between is refused later
             if goal is not None:
-                offsets, errors, _ = offset_changes(admin, [asked.group], goal, asked.topics)
+                offsets, errors = offset_changes(admin, [asked.group], goal, asked.topics)
                 rows = [change.row() for change in offsets]
             elif asked.change == DELETE_OFFSETS:
                 rows = offset_deletions(admin, asked.group, asked.topics)
@@ -136,23 +154,54 @@ class GroupChanges:
         if len(rows) > OFFSETS_MAX:
             raise InvalidInputError(f"these are {len(rows)} offsets: more than {OFFSETS_MAX} are for kohort groups")
         found = GroupPreview(
-            asked.change, asked.group, owner, tuple(rows), tuple(offsets), state, self._now_s() + PREVIEW_S
+            asked.change,
+            asked.group,
+            owner,
+            () if offsets else tuple(rows),
+            tuple(offsets),
+            state,
+            self._now_s() + PREVIEW_S,
         )
         return {
             "rows": rows,
-            "errors": [str(error) for error in errors.values()],
+            "errors": _texts(errors.values()),
             "token": self._keep_preview(found, errors),
         }
 
     def _keep_preview(self, preview: GroupPreview, errors: Mapping[Any, KafkaError]) -> str | None:
-        if not preview.rows or preview.group in errors:
+        if not preview.row_count or preview.group in errors:
             return None
         token = secrets.token_urlsafe(32)
+        self._put_preview(token, preview)
+        return token
+
+    def _put_preview(self, token: str, preview: GroupPreview) -> None:
+        """Let a preview wait, and forget those that are too old, or too many."""
+        now_s = self._now_s()
         with self._lock:
             self._previews[token] = preview
-            while len(self._previews) > PREVIEWS_MAX:
-                self._previews.popitem(last=False)
-        return token
+            for late in [late for late, found in self._previews.items() if found.ends_s <= now_s]:
+                if late != token:
+                    del self._previews[late]
+            rows = sum(found.row_count for found in self._previews.values())
+            while len(self._previews) > PREVIEWS_MAX or (rows > PREVIEW_ROWS_MAX and len(self._previews) > 1):
+                rows -= self._previews.popitem(last=False)[1].row_count
+
+    def _find_preview(self, token: str, owner: str) -> GroupPreview:
+        """Return a preview that waits. The lock must be held."""
+        found = self._previews.get(token)
+        if found is None or not hmac.compare_digest(found.owner.encode(), owner.encode()):
+            raise ChangedMeanwhileError("there is no such preview: look at it again")
+        return found
+
+    def _take_preview(self, token: str, owner: str) -> GroupPreview:
+        """Return a preview, which waits no longer."""
+        with self._lock:
+            found = self._find_preview(token, owner)
+            del self._previews[token]
+        if found.ends_s <= self._now_s():
+            raise ChangedMeanwhileError(f"the preview is older than {PREVIEW_S:.0f} s: look at it again")
+        return found
 
     def confirm(self, token: str, owner: str, user: str | None) -> View:
         """Make the change of a preview, once. Return its rows with `done`, and the errors.
@@ -167,26 +216,38 @@ class GroupChanges:
             KafkaError: The cluster can't be reached.
         """
         with self._lock:
-            found = self._previews.get(token)
-            if found is None or not hmac.compare_digest(found.owner.encode(), owner.encode()):
-                raise ChangedMeanwhileError("there is no such preview: look at it again")
-            del self._previews[token]
-        if found.ends_s <= self._now_s():
-            raise ChangedMeanwhileError(f"the preview is older than {PREVIEW_S:.0f} s: look at it again")
-        who = f"[group {_logged(found.group)}][user {'(no login)' if user is None else _logged(user)}]"
-        with self._admin() as admin:
+            self._find_preview(token, owner)
+        with self._admin() as admin:  # may be refused: the preview still waits then
+            found = self._take_preview(token, owner)
+            who = f"[group {_logged(found.group)}][user {'(no login)' if user is None else _logged(user)}]"
             try:
                 _check_unchanged(admin, found)
             except ChangedMeanwhileError as error:
                 log.warning("%s %s refused: %s", who, found.change, error.message)
                 raise
+            except KafkaError as error:
+                log.warning("%s %s not begun: %s", who, found.change, error)
+                self._put_preview(token, found)
+                raise
             rows, errors = _make(admin, found)
-        done = [row for row in rows if row["done"]]
-        if done:
-            log.info("%s %s done: %s", who, found.change, "; ".join(_text(row) for row in done))
-        if errors:
-            log.warning("%s %s refused: %s", who, found.change, "; ".join(str(error) for error in errors.values()))
-        return {"rows": rows, "errors": [str(error) for error in errors.values()]}
+        _log_outcome(f"{who} {found.change}", rows, errors.values())
+        return {"rows": rows, "errors": _texts(errors.values())}
+
+
+def _log_outcome(what: str, rows: Iterable[View], errors: Iterable[KafkaError]) -> None:
+    """Write what was done, what may have been done, and what was refused."""
+    if done := [_text(row) for row in rows if row["done"]]:
+        log.info("%s done: %s", what, "; ".join(done))
+    if unknown := [_text(row) for row in rows if row["done"] is None]:
+        why = _texts(error for error in errors if isinstance(error, OutcomeUnknownError))
+        log.warning("%s may have been done, outcome unknown: %s: %s", what, "; ".join(unknown), "; ".join(why))
+    if refused := _texts(error for error in errors if not isinstance(error, OutcomeUnknownError)):
+        log.warning("%s refused: %s", what, "; ".join(refused))
+
+
+def _texts(errors: Iterable[KafkaError]) -> list[str]:
+    """Return errors as text, each text once: a whole group's offsets can have the same."""
+    return list(dict.fromkeys(str(error) for error in errors))
 
 
 def _goal(asked: PreviewBody) -> Goal | None:
@@ -210,11 +271,14 @@ def _goal(asked: PreviewBody) -> Goal | None:
     return parse_goal({asked.goal: True if kind is None else asked.value})
 
 
-def _state(admin: Admin, group: str) -> object:
-    """Return what must be the same when a preview is confirmed."""
+def _state(admin: Admin, group: str) -> bytes:
+    """Return a digest of what must be the same when a preview is confirmed."""
     found = admin.describe_consumer_groups([group]).result(group)
     committed = admin.list_consumer_group_offsets(group).all()
-    return found.state, sorted(member.member_id for member in found.members), dict(committed)
+    digest = hashlib.sha256(repr((found.state, sorted(member.member_id for member in found.members))).encode())
+    for item in sorted(committed.items()):
+        digest.update(repr(item).encode())
+    return digest.digest()
 
 
 def _with_members(rows: list[View]) -> dict[str, KafkaError]:
@@ -225,7 +289,7 @@ def _with_members(rows: list[View]) -> dict[str, KafkaError]:
 
 def _check_unchanged(admin: Admin, preview: GroupPreview) -> None:
     try:
-        state = _state(admin, preview.group)
+        state: bytes | None = _state(admin, preview.group)
     except NotFoundError:
         state = None
     if state != preview.state:
@@ -246,12 +310,11 @@ def _make(admin: Admin, preview: GroupPreview) -> tuple[list[View], Mapping[Any,
     if preview.change == RESET:
         return set_offsets(admin, preview.offsets)
     if preview.change == DELETE:
-        deleted = admin.delete_consumer_groups([preview.group])
-        return [{**row, "done": row["group"] in deleted.values} for row in preview.rows], deleted.errors
+        refused = delete_groups(admin, [preview.group])
+        return [{**row, "done": is_done(refused.get(row["group"]))} for row in preview.rows], refused
     keys = [TopicPartition(row["topic"], row["partition"]) for row in preview.rows]
-    results = admin.delete_consumer_group_offsets(preview.group, keys)
-    rows = [{**row, "done": key in results.values} for row, key in zip(preview.rows, keys, strict=True)]
-    return rows, results.errors
+    errors = delete_group_offsets(admin, preview.group, keys)
+    return [{**row, "done": is_done(errors.get(key))} for row, key in zip(preview.rows, keys, strict=True)], errors
 
 
 def _text(row: View) -> str:

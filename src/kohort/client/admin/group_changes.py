@@ -9,14 +9,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
+    from kohort.client.admin.values import Results
+
+K = TypeVar("K")
 
 
 class ChangeInputError(InvalidInputError):
@@ -246,24 +249,37 @@ class OffsetChange(NamedTuple):
     committed: int | None
     target: Target
 
-    def row(self, done: bool | None = None) -> dict[str, Any]:
-        """Return the change as an output row. `done` adds whether it was made; None, for a preview, adds nothing."""
+    def row(self) -> dict[str, Any]:
+        """Return the change as the row of a preview."""
         new, requested, why = self.target
         row = {"group": self.group, "topic": self.key.topic, "partition": self.key.partition}
-        row |= {"committed": self.committed, "requested": requested, "new": new, "note": why}
-        return row if done is None else {**row, "done": done}
+        return {**row, "committed": self.committed, "requested": requested, "new": new, "note": why}
 
 
 def offset_changes(
-    admin: Admin, names: list[str], goal: Goal, topics: Sequence[str], plan: Plan | None = None
-) -> tuple[list[OffsetChange], dict[Any, KafkaError], list[str]]:
-    """Return the changes of a reset by group and partition, the errors of the others, and what else is to be said.
+    admin: Admin,
+    names: list[str],
+    goal: Goal,
+    topics: Sequence[str],
+    plan: Plan | None = None,
+    *,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> tuple[list[OffsetChange], dict[Any, KafkaError]]:
+    """Return the changes of a reset by group and partition, and the errors of the others.
+
+    Args:
+        admin: asks the cluster.
+        names: the groups.
+        goal: the kind of target.
+        topics: TOPIC or TOPIC:0,1; none: all with committed offsets.
+        plan: the offsets of a file.
+        on_note: is called for each group that is not there yet, before anything is raised.
 
     Raises:
         ChangeInputError: a topic's partition is not a number.
         NotFoundError: a topic or partition does not exist.
     """
-    ready, errors, notes = _groups_to_set(admin, names)
+    ready, errors = _groups_to_set(admin, names, on_note)
     named = _named_partitions(admin, topics) if topics else []
     committed: dict[str, dict[TopicPartition, int]] = {}
     wanted: dict[str, list[TopicPartition]] = {}
@@ -293,23 +309,25 @@ def offset_changes(
                 errors[name, key] = InvalidInputError(
                     f"group {name!r}, {error.message}", ErrorCode.UNKNOWN_SERVER_ERROR
                 )
-    return changes, errors, notes
+    return changes, errors
 
 
-def _groups_to_set(admin: Admin, names: list[str]) -> tuple[list[str], dict[Any, KafkaError], list[str]]:
-    """Return the groups whose offsets can be set, the errors of the others, and which are not there yet.
+def _groups_to_set(
+    admin: Admin, names: list[str], on_note: Callable[[str], None]
+) -> tuple[list[str], dict[Any, KafkaError]]:
+    """Return the groups whose offsets can be set, and the errors of the others. Note which are not there yet.
 
     Kafka refuses to set the offsets of a group that has members.
     """
     found = admin.describe_consumer_groups(names)
     errors: dict[Any, KafkaError] = {}
-    ready, notes = [], []
+    ready = []
     there: list[str] | None = None
     for name in names:
         error = found.errors.get(name)
         if error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
             there = [group.group_id for group in admin.list_groups()] if there is None else there
-            notes.append(f"group {name!r} is not there yet{did_you_mean(name, there)}")
+            on_note(f"group {name!r} is not there yet{did_you_mean(name, there)}")
         elif error is not None:
             errors[name] = error
             continue
@@ -317,7 +335,7 @@ def _groups_to_set(admin: Admin, names: list[str]) -> tuple[list[str], dict[Any,
             errors[name] = has_members(name, len(found.values[name].members))
             continue
         ready.append(name)
-    return ready, errors, notes
+    return ready, errors
 
 
 def has_members(group: str, count: int) -> KafkaError:
@@ -333,13 +351,28 @@ def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartitio
     return chosen_partitions(topics, {name: sorted(info.partitions) for name, info in found.items()})
 
 
+# -- Changes that are made: what is known of each afterwards
+
+
+class OutcomeUnknownError(KafkaError):
+    """A change that may have been made: its answer was lost, or a repetition found the group gone."""
+
+
+def is_done(error: KafkaError | None) -> bool | None:
+    """Return whether a change was made, by its error; None: that is not known."""
+    if error is None:
+        return True
+    return None if isinstance(error, OutcomeUnknownError) else False
+
+
 def set_offsets(
     admin: Admin, changes: Iterable[OffsetChange]
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, TopicPartition], KafkaError]]:
     """Set offsets as they were previewed.
 
     Returns:
-        A row for each change, with `done`, and the errors of those that were refused, by group and partition.
+        A row for each change, with `done` as `is_done` has it. And the errors by group and partition, of changes that
+        were refused or whose outcome is unknown.
     """
     from kohort.client.offsets import OffsetAndMetadata
 
@@ -349,17 +382,73 @@ def set_offsets(
     for change in changes:
         by_group.setdefault(change.group, []).append(change)
     for group, own in by_group.items():
-        befell = _set(admin, group, {change.key: OffsetAndMetadata(change.target.new) for change in own})
+        befell = set_group_offsets(admin, group, {change.key: OffsetAndMetadata(change.target.new) for change in own})
         errors |= {(group, key): error for key, error in befell.items()}
-        done += [change.row(done=change.key not in befell) for change in own]
+        done += [{**change.row(), "done": is_done(befell.get(change.key))} for change in own]
     return done, errors
 
 
-def _set(admin: Admin, group: str, offsets: Mapping[TopicPartition, Any]) -> Mapping[TopicPartition, KafkaError]:
+def set_group_offsets(
+    admin: Admin, group: str, offsets: Mapping[TopicPartition, Any]
+) -> dict[TopicPartition, KafkaError]:
+    """Set offsets of a group. Return the errors of those that were refused, or whose outcome is unknown."""
+    text = f"offsets of group {group!r} may have been set"
+    return _make_change(offsets, lambda: admin.alter_consumer_group_offsets(group, offsets), lambda _: text)
+
+
+def delete_group_offsets(
+    admin: Admin, group: str, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, KafkaError]:
+    """Delete offsets of a group that is there. Return the errors of those that were refused, or may be deleted."""
+    text = f"offsets of group {group!r} may have been deleted"
+    return _make_change(
+        partitions,
+        lambda: admin.delete_consumer_group_offsets(group, partitions),
+        lambda _: text,
+        (ErrorCode.GROUP_ID_NOT_FOUND,),
+    )
+
+
+def delete_groups(admin: Admin, names: Sequence[str]) -> dict[str, KafkaError]:
+    """Delete groups that are there. Return the errors of those that were refused, or may be deleted."""
+    return _make_change(
+        names,
+        lambda: admin.delete_consumer_groups(names),
+        lambda name: f"group {name!r} may have been deleted",
+        (ErrorCode.GROUP_ID_NOT_FOUND,),
+    )
+
+
+def _make_change(
+    keys: Iterable[K],
+    change: Callable[[], Results[K, None]],
+    may_be: Callable[[K], str],
+    unknown: Sequence[ErrorCode] = (),
+) -> dict[K, KafkaError]:
+    """Make a change. Return the errors of its keys; after some of them the change may have been made.
+
+    Args:
+        keys: What is changed.
+        change: Makes the change of all keys.
+        may_be: Says of a key that it may have been changed.
+        unknown: Codes that a repeated request gets when the first one made the change.
+    """
     try:
-        return admin.alter_consumer_group_offsets(group, offsets).errors
-    except KafkaError as error:  # the other groups' offsets are still set
-        return dict.fromkeys(offsets, error)
+        results = change()
+    except KafkaError as error:  # of the call: the broker may have taken a request whose answer never came
+        was_sent = error.code is not ErrorCode.UNSUPPORTED_VERSION
+        return {key: _outcome_unknown(error, may_be(key)) if was_sent else error for key in keys}
+    errors: dict[K, KafkaError] = {}
+    for key in keys:
+        if key not in results.values:
+            refusal = results.errors.get(key, RetriableError("the broker's answer does not have it"))
+            is_unknown = isinstance(refusal, RetriableError) or refusal.code in unknown
+            errors[key] = _outcome_unknown(refusal, may_be(key)) if is_unknown else refusal
+    return errors
+
+
+def _outcome_unknown(error: KafkaError, text: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(f"{text}, look again: {error.message}", error.code)
 
 
 # -- Deletions

@@ -42,11 +42,20 @@ function logIn() {
   main.querySelector("input").focus();
 }
 
+// A session that could not be ended is still there: its page stays, and says so.
+function logOut(failed) {
+  return send("/api/logout", {}).then(logIn, (error) => {
+    if (error.status === 401) logIn();
+    else failed.textContent = ` Not logged out: ${visible(error.message)}`;
+  });
+}
+
 // Who is logged in, beside the state of the cluster.
 async function showSession() {
   const { user } = await get("/api/session");
-  const out = element("button", { type: "button", onclick: () => send("/api/logout", {}).finally(logIn) }, "Log out");
-  document.getElementById("session").replaceChildren(...(user === null ? [] : [`${visible(user)} `, out]));
+  const failed = element("span", { role: "alert" });
+  const out = element("button", { type: "button", onclick: () => logOut(failed) }, "Log out");
+  document.getElementById("session").replaceChildren(...(user === null ? [] : [`${visible(user)} `, out, failed]));
 }
 
 function begin() {

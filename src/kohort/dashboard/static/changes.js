@@ -25,7 +25,7 @@ const groupColumns = [
   { name: "Members", className: "number", cell: (row) => count(row.members) },
   { name: "Offsets", className: "number", cell: (row) => count(row.offsets) },
 ];
-const doneColumn = { name: "Done", cell: (row) => (row.done ? "yes" : "no") };
+const doneColumn = { name: "Done", cell: (row) => (row.done === null ? "not known" : row.done ? "yes" : "no") };
 
 function columnsOf(change) {
   return { "reset-offsets": resetColumns, "delete-offsets": columns, delete: groupColumns }[change];
@@ -36,8 +36,15 @@ function choice(id, name, options, onchange) {
   return [select, element("p", {}, element("label", { htmlFor: id }, name), select)];
 }
 
-function errorNotes(errors) {
-  return errors.length ? [note("fair", "Not changed:", errors)] : [];
+// A number beyond 2^53 would be rounded without a word.
+function wholeNumber(text) {
+  const number = /^[+-]?\d+$/.test(text) ? Number(text) : NaN;
+  if (!Number.isSafeInteger(number)) throw new Error(`give a whole number of at most ${Number.MAX_SAFE_INTEGER}, not ${text}: beyond that use kohort groups`);
+  return number;
+}
+
+function errorNotes(errors, text = "Not changed:") {
+  return errors.length ? [note("fair", text, errors)] : [];
 }
 
 // The section of a group's page. `send` posts a body to a path, and returns the answer.
@@ -50,7 +57,7 @@ export function changesOf(group, send) {
   const value = element("input", { id: "change-value", autocomplete: "off", spellcheck: false });
   const valueLabel = element("label", { htmlFor: "change-value" });
   const topicsRow = element("p", {}, topicsLabel, topics), valueRow = element("p", {}, valueLabel, value);
-  const preview = element("button", { type: "submit" }, "Preview");
+  const preview = element("button", { type: "submit" }, "Preview"), fields = [change, goal, topics, value];
 
   function update() {
     const isReset = change.value === "reset-offsets", name = GOALS.find(([kind]) => kind === goal.value)[2];
@@ -69,28 +76,29 @@ export function changesOf(group, send) {
     if (change.value !== "delete") body.topics = topics.value.split(/\s+/).filter(Boolean);
     if (change.value !== "reset-offsets") return body;
     body.goal = goal.value;
-    if (!valueRow.hidden) body.value = ["offset", "shift"].includes(goal.value) ? Number(value.value) : value.value.trim();
+    if (!valueRow.hidden) body.value = ["offset", "shift"].includes(goal.value) ? wholeNumber(value.value.trim()) : value.value.trim();
     return body;
   }
 
-  // Shows what a step gives; while it is under way nothing can be pressed.
-  async function step(button, what) {
-    button.disabled = true;
+  // Shows what a step gives; while it is under way nothing of the section can be used.
+  async function step(what) {
+    const used = [preview, ...fields, ...result.querySelectorAll("button")];
+    for (const control of used) control.disabled = true;
     try {
       result.replaceChildren(...await what());
     } catch (error) {
       result.replaceChildren(note("bad", visible(error.message)));
     } finally {
-      button.disabled = false;
+      for (const control of used) control.disabled = false;
     }
     result.querySelector("h3")?.focus();
   }
 
-  function shown(body) {
-    return step(preview, async () => {
-      const found = await send("/api/preview", body), name = CHANGES.find(([kind]) => kind === body.change)[1];
+  function shown() {
+    return step(async () => {
+      const body = asked(), found = await send("/api/preview", body), name = CHANGES.find(([kind]) => kind === body.change)[1];
       const what = body.change === "delete" ? "" : ` (${count(found.rows.length)})`;
-      const confirm = element("button", { type: "button", onclick: () => confirmed(confirm, body.change, found.token) }, `${name}: do it`);
+      const confirm = element("button", { type: "button", onclick: () => confirmed(body.change, found.token) }, `${name}: do it`);
       const cancel = element("button", { type: "button", onclick: () => { result.replaceChildren(); preview.focus(); } }, "Cancel");
       return [
         element("h3", { tabIndex: -1 }, `Preview: ${name}${what}`), ...errorNotes(found.errors),
@@ -100,18 +108,19 @@ export function changesOf(group, send) {
     });
   }
 
-  function confirmed(button, kind, token) {
-    return step(button, async () => {
+  function confirmed(kind, token) {
+    return step(async () => {
       const made = await send("/api/change", { token });
-      const text = made.errors.length ? "Some of it was not done" : "Done";
-      return [element("h3", { tabIndex: -1 }, text), ...errorNotes(made.errors), table([...columnsOf(kind), doneColumn], made.rows)];
+      const isUnknown = made.rows.some((row) => row.done === null);
+      const text = isUnknown ? "It may have been done: preview it again to see" : made.errors.length ? "Some of it was not done" : "Done";
+      return [element("h3", { tabIndex: -1 }, text), ...errorNotes(made.errors, isUnknown ? "Outcome:" : "Not changed:"), table([...columnsOf(kind), doneColumn], made.rows)];
     });
   }
 
   update();
   const form = element("form", { className: "change", onsubmit: (event) => {
     event.preventDefault();
-    shown(asked());
+    shown();
   } }, changeRow, goalRow, valueRow, topicsRow, element("p", {}, preview));
   return [element("h2", {}, "Change this group"), form, result];
 }
