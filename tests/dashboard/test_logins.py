@@ -22,7 +22,7 @@ from tests.support.secured_broker import more_certificates
 from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
 
-from kohort import Broker
+from kohort import Admin, Broker
 from kohort.errors import InvalidInputError
 from kohort.io.server_certificates import ServerCertificates
 
@@ -159,6 +159,35 @@ def test_oldest_session_of_a_user_ends_with_one_too_many(closed: Dashboard, monk
     bob = log_in(closed, "bob", "secret-2")
     cookies = [log_in(closed) for _ in range(3)]
     assert [status_of(closed, "overview", cookie) for cookie in (bob, *cookies)] == [200, 401, 200, 200]
+
+
+def test_change_that_waits_is_refused_when_its_user_is_gone(
+    serve: Serve, our_broker: Broker, users: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind(our_broker.bootstrap_servers, name, name)
+    access = DashboardAccess(DashboardLogins(DashboardUsers(users)), allows_changes=True)
+    board = serve(our_broker.bootstrap_servers, access=access)
+    cookie, other = log_in(board), log_in(board, "bob", "secret-2")
+    asked = {"change": "delete", "group": name}
+    token = board.post("preview", asked, cookie=cookie)[2]["token"]
+    routes, free = board.server._routes, threading.Event()
+    routes._changing.submit(free.wait)  # the change before takes long
+    statuses: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(board.post("preview", asked, cookie=other)[0])),
+        threading.Thread(target=lambda: statuses.append(board.post("change", {"token": token}, cookie=cookie)[0])),
+    ]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        until(lambda number=number: routes._waiting_changes == number, "it waits")  # type: ignore[misc]
+    assert board.post("logout", {}, cookie=cookie)[0] == 200
+    free.set()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(statuses) == [200, 401]
+    assert "[user alice] change refused: the login ended while it waited" in caplog.text
+    with Admin(our_broker.bootstrap_servers) as admin:
+        assert name in {group.group_id for group in admin.list_groups()}
 
 
 # -- Wrong logins
@@ -368,3 +397,47 @@ def test_connections_without_a_handshake_keep_nobody_out(
     assert ended == [b""] * 5, "they are closed"
     for sock in silent:
         sock.close()
+
+
+def test_handshakes_are_counted_and_the_oldest_ends(
+    serve: Serve, users: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kohort.dashboard.server.CONNECTIONS_MAX", 5)
+    access = DashboardAccess(
+        DashboardLogins(DashboardUsers(users)), ServerCertificates("dashboard", certificates / "broker.pem")
+    )
+    dashboard = serve(NOBODY, access=access)
+    port = int(dashboard.server.address.rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
+    assert over_tls(port, certificates, "/")[0] == 200
+    assert dashboard.server.connections <= 5
+    for sock in silent[:15]:
+        sock.settimeout(5)  # less than the limit of a handshake
+        assert sock.recv(1) == b"", "it made room"
+    for sock in silent:
+        sock.close()
+    until(lambda: dashboard.server.connections == 0, "their places are free")
+
+
+def test_dashboard_without_descriptors_says_so_once_and_goes_on(start: Start, users: Path, certificates: Path) -> None:
+    resource = pytest.importorskip("resource")
+    if not hasattr(resource, "prlimit"):
+        pytest.skip("the limits of another process can't be set here")
+    process = start(
+        "dashboard", "--listen", "127.0.0.1:0", "--bootstrap-server", NOBODY, "--users", str(users),
+        "--tls", str(certificates / "broker.pem"),
+    )  # fmt: skip
+    assert process.stdout is not None
+    port = int(process.stdout.readline().split()[1].rstrip("/").rpartition(":")[2])
+    assert over_tls(port, certificates, "/")[0] == 200
+    used = len(os.listdir(f"/proc/{process.pid}/fd"))
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 20, used + 20))
+    silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(60)]
+    assert over_tls(port, certificates, "/")[0] == 200
+    for sock in silent:
+        sock.close()
+    assert over_tls(port, certificates, "/")[0] == 200
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("can't accept a connection") == 1 and "Traceback" not in errors

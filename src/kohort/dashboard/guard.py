@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import ssl
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -159,7 +160,8 @@ class DashboardGuard:
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
-        await app(scope, receive, send_with_headers)
+        with contextlib.suppress(ClientDisconnect):  # in the middle of its body
+            await app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
         method, path, host = scope["method"], scope["path"], headers.get("host", "")
