@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any, TypeVar, cast
 
@@ -539,7 +540,9 @@ class DashboardServer(ClosedOnExit):
     ) -> None:
         access.check(host, port)
         sock = _listening_socket(host, port, access)
-        self.address = f"{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+        bound = sock.getsockname()[1]
+        self.address = f"{f'[{host}]' if ':' in host else host}:{bound}"
+        access = replace(access, port=bound)
         self._observer = observer
         self._routes = DashboardRoutes(observer, lookups, access)
         config = uvicorn.Config(
