@@ -511,8 +511,8 @@ class LimitedServer(uvicorn.Server):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol, protocol.sock, ssl=self.tls, ssl_handshake_timeout=limit_s
             )
-        except OSError:
-            pass  # the handshake failed
+        except OSError as error:  # the handshake failed
+            error.__traceback__ = None  # its frames are in a cycle with the connection's buffers
         finally:
             if not protocol.is_served:
                 self.places.discard(protocol)
