@@ -16,9 +16,15 @@ from kohort.client.admin.values import NewTopic
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
 from kohort.dashboard import server
+from kohort.dashboard.guard import DashboardAccess
 
 Serve = Callable[..., Dashboard]
 BIG = 3 << 20
+UNENDED = (
+    b"POST /api/preview HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 50\r\n\r\n{"ch'
+)
+"""A request whose body never ends."""
 
 
 @pytest.fixture
@@ -89,15 +95,52 @@ def test_connection_is_closed_while_all_others_have_requests(
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"]
+    "data",
+    [b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET /", UNENDED],
 )
 def test_connection_without_a_whole_request_is_closed(
-    serve: Serve, sockets: Connect, our_broker: Broker, monkeypatch: pytest.MonkeyPatch, data: bytes
+    serve: Serve,
+    sockets: Connect,
+    our_broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    data: bytes,
 ) -> None:
     monkeypatch.setattr(server, "WAIT_S", 0.5)
-    dashboard = serve(our_broker.bootstrap_servers)
+    dashboard = serve(our_broker.bootstrap_servers, access=DashboardAccess(allows_changes=True))
     assert is_closed(sockets(dashboard, data))
     until(lambda: dashboard.server.connections == 0, "its place is free")
+    assert "Traceback" not in caplog.text
+
+
+def test_bodies_that_never_end_keep_nobody_out(
+    serve: Serve, sockets: Connect, our_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 5)
+    dashboard = serve(our_broker.bootstrap_servers, access=DashboardAccess(allows_changes=True))
+    unended = [sockets(dashboard, UNENDED) for _ in range(20)]
+    assert dashboard.send("/")[0] == 200
+    assert dashboard.server.connections <= 5
+    assert is_closed(unended[0])
+
+
+def test_bodies_that_never_end_hold_up_no_change(serve: Serve, sockets: Connect, our_broker: Broker, name: str) -> None:
+    dashboard = serve(our_broker.bootstrap_servers, access=DashboardAccess(allows_changes=True))
+    for _ in range(server.CHANGES_MAX):
+        sockets(dashboard, UNENDED)
+    until(lambda: dashboard.server.connections == server.CHANGES_MAX, "they are open")
+    assert dashboard.post("preview", {"change": "delete", "group": name})[0] != 429
+
+
+def test_client_that_leaves_in_its_body_is_no_error(
+    serve: Serve, sockets: Connect, our_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    dashboard = serve(our_broker.bootstrap_servers, access=DashboardAccess(allows_changes=True))
+    sockets(dashboard, UNENDED).close()
+    dashboard.get("overview")
+    until(lambda: dashboard.server.connections == 0, "its place is free")
+    dashboard.server.close()
+    assert "Traceback" not in caplog.text
 
 
 def test_stream_of_events_outlasts_the_wait(

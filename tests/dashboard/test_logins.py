@@ -22,8 +22,10 @@ from tests.support.secured_broker import more_certificates
 from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
 
-from kohort import Broker
-from kohort.errors import InvalidInputError
+from kohort import Admin, Broker
+from kohort.cli.app import UsageError
+from kohort.cli.dashboard import AccessOptions
+from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.io.server_certificates import ServerCertificates
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
@@ -95,7 +97,8 @@ def test_nothing_but_the_login_s_own_files_is_served_without_a_session(closed: D
     )
     assert {closed.send(path)[0] for path in FILES} == {200}
     assert closed.get("session") == {"login": True, "user": None, "changes": False}
-    for cookie in ("kohort-session=", "kohort-session=x", "kohort-session=\u00e9", "kohort-session", "a=b; =;"):
+    name = f"kohort-session-{closed.server.address.rpartition(':')[2]}"
+    for cookie in (f"{name}=", f"{name}=x", f"{name}=\u00e9", name, "a=b; =;"):
         assert status_of(closed, "overview", cookie) == 401
 
 
@@ -119,6 +122,22 @@ def test_cookie_is_hidden_from_scripts_and_from_other_sites(closed: Dashboard) -
     assert {"httponly", "samesite=strict", "path=/"} <= words and "secure" not in words
     assert not any(word.startswith("domain") for word in words)
     assert len(headers["set-cookie"].partition("=")[2].partition(";")[0]) >= 43, "256 bits"
+
+
+@pytest.mark.parametrize("other", ["theme=dark", 'a={"x":1}', "flag", "a{b}=1", "ga[x]=1", "=", "\u00e9=1"])
+def test_cookies_of_others_on_the_host_do_not_matter(closed: Dashboard, other: str) -> None:
+    cookie = log_in(closed)
+    assert status_of(closed, "overview", f"{other}; {cookie}; {other}") == 200
+
+
+def test_dashboards_of_a_host_have_cookies_of_their_own(
+    serve: Serve, our_broker: Broker, closed: Dashboard, users: Path
+) -> None:
+    access = DashboardAccess(DashboardLogins(DashboardUsers(users)))
+    another = serve(our_broker.bootstrap_servers, access=access)
+    first, second = log_in(closed), log_in(another)
+    assert first.partition("=")[0] != second.partition("=")[0]
+    assert [status_of(board, "overview", f"{first}; {second}") for board in (closed, another)] == [200, 200]
 
 
 def test_login_ends_the_session_that_the_browser_had(closed: Dashboard) -> None:
@@ -159,6 +178,35 @@ def test_oldest_session_of_a_user_ends_with_one_too_many(closed: Dashboard, monk
     bob = log_in(closed, "bob", "secret-2")
     cookies = [log_in(closed) for _ in range(3)]
     assert [status_of(closed, "overview", cookie) for cookie in (bob, *cookies)] == [200, 401, 200, 200]
+
+
+def test_change_that_waits_is_refused_when_its_user_is_gone(
+    serve: Serve, our_broker: Broker, users: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind(our_broker.bootstrap_servers, name, name)
+    access = DashboardAccess(DashboardLogins(DashboardUsers(users)), allows_changes=True)
+    board = serve(our_broker.bootstrap_servers, access=access)
+    cookie, other = log_in(board), log_in(board, "bob", "secret-2")
+    asked = {"change": "delete", "group": name}
+    token = board.post("preview", asked, cookie=cookie)[2]["token"]
+    routes, free = board.server._routes, threading.Event()
+    routes._changing.submit(free.wait)  # the change before takes long
+    statuses: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(board.post("preview", asked, cookie=other)[0])),
+        threading.Thread(target=lambda: statuses.append(board.post("change", {"token": token}, cookie=cookie)[0])),
+    ]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        until(lambda number=number: routes._waiting_changes == number, "it waits")  # type: ignore[misc]
+    assert board.post("logout", {}, cookie=cookie)[0] == 200
+    free.set()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(statuses) == [200, 401]
+    assert "[user alice] change refused: the login ended while it waited" in caplog.text
+    with Admin(our_broker.bootstrap_servers) as admin:
+        assert name in {group.group_id for group in admin.list_groups()}
 
 
 # -- Wrong logins
@@ -202,10 +250,53 @@ def test_tries_at_a_user_are_limited_from_all_addresses(users: Path, clock: Cloc
     with pytest.raises(logins.BusyError):
         tries.check("198.51.100.1", "alice")
     tries.check("198.51.100.1", "bob")
+    for address in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        tries.check(address, "alice")  # nobody elsewhere can lock a user out of the machine itself
     for number in range(logins.ADDRESS_TRIES):
         tries.count_failure(f"2001:db8::{number:x}", f"u{number}")
     with pytest.raises(logins.BusyError):
         tries.check("2001:db8::ffff", "bob")
+
+
+def test_addresses_of_ipv4_are_counted_apart_on_a_listener_of_ipv6(clock: Clock) -> None:
+    tries = logins.FailedTries(clock)
+    for number in range(logins.ADDRESS_TRIES):
+        tries.count_failure("::ffff:192.0.2.1", f"u{number}")
+    for address in ("::ffff:192.0.2.1", "192.0.2.1"):
+        with pytest.raises(logins.BusyError):
+            tries.check(address, "alice")
+    tries.check("::ffff:192.0.2.2", "alice")
+
+
+def test_strangers_do_not_lock_a_user_out_of_known_addresses(users: Path, clock: Clock) -> None:
+    logged_in = DashboardLogins(DashboardUsers(users, clock), clock)
+    logged_in.begin("192.0.2.200", "alice", "secret-1")
+    for number in range(logins.USER_TRIES):
+        with pytest.raises(NotAuthorizedError):
+            logged_in.begin(f"192.0.2.{number}", "alice", "x")
+    with pytest.raises(logins.BusyError):
+        logged_in.begin("198.51.100.1", "alice", "secret-1")
+    logged_in.begin("192.0.2.200", "alice", "secret-1")
+    logged_in.begin("127.0.0.1", "alice", "secret-1")
+    for _ in range(logins.ADDRESS_TRIES):
+        with pytest.raises(NotAuthorizedError):
+            logged_in.begin("192.0.2.200", "alice", "x")
+    with pytest.raises(logins.BusyError):
+        logged_in.begin("192.0.2.200", "alice", "secret-1")
+
+
+def test_known_addresses_are_bounded(users: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "KNOWN_ADDRESSES_MAX", 2)
+    logged_in = DashboardLogins(DashboardUsers(users, clock), clock)
+    for address in ("192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.3"):
+        logged_in.begin(address, "alice", "secret-1")
+    for number in range(10, 10 + logins.USER_TRIES):
+        with pytest.raises(NotAuthorizedError):
+            logged_in.begin(f"192.0.2.{number}", "alice", "x")
+    for address in ("192.0.2.1", "192.0.2.3"):
+        logged_in.begin(address, "alice", "secret-1")
+    with pytest.raises(logins.BusyError):
+        logged_in.begin("192.0.2.2", "alice", "secret-1")
 
 
 def test_failures_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -228,14 +319,20 @@ def test_body_that_is_no_login_is_refused(closed: Dashboard, body: bytes, status
 def test_login_of_another_page_is_refused(closed: Dashboard) -> None:
     body = {"user": "alice", "password": "secret-1"}
     for headers in (
-        {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": ""}, {"sec_fetch_site": "cross-site"},
-        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "http://[x"}, {"Origin": "http://["}, {"Origin": "http://evil.example"}, {"Origin": "null"},
+        {"Origin": ""}, {"sec_fetch_site": "cross-site"}, {"Origin": "http://127.0.0.1:1"},
     ):  # fmt: skip
         assert closed.post("login", body, **headers)[0] == 403
     assert closed.post("login", body, **{"Content-Type": "text/plain"})[0] == 415
     assert closed.post("login", body, host="evil.example", Origin="http://evil.example")[0] == 421
     assert closed.send("/api/login")[0] == 405 and closed.send("/api/overview", "POST")[0] == 405
-    assert closed.post("login", body, host="192.0.2.1:80", Origin="http://192.0.2.1:80")[0] == 200
+    for host, origin in (
+        ("192.0.2.1:80", "http://192.0.2.1:80"), ("192.0.2.1:443", "https://192.0.2.1"), ("[::1]", "http://[::1]:80"),
+        ("LOCALHOST", "http://localhost"),
+    ):  # fmt: skip
+        assert closed.post("login", body, host=host, Origin=origin)[0] == 200
+    for host, origin in (("192.0.2.1:443", "http://192.0.2.1"), ("192.0.2.1:x", "http://192.0.2.1:x")):
+        assert closed.post("login", body, host=host, Origin=origin)[0] in (403, 421)
 
 
 def test_dashboard_without_users_has_no_login(serve: Serve, our_broker: Broker) -> None:
@@ -254,7 +351,9 @@ def test_name_of_the_host_option_is_one_of_the_dashboard(serve: Serve, our_broke
 # -- Files of users
 
 
-@pytest.mark.parametrize(("text", "error"), [("", "has no user"), ("alice=\n", "user alice"), ("alice", "line 1")])
+@pytest.mark.parametrize(
+    ("text", "error"), [("", "has no user"), ("alice=\n", "user 1 of the file"), ("alice", "line 1")]
+)
 def test_file_without_users_is_refused(tmp_path: Path, text: str, error: str) -> None:
     (tmp_path / "users").write_text(text)
     with pytest.raises(InvalidInputError, match=error):
@@ -263,7 +362,62 @@ def test_file_without_users_is_refused(tmp_path: Path, text: str, error: str) ->
         DashboardUsers(tmp_path / "missing")
 
 
+@pytest.mark.parametrize(
+    "text", ["alice s3cret-word\n", "alice=a\nbob:s3cret-word=\n", "alice=\\ud800s3cret-word\n", "\\udc00=s3cret-word"]
+)
+def test_faulty_line_is_named_by_its_number_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "users").write_text(text)
+    with pytest.raises(InvalidInputError) as caught:
+        DashboardUsers(tmp_path / "users")
+    assert "s3cret" not in str(caught.value) and str(tmp_path / "users") in str(caught.value)
+
+
+def test_faulty_line_keeps_the_users_that_were_read_last(
+    closed: Dashboard, users: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in ("alice=secret-1\nbob s3cret-word\n", "alice=a\\ud800b\n"):
+        users.write_text(text)
+        clock.now_s += logins.FILE_CHECK_S
+        log_in(closed, "bob", "secret-2")
+    assert "line 2" in caplog.text and "line 1" in caplog.text and "s3cret" not in caplog.text
+
+
+def test_file_that_becomes_empty_has_no_users(
+    closed: Dashboard, users: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    cookie = log_in(closed)
+    users.write_text("# nobody\n")
+    clock.now_s += logins.FILE_CHECK_S
+    assert status_of(closed, "overview", cookie) == 401
+    assert closed.post("login", {"user": "alice", "password": "secret-1"})[0] == 401
+    assert "has no user any more" in caplog.text
+    users.write_text("alice=secret-1\n")
+    clock.now_s += logins.FILE_CHECK_S
+    log_in(closed)
+
+
 # -- Other machines, and TLS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "board.example:8480",
+        "https://board.example",
+        "b\u00fccher.example",
+        "",
+        "a b",
+        "-a.example",
+        "a..b",
+        "::1",
+        "a\n",
+    ],
+)
+def test_host_that_no_request_can_name_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="host name"):
+        AccessOptions(host=("board.example", name)).access("127.0.0.1")
+    names = AccessOptions(host=("Board.example", "xn--bcher-kva")).access("h").hosts
+    assert names == {"board.example", "xn--bcher-kva", "h"}
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +480,7 @@ def test_command_serves_users_over_tls(
     assert over_tls(port, certificates, "/api/overview")[0] == 401
     status, headers, _ = over_tls(port, certificates, "/api/login", {"user": "alice", "password": "secret-1"})
     cookie = headers["set-cookie"]
-    assert status == 200 and cookie.startswith("__Host-kohort-session=") and "; Secure" in cookie
+    assert status == 200 and cookie.startswith(f"__Host-kohort-session-{port}=") and "; Secure" in cookie
     cookie = cookie.partition(";")[0]
     until(lambda: name.encode() in over_tls(port, certificates, "/api/overview", cookie=cookie)[2], "it is read", 60)
     assert is_served(f"localhost:{port}", trusting(certificates, None), "/") != with_authorities
@@ -346,7 +500,14 @@ def test_new_certificate_counts_for_new_connections(
         over_tls(port, certificates, "/")
     shutil.copy(certificates / "broker.pem", tmp_path / "new.pem")
     os.replace(tmp_path / "new.pem", identity)
-    assert over_tls(port, certificates, "/")[0] == 200
+
+    def is_trusted() -> bool:
+        try:
+            return over_tls(port, certificates, "/")[0] == 200
+        except ssl.SSLCertVerificationError:
+            return False
+
+    until(is_trusted, "the new certificate is in use")
 
 
 def test_connections_without_a_handshake_keep_nobody_out(
@@ -368,3 +529,49 @@ def test_connections_without_a_handshake_keep_nobody_out(
     assert ended == [b""] * 5, "they are closed"
     for sock in silent:
         sock.close()
+
+
+def test_handshakes_are_counted_and_the_oldest_ends(
+    serve: Serve, users: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kohort.dashboard.server.CONNECTIONS_MAX", 5)
+    access = DashboardAccess(
+        DashboardLogins(DashboardUsers(users)), ServerCertificates("dashboard", certificates / "broker.pem")
+    )
+    dashboard = serve(NOBODY, access=access)
+    port = int(dashboard.server.address.rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
+    assert over_tls(port, certificates, "/")[0] == 200
+    assert dashboard.server.connections <= 5
+    for sock in silent[:15]:
+        sock.settimeout(5)  # less than the limit of a handshake
+        assert sock.recv(1) == b"", "it made room"
+    for sock in silent:
+        sock.close()
+    until(lambda: dashboard.server.connections == 0, "their places are free")
+
+
+def test_dashboard_without_descriptors_says_so_once_and_serves_again(
+    start: Start, users: Path, certificates: Path
+) -> None:
+    resource = pytest.importorskip("resource")
+    if not hasattr(resource, "prlimit"):
+        pytest.skip("the limits of another process can't be set here")
+    process = start(
+        "dashboard", "--listen", "127.0.0.1:0", "--bootstrap-server", NOBODY, "--users", str(users),
+        "--tls", str(certificates / "broker.pem"),
+    )  # fmt: skip
+    assert process.stdout is not None
+    port = int(process.stdout.readline().split()[1].rstrip("/").rpartition(":")[2])
+    assert over_tls(port, certificates, "/")[0] == 200
+    used = len(os.listdir(f"/proc/{process.pid}/fd"))
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 20, used + 20))
+    silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(60)]
+    assert over_tls(port, certificates, "/")[0] == 200
+    for sock in silent:
+        sock.close()
+    assert over_tls(port, certificates, "/")[0] == 200
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("can't accept a connection") == 1 and "Traceback" not in errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ if TYPE_CHECKING:  # a web server is imported by the command that needs it
     from kohort.lag.history_file import HistoryWriter
 
 LISTEN_DEFAULT = "127.0.0.1:8480"
+HOST_NAME = re.compile(r"\w([\w-]*\w)?(\.\w([\w-]*\w)?)*", re.ASCII)
+"""A name as browsers send it: other letters arrive in the form xn--."""
 COLLECT_AFTER = (10_000, 1_000, 10)
 """Thresholds of Python's cyclic garbage collector. A full collection stops every thread, and takes 0.2 s over the reads
 of 25,000 partitions; Python's own thresholds make one in each read, during which no page is sent. Reads have no cycles,
@@ -103,6 +106,9 @@ class AccessOptions(ServerOptions):
         from kohort.dashboard.guard import DashboardAccess
         from kohort.dashboard.logins import DashboardLogins, DashboardUsers
 
+        for name in self.host:
+            if not HOST_NAME.fullmatch(name):
+                raise UsageError(f"--host {name}: give a host name of ASCII letters, without scheme and port")
         tls = self.certificates("dashboard")
         try:
             logins = None if self.users is None else DashboardLogins(DashboardUsers(self.users))

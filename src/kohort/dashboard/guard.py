@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,7 +29,10 @@ T = TypeVar("T")
 BODY_BYTES_MAX = 64 << 10
 """The most bytes of a request's body."""
 COOKIE, SECURE_COOKIE = "kohort-session", "__Host-kohort-session"
-"""The name of the session's cookie. A browser takes `__Host-` from this host alone, and over TLS alone."""
+"""How the name of the session's cookie begins. A browser takes `__Host-` from this host alone, and over TLS alone."""
+DEFAULT_PORTS = {"http": 80, "https": 443}
+CERTIFICATES_CHECK_S = 1.0
+"""How often the files of the certificates are looked at."""
 SECRET, SESSION = "kohort.secret", "kohort.session"
 """Where a request's scope has its session."""
 LOGIN_PATHS = ("/api/login", "/api/session")
@@ -55,6 +59,7 @@ class DashboardAccess:
         is_insecure: Passwords may cross the network unencrypted.
         hosts: The names that browsers may use besides those of loopback.
         allows_changes: Groups can be changed from the page.
+        port: The port that is bound. Browsers send a cookie to all ports of a host, so that its name has the port.
     """
 
     logins: DashboardLogins | None = None
@@ -62,6 +67,7 @@ class DashboardAccess:
     is_insecure: bool = False
     hosts: frozenset[str] = frozenset()
     allows_changes: bool = False
+    port: int = 0
 
     def check(self, host: str, port: int) -> None:
         """Check that users of other machines log in, if such machines reach the address.
@@ -86,7 +92,7 @@ class DashboardAccess:
         """
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            if name == "localhost" or name in self.hosts:
+            if name == "localhost" or (name and name in self.hosts):
                 return True
             address = ipaddress.ip_address(name)
         except ValueError:
@@ -96,7 +102,7 @@ class DashboardAccess:
     @property
     def cookie(self) -> str:
         """The name of the session's cookie."""
-        return COOKIE if self.tls is None else SECURE_COOKIE
+        return f"{COOKIE if self.tls is None else SECURE_COOKIE}-{self.port}"
 
     def set_cookie(self, answer: Response, secret: str | None) -> None:
         """Give the browser a session; None takes it away."""
@@ -118,10 +124,15 @@ class RenewedContext(ssl.SSLContext):
     """A server's context whose connections each get the present certificates."""
 
     certificates: ServerCertificates
+    checked_s = -CERTIFICATES_CHECK_S
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """Begin a connection with the present certificates."""
-        return self.certificates.context().wrap_bio(*args, **options)
+        """Begin a connection with the present certificates, whose files are read at most once a second."""
+        now_s = time.monotonic()
+        if now_s - self.checked_s >= CERTIFICATES_CHECK_S:
+            self.checked_s = now_s
+            self.certificates.renewed()
+        return self.certificates.loaded.context.wrap_bio(*args, **options)
 
 
 def renewed_context(certificates: ServerCertificates) -> RenewedContext:
@@ -159,7 +170,8 @@ class DashboardGuard:
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
-        await app(scope, receive, send_with_headers)
+        with contextlib.suppress(ClientDisconnect):  # in the middle of its body
+            await app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
         method, path, host = scope["method"], scope["path"], headers.get("host", "")
@@ -172,7 +184,7 @@ class DashboardGuard:
         if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return error_answer(403, "asked by another page", "refused")
         if method == "POST":
-            if urlsplit(headers.get("origin", "")).netloc.lower() != host.lower():
+            if not _is_same_host(headers.get("origin", ""), host):
                 return error_answer(403, "asked by another page, or by none: Origin must be this host", "refused")
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 return error_answer(415, "the body must be application/json", "refused")
@@ -189,12 +201,24 @@ class DashboardGuard:
         return None
 
 
-def _cookie(header: str, name: str) -> str:
+def _is_same_host(origin: str, host: str) -> bool:
+    """Return whether an Origin is the host that a request names; either may leave out the scheme's own port."""
     try:
-        found = SimpleCookie(header).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+        asked, own = urlsplit(origin), urlsplit(f"//{host}")
+        default = DEFAULT_PORTS[asked.scheme]
+        ports = [default if port is None else port for port in (asked.port, own.port)]
+    except (ValueError, KeyError):
+        return False
+    return bool(asked.hostname) and asked.hostname == own.hostname and ports[0] == ports[1]
+
+
+def _cookie(header: str, name: str) -> str:
+    """Return a cookie's value; `http.cookies` would drop all cookies after one with a character it does not know."""
+    for part in header.split(";"):
+        key, _, value = part.partition("=")
+        if key.strip() == name:
+            return value.strip()
+    return ""
 
 
 def user_of(request: Request) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from kohort.dashboard.cluster_lookups import BusyError
 from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.io.log_throttle import FailureThrottle
-from kohort.settings.config import read_properties
+from kohort.settings.config import is_loopback, read_properties
 
 log = logging.getLogger("kohort.dashboard")
 
@@ -31,6 +31,8 @@ TRACKED_MAX = 10_000
 """The most addresses and users whose failed logins are counted; then the oldest is forgotten."""
 SESSION_S = 12 * 3600.0
 """How long a login lasts."""
+KNOWN_ADDRESSES_MAX = 8
+"""The most addresses of a user whose logins do not depend on failures elsewhere: those that logged in last."""
 USER_SESSIONS_MAX = 20
 """The most sessions of a user; a further login ends the oldest."""
 NAME_MAX = 256
@@ -45,7 +47,8 @@ class DashboardUsers:
         path: The file.
 
     Raises:
-        InvalidInputError: It can't be read, has no user, or a user has no password.
+        InvalidInputError: It can't be read, has no user, or a user has no password. Later such a file changes nothing,
+            except that a file without users means that there are none.
     """
 
     def __init__(self, path: Path, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -89,11 +92,15 @@ class DashboardUsers:
         if state == self._read_as:
             return
         users = read_properties(self._path)
-        for name, password in users.items():
-            if not password or len(password) > NAME_MAX or len(name) > NAME_MAX:
-                raise InvalidInputError(f"{self._path}: user {name}: give a password of 1 to {NAME_MAX} characters")
-        if not users:
+        for number, (name, password) in enumerate(users.items(), 1):
+            if not password or len(password) > NAME_MAX or len(name) > NAME_MAX:  # a name may be a password misplaced
+                raise InvalidInputError(
+                    f"{self._path}: user {number} of the file: give a name and a password of 1 to {NAME_MAX} characters"
+                )
+        if not users and not self._read_as:
             raise InvalidInputError(f"{self._path} has no user: write NAME=PASSWORD in each line")
+        if not users:
+            log.warning("%s has no user any more: nobody can log in", self._path)
         self._proofs = {name: hmac.digest(self._key, word.encode(), "sha256") for name, word in users.items()}
         self._read_as = state
 
@@ -104,17 +111,34 @@ class FailedTries:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._free_at_s: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._known: dict[str, OrderedDict[str, None]] = {}
 
     def check(self, address: str, user: str) -> None:
-        """Refuse a try if too many have failed.
+        """Refuse a try if too many of the address have failed, or of the user.
+
+        Those of the user do not count on loopback and for its known addresses: strangers must not lock a user out.
 
         Raises:
             BusyError: They have.
         """
         now_s = self._now_s()
-        for key, tries in _keys(address, user):
+        by_address, by_user = _keys(address, user)
+        network = by_address[0][1]
+        is_known = is_loopback(network) or network in self._known.get(user, ())
+        for key, tries in (by_address,) if is_known else (by_address, by_user):
             if self._free_at_s.get(key, 0.0) > now_s + (tries - 1) * TRY_INTERVAL_S:
                 raise BusyError(f"too many logins have failed: try again in {TRY_INTERVAL_S:.0f} s")
+
+    def remember(self, address: str, user: str) -> None:
+        """Make an address known, after a login of a user of the file."""
+        known = self._known.setdefault(user, OrderedDict())
+        network = _network(address)
+        known[network] = None
+        known.move_to_end(network)
+        while len(known) > KNOWN_ADDRESSES_MAX:
+            known.popitem(last=False)
+        while len(self._known) > TRACKED_MAX:
+            del self._known[next(iter(self._known))]
 
     def count_failure(self, address: str, user: str) -> None:
         """Count a failure."""
@@ -126,14 +150,25 @@ class FailedTries:
             self._free_at_s.popitem(last=False)
 
 
-def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], ...]:
-    """Return what counts as one address, and the user; of IPv6 the network, since a host has 2**64 addresses."""
+def _network(address: str) -> str:
+    """Return what counts as one address: of IPv6 the network, since a host has 2**64 addresses.
+
+    A listener of IPv6 shows clients of IPv4 as `::ffff:192.0.2.1`, which are not one network.
+    """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
-        if found.version == 6:
-            address = str(ipaddress.ip_network((int(found), 64), strict=False))
     except ValueError:
-        pass
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None and not found.is_loopback:
+            return str(ipaddress.ip_network((int(found), 64), strict=False))
+        found = found.ipv4_mapped or found
+    return str(found)
+
+
+def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[tuple[str, str], int]]:
+    """Return the address and the user as they are counted, with their tries."""
+    address = _network(address)
     name = hashlib.sha256(user.encode()).hexdigest()
     return (("address", address), ADDRESS_TRIES), (("user", name), USER_TRIES)
 
@@ -180,6 +215,7 @@ class DashboardLogins:
             self._tries.count_failure(address, user[:NAME_MAX])
             log.warning("[user %s] login from %s refused: %s", shown, address, REFUSED)
             raise NotAuthorizedError(REFUSED)
+        self._tries.remember(address, user)
         own = [key for key, session in self._sessions.items() if session.user == user]
         for key in own[: max(0, len(own) - USER_SESSIONS_MAX + 1)]:
             del self._sessions[key]

@@ -9,8 +9,10 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any, TypeVar, cast
 
@@ -41,6 +43,7 @@ from kohort.dashboard.observer import ClusterObserver
 from kohort.dashboard.record_peek import PeekRequest
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.io.closing import ClosedOnExit
+from kohort.io.log_throttle import FailureThrottle
 from kohort.io.platforms import reserve_port
 from kohort.lag.history_file import RETENTION_MAX_MS
 
@@ -58,7 +61,12 @@ PASTS_MAX = 4
 CHANGES_MAX = 4
 """The most previews and changes that wait for the cluster."""
 CONNECTIONS_MAX = 256
-"""The most connections. A further one replaces the one that has waited longest for a request, or is closed."""
+"""The most connections, those in a TLS handshake included. A further one replaces the one that has waited longest for a
+request, or is closed."""
+BACKLOG = 128
+"""The most connections that the kernel keeps before they are accepted."""
+ACCEPT_RETRY_S = 0.1
+"""How soon the next connection is accepted after one could not be."""
 WAIT_S = 10.0
 """How long a connection may be without a whole request, or an answer without progress."""
 UNSENT_BYTES_MAX = 64 << 20
@@ -111,7 +119,8 @@ class DashboardRoutes:
         self._disk = ThreadPoolExecutor(1, "kohort-dashboard-history")  # a disk that hangs delays nothing else
         self._files = {path: _file(name, kind) for path, (name, kind) in FILES.items()}
         self._group_changes = GroupChanges(lookups.admin)
-        self._changing = ThreadPoolExecutor(1, "kohort-dashboard-change")  # one after the other
+        self._changing = ThreadPoolExecutor(1, "kohort-dashboard-change")
+        self._turn = asyncio.Lock()
         self._streams = self._pasts = self._waiting_changes = 0
         self.is_closing = False
 
@@ -167,14 +176,20 @@ class DashboardRoutes:
 
     async def _in_turn(self, request: Request, kind: type[T], make: Callable[[T, str], Any]) -> Response:
         """Answer a preview or a change after those before it, for a few requests at a time."""
+        try:
+            asked = await body_of(request, kind)
+        except KafkaError as error:
+            return failure_answer(error)
         if self._waiting_changes >= CHANGES_MAX:
             return failure_answer(BusyError("other changes are under way: try again"))
         self._waiting_changes += 1
         try:
-            asked = await body_of(request, kind)
-            return await self._in_thread(self._changing, lambda found: make(asked, found.scope[SECRET]))(request)
-        except KafkaError as error:
-            return failure_answer(error)
+            async with self._turn:
+                if not self._is_current(request):
+                    what = request.url.path.rpartition("/")[2]
+                    log.warning("[user %s] %s refused: the login ended while it waited", user_of(request), what)
+                    return error_answer(401, "log in", "not_authorized")
+                return await self._in_thread(self._changing, lambda found: make(asked, found.scope[SECRET]))(request)
         finally:
             self._waiting_changes -= 1
 
@@ -324,39 +339,56 @@ class LimitedProtocol(H11Protocol):
     """A connection that is closed when it waits for too long, or when others need its place.
 
     uvicorn's own limit answers 503 to everyone while it is reached, and closes nothing. Here a connection without a
-    request makes room for a new one, so that nobody is kept out by connections that only wait.
+    whole request makes room for a new one, so that nobody is kept out by connections that only wait. A connection has
+    its place from `accept` on, so that TLS handshakes are counted too.
+
+    Attributes:
+        places: The connections that have a place.
+        sock: The connection's socket.
+        is_served: The handshake is over.
     """
 
+    places: set[LimitedProtocol]
+    sock: socket.socket
+    is_served = False
     _check: asyncio.TimerHandle | None = None
     _waits_since_s = 0.0
     _unsent_then, _stands_since_s = 0, 0.0
 
+    def take_place(self, places: set[LimitedProtocol], sock: socket.socket) -> None:
+        """Take a place before the handshake."""
+        self.places, self.sock = places, sock
+        self._waits_since_s = self.loop.time()
+        places.add(self)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection's place, that of a waiting one if there is no other."""
-        if len(self.connections) >= CONNECTIONS_MAX and not self._make_room():
+        """Serve, unless the place was needed during the handshake."""
+        if self not in self.places:
             transport.abort()
             return
         super().connection_made(transport)
+        self.is_served = True
         self._waits_since_s = self._stands_since_s = self.loop.time()
         self._check_later()
 
-    def _make_room(self) -> bool:
-        waiting = [found for found in self._others() if found.is_waiting()]
-        if not waiting:
-            return False
-        oldest = min(waiting, key=lambda found: found._waits_since_s)
-        self.connections.discard(oldest)
-        oldest.transport.abort()
-        return True
+    def give_place(self) -> None:
+        """Close the connection for a new one."""
+        self.places.discard(self)
+        if self.is_served:
+            self.transport.abort()
+        else:
+            with contextlib.suppress(OSError):  # the client is gone
+                self.sock.shutdown(socket.SHUT_RDWR)  # which ends the handshake
 
     def _others(self) -> list[LimitedProtocol]:
         return [cast(LimitedProtocol, found) for found in self.connections]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place back."""
+        self.places.discard(self)
         if self._check is not None:
             self._check.cancel()
-        if self.transport is not None:  # it had a place
+        if self.is_served:
             super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
@@ -380,8 +412,15 @@ class LimitedProtocol(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def is_waiting(self) -> bool:
-        """Return whether there is neither a request nor an answer."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.unsent()
+        """Return whether there is neither a whole request nor an answer."""
+        if not self.is_served:
+            return True
+        cycle = self.cycle
+        return (cycle is None or cycle.response_complete or cycle.more_body) and not self.unsent()
+
+    def waits_since_s(self) -> float:
+        """Return when the wait began, by the loop's clock."""
+        return self._waits_since_s
 
     def _check_later(self) -> None:
         self._check = self.loop.call_later(WAIT_S / _CHECK_PARTS, self._end_if_stuck)
@@ -401,29 +440,82 @@ class LimitedProtocol(H11Protocol):
 
 
 class LimitedServer(uvicorn.Server):
-    """uvicorn, with an end of handshakes that take too long.
+    """uvicorn, with a limit on connections that includes their handshakes.
+
+    asyncio's own servers show a connection after its handshake, and log a traceback for each failing `accept`.
 
     Attributes:
         tls: What connections speak; None: plain HTTP.
+        places: The connections.
     """
 
     tls: ssl.SSLContext | None = None
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.places: set[LimitedProtocol] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures = FailureThrottle(lambda: time.monotonic() * 1000)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections of sockets that are listening."""
-        loop = asyncio.get_running_loop()
-
-        def protocol() -> asyncio.Protocol:
-            return LimitedProtocol(self.config, self.server_state, self.lifespan.state, loop)
-
-        limit_s = None if self.tls is None else WAIT_S
-        self.servers = [
-            await loop.create_server(
-                protocol, sock=sock, ssl=self.tls, ssl_handshake_timeout=limit_s, backlog=self.config.backlog
-            )
-            for sock in sockets or ()
-        ]
+        for sock in sockets or ():
+            sock.setblocking(False)
+            self._begin(self._accept(sock))
+        self.servers = []
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, end the handshakes, and let answers that are under way end."""
+        for opening in [place for place in self.places if not place.is_served]:
+            opening.give_place()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listening)
+            except OSError as error:  # the process has no more descriptors, or the client is gone
+                if self._failures.due(error.errno):
+                    log.warning("can't accept a connection: %s", error)
+                self._make_room()
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            if len(self.places) < CONNECTIONS_MAX or self._make_room():
+                protocol = LimitedProtocol(self.config, self.server_state, self.lifespan.state, loop)
+                protocol.take_place(self.places, sock)
+                self._begin(self._open(protocol))
+            else:
+                sock.close()
+            await asyncio.sleep(0)  # an accept that need not wait lets nothing else run
+
+    def _make_room(self) -> bool:
+        waiting = [place for place in self.places if place.is_waiting()]
+        if not waiting:
+            return False
+        min(waiting, key=LimitedProtocol.waits_since_s).give_place()
+        return True
+
+    async def _open(self, protocol: LimitedProtocol) -> None:
+        limit_s = None if self.tls is None else WAIT_S
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, protocol.sock, ssl=self.tls, ssl_handshake_timeout=limit_s
+            )
+        except OSError as error:  # the handshake failed
+            error.__traceback__ = None  # its frames are in a cycle with the connection's buffers
+        finally:
+            if not protocol.is_served:
+                self.places.discard(protocol)
 
 
 class DashboardServer(ClosedOnExit):
@@ -448,7 +540,9 @@ class DashboardServer(ClosedOnExit):
     ) -> None:
         access.check(host, port)
         sock = _listening_socket(host, port, access)
-        self.address = f"{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+        bound = sock.getsockname()[1]
+        self.address = f"{f'[{host}]' if ':' in host else host}:{bound}"
+        access = replace(access, port=bound)
         self._observer = observer
         self._routes = DashboardRoutes(observer, lookups, access)
         config = uvicorn.Config(
@@ -478,7 +572,7 @@ class DashboardServer(ClosedOnExit):
     @property
     def connections(self) -> int:
         """The number of open connections."""
-        return len(self._server.server_state.connections)
+        return len(self._server.places)
 
     def close(self) -> None:
         """End the streams and the server; may be called again."""
@@ -496,7 +590,7 @@ def _listening_socket(host: str, port: int, access: DashboardAccess) -> socket.s
         reserve_port(sock)
         sock.bind((host, port))
         access.check(sock.getsockname()[0], port)  # a name such as localhost may lead elsewhere
-        sock.listen()
+        sock.listen(BACKLOG)
     except InvalidInputError:
         sock.close()
         raise

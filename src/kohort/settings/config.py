@@ -224,7 +224,8 @@ def read_properties(path: str | Path) -> dict[str, str]:
     """Return the properties of a file in Java's properties format (`key=value`, `#` and `!` start comments).
 
     Raises:
-        InvalidInputError: the file can't be read, or a line is no property.
+        InvalidInputError: the file can't be read, or a line is no property. The text has the line's number alone: the
+            line may have a password.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -244,14 +245,20 @@ def read_properties(path: str | Path) -> dict[str, str]:
         if not equals:
             key, equals, value = line.partition(":")
         if not equals or not key.strip():
-            raise InvalidInputError(f"{path}, line {number}: expected key=value, found {line!r}")
-        properties[_unescaped(key.strip())] = _unescaped(value.strip())
+            raise InvalidInputError(f"{path}, line {number}: expected key=value")
+        try:
+            properties[_unescaped(key.strip())] = _unescaped(value.strip())
+        except UnicodeDecodeError:
+            raise InvalidInputError(f"{path}, line {number}: an escape is half of a character") from None
     return properties
 
 
 def _unescaped(text: str) -> str:
     """Unescape a key or value as Java does: tools that write such files put a backslash before each colon."""
-    return _ESCAPE.sub(_escaped_char, text) if "\\" in text else text
+    if "\\" not in text:
+        return text
+    # Java writes a character beyond \uffff as two escapes
+    return _ESCAPE.sub(_escaped_char, text).encode("utf-16", "surrogatepass").decode("utf-16")
 
 
 def _escaped_char(escape: re.Match[str]) -> str:

@@ -247,7 +247,7 @@ def test_users_of_a_file_follow_it(tmp_path: Path) -> None:
                 store = (tmp_path / "data" / "users.json").read_text()
         assert password not in store
     users.write_text("alice=\n")
-    with pytest.raises(InvalidInputError, match="alice has no password"):
+    with pytest.raises(InvalidInputError, match="user . of the file has no password"):
         Broker(tmp_path / "data", config, "SASL_PLAINTEXT://127.0.0.1:0")
 
 

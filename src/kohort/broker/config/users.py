@@ -113,9 +113,9 @@ class Users:
             InvalidInputError: the file can't be read, or a line is no user.
         """
         changes = []
-        for name, password in read_properties(location).items():
-            if not password:
-                raise InvalidInputError(f"{location}: the user {name} has no password")
+        for position, (name, password) in enumerate(read_properties(location).items(), 1):
+            if not password:  # the name may be a password that is misplaced
+                raise InvalidInputError(f"{location}: user {position} of the file has no password")
             for number, mechanism in MECHANISMS.items():
                 digest = "sha256" if number == 1 else "sha512"
                 known = self.credential(name, mechanism)
