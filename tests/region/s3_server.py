@@ -34,7 +34,7 @@ def running(folder: Path) -> Iterator[str]:
         command = [gateway, "--access", ACCESS["s3.access-key-id"], "--secret", ACCESS["s3.secret-access-key"],
                    "--port", f"127.0.0.1:{port}", "posix", str(folder / "objects")]  # fmt: skip
     elif importlib.util.find_spec("moto") and importlib.util.find_spec("flask_cors"):
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        command = [sys.executable, "-m", "tests.region.moto_server", str(port)]
     else:
         pytest.skip("no object store: neither versitygw on PATH nor moto's server is installed")
     with (folder / "log").open("wb") as log:
