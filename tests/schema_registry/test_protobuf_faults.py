@@ -9,6 +9,8 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -327,7 +329,41 @@ def test_member_of_a_oneof_that_is_not_set_is_none() -> None:
     assert read(write(read(write({"b": "z"})))) == {"b": "z", "a": None}
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"f": 1e300},
+        {"f": -3.5e38},
+        {"f": Decimal("sNaN")},
+        {"w": 1e300},
+        {"d": timedelta.max},
+        {"d": timedelta.min},
+        {"i": Decimal("sNaN")},
+        {"i": Decimal("Infinity")},
+    ],
+)
+def test_value_that_would_change_is_not_written(value: Any) -> None:
+    text = (
+        'syntax = "proto3"; import "google/protobuf/duration.proto"; import "google/protobuf/wrappers.proto";'
+        " message M { float f = 1; google.protobuf.Duration d = 2; int32 i = 3; google.protobuf.FloatValue w = 4;"
+        " google.protobuf.DoubleValue x = 5; }"
+    )
+    write, read = protobuf_writer(compiled(text, (), "the schema"), 1), reader_of(text)
+    with pytest.raises(InvalidInputError, match="not of the schema"):
+        write(value)
+    kept = {"f": float("-inf"), "d": timedelta(days=3_652_500), "i": 0, "w": 1.5, "x": 1.5}
+    assert read(write({**kept, "x": Decimal("1.5")})) == kept
+
+
 # -- The registry
+
+
+def test_registry_answers_when_schemas_are_too_deep_to_compare(embedded: EmbeddedSchemaRegistry) -> None:
+    messages = "".join(f"message A{at} {{ A{at + 1} f = 1; }}" for at in range(1_000))
+    text, client = f'syntax = "proto3"; {messages} message A1000 {{}}', SchemaRegistry(embedded.url)
+    client.register("a-value", text, "PROTOBUF")
+    with pytest.raises(InvalidInputError, match="too deep to be compared"):
+        client.register("a-value", text + " message Z {}", "PROTOBUF")
 
 
 def test_references_to_deleted_versions_are_read() -> None:

@@ -35,6 +35,10 @@ MESSAGES_MAX = 500_000
 with more than eight fields counts as one for each eight, because it makes as many objects.
 """
 NANOS = 1_000_000_000
+FLOAT_LIMIT = (2 - 2**-24) * 2.0**127
+"""Magnitude from which on a number becomes infinite in 32 bits."""
+DURATION_MAX_S = 315_576_000_000
+"""Seconds of the longest Duration: 10,000 years."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES = {"google.protobuf.Timestamp": "timestamp", "google.protobuf.Duration": "duration"}
 _WRAPPERS = frozenset(
@@ -366,7 +370,7 @@ def duration_us(found: Any) -> int:
         ValueError: it is longer than 10,000 years, or its nanoseconds are none.
     """
     seconds, nanos = found.seconds, found.nanos
-    if abs(seconds) > 315_576_000_000 or abs(nanos) >= NANOS or seconds * nanos < 0:
+    if abs(seconds) > DURATION_MAX_S or abs(nanos) >= NANOS or seconds * nanos < 0:
         raise ValueError(f"a Duration of {seconds} seconds and {nanos} nanoseconds")
     return int(seconds * 1_000_000 + (abs(nanos) // 1000) * (1 if nanos > 0 else -1))
 
@@ -476,10 +480,15 @@ def _item_writer(field: FieldDescriptor, *, in_map: bool) -> Callable[[Any], Any
         return lambda found: numbers[found] if isinstance(found, str) and found in numbers else _enum_number(found)
     message = field.message_type
     if message is None:
+        if field.cpp_type == field.CPPTYPE_FLOAT:
+            return _float
         integers = (field.CPPTYPE_INT32, field.CPPTYPE_INT64, field.CPPTYPE_UINT32, field.CPPTYPE_UINT64)
         return _scalar if field.cpp_type in integers else _unchanged
-    builders: dict[str, Callable[[Any], Any]] = {"timestamp": _timestamp, "duration": _duration, "wrapper": _wrapper}
-    build = builders.get(well_known(message)) or _MessageWriter(message)
+    kind = well_known(message)
+    builders: dict[str, Callable[[Any], Any]] = {"timestamp": _timestamp, "duration": _duration}
+    if kind == "wrapper":
+        builders[kind] = _wrapper_of(_item_writer(message.fields_by_name["value"], in_map=False))
+    build = builders.get(kind) or _MessageWriter(message)
     if not in_map:
         return build
     made = GetMessageClass(message)
@@ -490,10 +499,17 @@ def _unchanged(found: Any) -> Any:
     return found
 
 
+def _float(found: Any) -> Any:
+    """Return a number that a float can have; protobuf makes infinity of a larger one."""
+    if isinstance(found, int | float | Decimal) and FLOAT_LIMIT <= abs(float(found)) < float("inf"):
+        raise ValueError(f"{found} is beyond a float")
+    return found
+
+
 def _scalar(found: Any) -> Any:
     """Return an integer; Spark has those of 64 bits without a sign as decimals."""
     if isinstance(found, Decimal):
-        if found != found.to_integral_value():
+        if not found.is_finite() or found != found.to_integral_value():
             raise ValueError(f"{found} is no integer")
         return int(found)
     return found
@@ -505,8 +521,8 @@ def _enum_number(found: Any) -> int:
     return found
 
 
-def _wrapper(found: Any) -> dict[str, Any]:
-    return {"value": _scalar(found)}
+def _wrapper_of(item: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    return lambda found: {"value": item(found)}
 
 
 def _timestamp(found: Any) -> dict[str, Any]:
@@ -521,5 +537,7 @@ def _duration(found: Any) -> dict[str, Any]:
         raise ValueError("a Duration is written from a timedelta")
     total = found // timedelta(microseconds=1)
     seconds, micros = divmod(abs(total), 1_000_000)
+    if seconds > DURATION_MAX_S:
+        raise ValueError("a Duration has at most 10,000 years")
     sign = 1 if total >= 0 else -1
     return {"seconds": sign * seconds, "nanos": sign * micros * 1000}
