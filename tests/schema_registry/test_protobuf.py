@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,8 +14,7 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.message_factory import GetMessageClass
 
 from kohort import AsyncConsumer, Broker, Consumer, Producer, SchemaReference, SchemaRegistry
-from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
-from kohort.schema_registry import protobuf_schemas
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.protobuf_schemas import (
     IMPORTS_MAX,
@@ -326,30 +324,6 @@ USES_A = 'syntax = "proto3"; package p; import "x/a.proto"; message U { A a = 1;
 def test_hostile_imports_are_refused(imports: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         compiled(USES_A, imports, "the schema 1")
-
-
-def test_extra_that_is_not_installed_is_named(
-    embedded: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry = SchemaRegistry(embedded.url)
-    data = registry.serializer("a-value", A, kind="PROTOBUF")({})
-    monkeypatch.setitem(sys.modules, "grpc_tools", None)
-    with pytest.raises(CorruptDataError, match=r"pip install 'kohort\[protobuf\]'"):
-        registry.deserialize(data)
-    with pytest.raises(InvalidInputError, match=r"pip install 'kohort\[protobuf\]'"):
-        SchemaRegistry(embedded.url).register("b-value", USES_A, "PROTOBUF")
-
-
-def test_protoc_that_takes_too_long_makes_the_schema_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protobuf_schemas, "PROTOC_TIMEOUT_S", 0.0)
-    with pytest.raises(InvalidInputError, match="takes protoc longer"):
-        compiled(A, (), "the schema 1")
-
-
-def test_machine_that_can_not_run_protoc_makes_no_schema_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protobuf_schemas.sys, "executable", "/nothing/python")  # type: ignore[attr-defined]
-    with pytest.raises(RetriableError, match="protoc can't run"):
-        compiled(A, (), "the schema 1")
 
 
 def test_well_known_types_are_protobufs_own() -> None:

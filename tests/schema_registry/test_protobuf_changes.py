@@ -121,6 +121,60 @@ def test_readers_of_another_version_get_what_was_written(written: str, read: str
     assert (reason in "; ".join(found)) if reason else not found, found
 
 
+P2, P3 = 'syntax = "proto2"; ', 'syntax = "proto3"; '
+RGB = "enum E { RED = 0; GREEN = 1; BLUE = 2; }"
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "reason"),
+    [
+        ("string a = 1; string b = 2;", "oneof x { string a = 1; string b = 2; }", "M.x: 2 fields were written"),
+        ("string a = 1;", "oneof x { string a = 1; string b = 2; }", ""),
+        ("oneof y { string a = 1; string b = 2; }", "oneof x { string a = 1; string b = 2; }", ""),
+        ("oneof x { string a = 1; } string b = 2;", "oneof x { string a = 1; string b = 2; }", "M.x: 2 fields"),
+        ("oneof x { string a = 1; } oneof y { string b = 2; }", "oneof x { string a = 1; string b = 2; }", "M.x: 2"),
+        ("oneof x { string a = 1; string b = 2; }", "string a = 1; string b = 2;", ""),
+        (f"{RGB} E e = 1;", "enum E { RED = 0; BLUE = 1; GREEN = 2; } E e = 1;", "M.E: GREEN was 1, which is BLUE now"),
+        (f"{RGB} E e = 1;", "enum E { RED = 0; LIME = 1; BLUE = 2; } E e = 1;", ""),
+        (f"{RGB} E e = 1;", "enum E { RED = 0; } E e = 1;", ""),
+        (
+            f"{RGB} map<int32, E> e = 1;",
+            "enum E { RED = 0; BLUE = 1; } map<int32, E> e = 1;",
+            "M.E: GREEN was 1, which is BLUE",
+        ),
+        ("int32 n = 1;", "optional int32 n = 1;", ""),
+        ("optional int32 n = 1;", "int32 n = 1;", ""),
+    ],
+)
+def test_changes_that_keep_types_may_lose_values(written: str, read: str, reason: str) -> None:
+    found = list(reading_differences(proto3(written).message_named("M"), proto3(read).message_named("M")))
+    assert (reason in "; ".join(found)) if reason else not found, found
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "reason"),
+    [
+        (P2 + "message M { optional int32 n = 1 [default = 5]; }", P3 + "message M { int32 n = 1; }", "5 became 0"),
+        (P3 + "message M { int32 n = 1; }", P2 + "message M { optional int32 n = 1 [default = 5]; }", "0 became 5"),
+        (P2 + "message M { optional string n = 1 [default = 'x']; }",
+         P2 + "message M { optional bytes n = 1 [default = 'x']; }", ""),
+        (P2 + "message M { optional float n = 1 [default = nan]; }",
+         P2 + "message M { optional float n = 1 [default = nan]; }", ""),
+        (P2 + "message M { optional int32 n = 1; }", P3 + "message M { int32 n = 1; }", ""),
+        (P2 + "message M { oneof o { int32 n = 1 [default = 5]; } }", P3 + "message M { int32 n = 1; }", ""),
+        (P3 + RGB + "message M { E e = 1; }", P2 + "enum E { RED = 0; GREEN = 1; } message M { optional E e = 1; }",
+         "E has no BLUE = 2, and is closed"),
+        (P3 + RGB + "message M { repeated E e = 1; }", P2 + "enum E { RED = 0; } message M { repeated E e = 1; }",
+         "E has no GREEN = 1, and is closed"),
+        (P3 + RGB + "message M { E e = 1; }", P2 + RGB + "message M { optional E e = 1; }", ""),
+    ],
+)  # fmt: skip
+def test_syntaxes_read_each_other_where_nothing_is_lost(written: str, read: str, reason: str) -> None:
+    schemas = [compiled(text, (), "the schema") for text in (written, read)]
+    found = list(reading_differences(*(schema.message_named("M") for schema in schemas)))
+    assert (reason in "; ".join(found)) if reason else not found, found
+
+
 # -- The embedded registry
 
 

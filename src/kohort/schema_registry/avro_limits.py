@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohort.errors import InvalidInputError
+from kohort.schema_registry.prefix import UnusableSchemaError
 
 DEPTH_MAX = 150
 """Most levels of objects and lists in a schema's JSON; fastavro and Python process them recursively."""
@@ -63,17 +64,17 @@ def measured_schema(text: str, name: str) -> tuple[Any, int]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"{name} is no Avro schema: {error}") from None
+        raise UnusableSchemaError(f"{name} is no Avro schema: {error}") from None
     level: list[Any] = [found]
     for _ in range(DEPTH_MAX):
         if any(is_marked(value) for value in level):
-            raise InvalidInputError(f"{name} is no Avro schema: it has keys that are fastavro's own")
+            raise UnusableSchemaError(f"{name} is no Avro schema: it has keys that are fastavro's own")
         level = [part for value in level for part in _children(value)]
         if not level:
             measure = _Measure(name)
             measure.extent(parsed_schema(found, name), "")
             return found, measure.density
-    raise InvalidInputError(f"{name} is nested deeper than {DEPTH_MAX} levels of JSON")
+    raise UnusableSchemaError(f"{name} is nested deeper than {DEPTH_MAX} levels of JSON")
 
 
 def is_marked(value: Any) -> bool:
@@ -96,7 +97,7 @@ def parsed_schema(schema: Any, name: str) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 (it takes parts for what they should be, and raises nearly anything)
-        raise InvalidInputError(f"{name} is no Avro schema: {type(error).__name__}: {str(error)[:200]}") from None
+        raise UnusableSchemaError(f"{name} is no Avro schema: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _children(value: Any) -> list[Any]:
@@ -182,5 +183,5 @@ class _Measure:
             1 + sum(part.free for part in parts),
         )
 
-    def _not_usable(self, what: str) -> InvalidInputError:
-        return InvalidInputError(f"{self._name} {what}")
+    def _not_usable(self, what: str) -> UnusableSchemaError:
+        return UnusableSchemaError(f"{self._name} {what}")

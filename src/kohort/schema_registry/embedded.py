@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from kohort.errors import CorruptDataError, InvalidInputError, NotFoundError, RetriableError
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
 from kohort.schema_registry.avro_values import avro_writer
 from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compiled
@@ -613,6 +613,12 @@ class _RegistryHandler(BaseHTTPRequestHandler):
             answer = self._routed(method, body)
         except RefusedRequest as error:
             status, answer = error.status, {"error_code": error.code, "message": str(error)}
+        except RecursionError:
+            status = HTTPStatus.UNPROCESSABLE_ENTITY
+            answer = {"error_code": 42201, "message": "the schemas are nested too deep to be compared"}
+        except KafkaError as error:
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            answer = {"error_code": 50001, "message": error.message}
         data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", _MEDIA_TYPE)

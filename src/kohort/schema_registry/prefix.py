@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.errors import CorruptDataError
+from kohort.errors import CorruptDataError, InvalidInputError
 
 PREFIX_BYTES = 5
 VALUE_BYTES = 4 * 1024 * 1024
@@ -15,6 +15,10 @@ a value has a few kB, and that limit does not hold it back.
 ID_MAX = 2**31 - 1
 """Highest id of a schema: Confluent's registry numbers them by Java's int."""
 NO_PREFIX = "no schema's id before the value: a zero byte and four of the id"
+
+
+class UnusableSchemaError(InvalidInputError):
+    """A schema that the registry has, and that values can't be read or written with. The registry itself is well."""
 
 
 def schema_prefix(number: int) -> bytes:

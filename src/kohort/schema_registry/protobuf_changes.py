@@ -1,7 +1,8 @@
 """Changes of Protobuf schemas: which a registry refuses in a subject, and which change what written values mean.
 
 A registry's rules are Confluent's for Protobuf (Schema Registry 8.1): fields are known by their numbers, messages by
-their names. They allow what Protobuf can parse. `reading_differences` is stricter, and allows what keeps its value.
+their names. They allow what Protobuf can parse. `reading_differences` is stricter, and allows what keeps its value. It
+allows a change of presence too: what was not set is read as the reader's schema has it, as its default or as None.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kohort.schema_registry.protobuf_schemas import ProtobufSchema, is_built_in
-from kohort.schema_registry.protobuf_values import is_map
+from kohort.schema_registry.protobuf_values import has_shown_default, is_map
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor import Descriptor, FieldDescriptor, OneofDescriptor
+    from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, OneofDescriptor
 
 _TYPE_NAMES = (
     "", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group", "message",
@@ -152,6 +153,42 @@ def _reading_differences(writer: Descriptor, reader: Descriptor, compared: set[t
             yield f"{reader.full_name}.{field.name} was written as {_shown(old)} and is read as {_shown(field)}"
         elif field.message_type is not None:
             yield from _reading_differences(old.message_type, field.message_type, compared)
+        else:
+            yield from _default_differences(old, field, f"{reader.full_name}.{field.name}")
+            if old.enum_type is not None and field.enum_type is not None:
+                yield from _enum_differences(old.enum_type, field.enum_type)
+    for oneof in _oneofs(reader):
+        olds = _old_fields(oneof, writer)
+        places = [_oneof(old) for old in olds]
+        if len(olds) > 1 and (None in places or len({place.name for place in places if place is not None}) > 1):
+            yield f"{reader.full_name}.{oneof.name}: {len(olds)} fields were written that are read as one oneof"
+
+
+def _default_differences(old: Any, new: FieldDescriptor, path: str) -> Iterator[str]:
+    """Yield how a field that was not set means something else because a schema names a default."""
+    if not (new.is_repeated or old.is_repeated) and any(
+        field.has_default_value and has_shown_default(field) for field in (old, new)
+    ):
+        defaults = [
+            field.default_value.encode() if isinstance(field.default_value, str) else field.default_value
+            for field in (old, new)
+        ]
+        if repr(defaults[0]) != repr(defaults[1]) and defaults[0] != defaults[1]:  # repr: NaN is not NaN
+            yield f"{path}: the default {defaults[0]!r} became {defaults[1]!r}"
+
+
+def _enum_differences(old: EnumDescriptor, new: EnumDescriptor) -> Iterator[str]:
+    """Yield numbers of an enum that mean something else, or that the reader's protobuf drops."""
+    old_names, new_names = ({value.name for value in enum.values} for enum in (old, new))
+    names: dict[int, set[str]] = {}
+    for value in new.values:
+        names.setdefault(value.number, set()).add(value.name)
+    for value in old.values:
+        there = names.get(value.number)
+        if there is None and new.is_closed:
+            yield f"{new.full_name} has no {value.name} = {value.number}, and is closed: protobuf would drop it"
+        elif there is not None and value.name not in there and (value.name in new_names or there & old_names):
+            yield f"{new.full_name}: {value.name} was {value.number}, which is {min(there)} now"
 
 
 def _shown(field: FieldDescriptor) -> str:

@@ -2,7 +2,8 @@
 
 A registry has the text of a .proto file, or its serialized descriptor in Base64, which Confluent's client for Python
 registers. Both are given to protoc, Google's own compiler, which grpcio-tools brings. It read 1 MiB of text in 0.8 s of
-CPU, where a parser in Python took 1 s for 53 kB. It runs in another process, because schemas come from others.
+CPU, where a parser in Python took 1 s for 53 kB. It runs in another process, because schemas come from others. A schema
+can't be used if protoc names a place in it, or exceeds a limit with it. Every other failure is this machine's.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import base64
 import binascii
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
-from kohort.schema_registry.prefix import PREFIX_BYTES
+from kohort.schema_registry.prefix import PREFIX_BYTES, UnusableSchemaError
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FileDescriptor
@@ -29,8 +32,12 @@ if TYPE_CHECKING:
 Imports: TypeAlias = "tuple[tuple[str, str], ...]"
 """The files that a schema refers to: the name of each as `import` has it, and its text."""
 
-PROTOC_TIMEOUT_S = 20.0
-"""How long protoc may run; 1 MiB takes 0.8 s of CPU."""
+PROTOC_CPU_S = 10
+"""Seconds of CPU that protoc may take; 1 MiB takes 0.8. protoc ends then even if this process is gone."""
+PROTOC_TIMEOUT_S = 30.0
+"""How long to wait for protoc: three times its CPU, so that a schema fails it only on an overloaded machine."""
+PROTOC_MEMORY_BYTES = 1024 * 1024 * 1024
+"""Address space of protoc; Python with protoc in it takes a fifth of it."""
 TEXT_BYTES_MAX = 1024 * 1024
 """Most bytes of a schema and the files that it refers to: those of one schema in a registry."""
 SET_BYTES_MAX = 16 * TEXT_BYTES_MAX
@@ -38,13 +45,38 @@ SET_BYTES_MAX = 16 * TEXT_BYTES_MAX
 IMPORTS_MAX = 64
 """Most files that a schema refers to: each is a request to the registry."""
 PARTS_MAX = 10_000
-"""Most messages, fields and values of enums in a schema."""
+"""Most messages, fields, methods and values of enums in a schema."""
+NAME_CHARACTERS_MAX = 1_000
+"""Characters of the longest identifier: protoc and protobuf repeat a message's name in the name of each field."""
+NAMES_BYTES_MAX = 4 * TEXT_BYTES_MAX
+"""Most characters of all full names in a schema, of which protobuf keeps several copies."""
+DESCRIPTOR_SHARE = 10
+"""Bytes in memory for each byte of a serialized descriptor: measured were 5 to 9."""
+PART_BYTES = 2_000
+"""Bytes in memory for each message or field with its reader: measured were 2,400 and 400."""
+STDERR_BYTES_MAX = 64 * 1024
+"""Bytes that are read of what protoc says."""
 INDEXES_MAX = 32
 """Most indexes before a value: protoc refuses messages that are nested deeper."""
 _MAIN = "kohort-schema.proto"
 _BUILT_IN = "google/protobuf/"
 _IMPORT_NAME = re.compile(r"(?:[A-Za-z0-9_+-][A-Za-z0-9_+.-]*/)*[A-Za-z0-9_+-][A-Za-z0-9_+.-]*\.proto")
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+=*\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]++=*+\s*+")
+_LONG_NAME = re.compile(rb"(?<![A-Za-z0-9_])[A-Za-z0-9_]{%d}" % (NAME_CHARACTERS_MAX + 1))
+_PROTOC = """
+import runpy, sys
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+for name, bound in zip(("CORE", "CPU", "AS", "FSIZE"), map(int, sys.argv.pop(1).split(","))):
+    if resource is not None:
+        kind = getattr(resource, f"RLIMIT_{name}")
+        bounds = [bound, *(given for given in resource.getrlimit(kind) if given != resource.RLIM_INFINITY)]
+        resource.setrlimit(kind, (min(bounds), resource.getrlimit(kind)[1]))
+runpy.run_module("grpc_tools.protoc", run_name="__main__", alter_sys=True)
+"""
+"""protoc within limits: -c, because a function that runs between fork and exec is unsafe beside other threads."""
 _LOG_LINE = re.compile(r"WARNING: |[IWEF]\d{4} ")
 _MISSING = "Protobuf values need protobuf and grpcio-tools: pip install 'kohort[protobuf]'"
 
@@ -52,6 +84,20 @@ _MISSING = "Protobuf values need protobuf and grpcio-tools: pip install 'kohort[
 def is_built_in(name: str) -> bool:
     """Return whether a file is one of Protobuf's own, as google/protobuf/timestamp.proto; a registry's is not used."""
     return name.startswith(_BUILT_IN)
+
+
+def check_installed() -> None:
+    """Check that protobuf and protoc are installed.
+
+    Raises:
+        InvalidInputError: they are not; no schema is at fault.
+    """
+    if find_spec("grpc_tools") is None:  # it needs protobuf
+        raise InvalidInputError(_MISSING)
+    try:
+        import_module("google.protobuf.descriptor_pb2")
+    except ImportError:
+        raise InvalidInputError(_MISSING) from None
 
 
 def compiled(text: str, imports: Imports, name: str) -> ProtobufSchema:
@@ -63,69 +109,105 @@ def compiled(text: str, imports: Imports, name: str) -> ProtobufSchema:
         name: names the schema in errors.
 
     Raises:
-        InvalidInputError: protoc refuses it, it is beyond a limit, or a library is not installed.
-        RetriableError: this machine can't run protoc.
+        UnusableSchemaError: protoc refuses it, or it is beyond a limit.
+        InvalidInputError: a library is not installed.
+        RetriableError: this machine can't run protoc, or ended it, or is too slow.
     """
-    if find_spec("grpc_tools") is None:  # it needs protobuf
-        raise InvalidInputError(_MISSING)
+    check_installed()
     imports = tuple((path, found) for path, found in imports if not is_built_in(path))
     _check_imports(text, imports, name)
-    with tempfile.TemporaryDirectory(prefix="kohort-protoc-") as folder:
-        try:
-            return ProtobufSchema(_run_protoc(Path(folder), ((_MAIN, text), *imports), name), name)
-        except OSError as error:
-            raise RetriableError(f"protoc can't run for {name}: {error}") from None
+    try:
+        with tempfile.TemporaryDirectory(prefix="kohort-protoc-") as folder:
+            files = _run_protoc(Path(folder), ((_MAIN, text), *imports), name)
+    except OSError as error:
+        raise RetriableError(f"protoc can't run for {name}: {error}") from None
+    return ProtobufSchema(files, name)
 
 
 def _check_imports(text: str, imports: Imports, name: str) -> None:
     if sum(len(found.encode(errors="replace")) for found in (text, *(found for _, found in imports))) > TEXT_BYTES_MAX:
-        raise InvalidInputError(f"{name} has more than {TEXT_BYTES_MAX} bytes with the files that it refers to")
+        raise UnusableSchemaError(f"{name} has more than {TEXT_BYTES_MAX} bytes with the files that it refers to")
     paths = [path for path, _ in imports]
     if len(paths) > IMPORTS_MAX:
-        raise InvalidInputError(f"{name} refers to more than {IMPORTS_MAX} files")
+        raise UnusableSchemaError(f"{name} refers to more than {IMPORTS_MAX} files")
     for path in paths:
         if not _IMPORT_NAME.fullmatch(path) or len(path) > 200 or path == _MAIN:
-            raise InvalidInputError(f"{name} refers to a file whose name is not like folder/file.proto: {path[:80]!r}")
+            raise UnusableSchemaError(
+                f"{name} refers to a file whose name is not like folder/file.proto: {path[:80]!r}"
+            )
         if paths.count(path) > 1 or any(other.startswith(f"{path}/") for other in paths):
-            raise InvalidInputError(f"{name} refers to two files of the name {path[:80]!r}")
+            raise UnusableSchemaError(f"{name} refers to two files of the name {path[:80]!r}")
 
 
 def _run_protoc(folder: Path, files: Sequence[tuple[str, str]], name: str) -> FileDescriptorSet:
     """Return all files of a schema, each after those that it imports, as protoc makes them.
 
     Raises:
-        InvalidInputError: protoc refuses one of them, or takes too long.
+        UnusableSchemaError: protoc refuses one of them, or exceeds a limit with it.
+        RetriableError: protoc was ended from outside, failed for another reason, or had too little of the CPU.
         OSError: this machine fails.
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-    texts, serialized, made = folder / "texts", FileDescriptorSet(), folder / "made"
+    texts, serialized, made, said = folder / "texts", FileDescriptorSet(), folder / "made", folder / "said"
     texts.mkdir()
     for path, text in files:
+        data = text.encode(errors="replace")
         found = _serialized(text, path)
         if found is not None:
+            data = found.SerializeToString()
             serialized.file.append(found)
-            continue
-        (texts / path).parent.mkdir(parents=True, exist_ok=True)
-        (texts / path).write_bytes(text.encode(errors="replace"))
+        if _LONG_NAME.search(data):
+            raise UnusableSchemaError(f"{name} has a name of more than {NAME_CHARACTERS_MAX} characters")
+        if found is None:
+            (texts / path).parent.mkdir(parents=True, exist_ok=True)
+            (texts / path).write_bytes(data)
     (folder / "serialized").write_bytes(serialized.SerializeToString())
+    limits = (0, PROTOC_CPU_S, PROTOC_MEMORY_BYTES, SET_BYTES_MAX + 1)
     command = (
         # -P: the current folder may hold a module of the same name.
-        *(sys.executable, "-P", "-m", "grpc_tools.protoc", f"-I{texts}"),
+        *(sys.executable, "-P", "-c", _PROTOC, ",".join(map(str, limits)), f"-I{texts}"),
         *((f"--descriptor_set_in={folder / 'serialized'}",) if serialized.file else ()),
         *("--include_imports", f"--descriptor_set_out={made}", _MAIN),
     )
     try:
-        done = subprocess.run(command, capture_output=True, timeout=PROTOC_TIMEOUT_S, check=False, env=_environment())
+        with said.open("wb") as stderr:
+            code = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                timeout=PROTOC_TIMEOUT_S,
+                check=False,
+                env=_environment(),
+            ).returncode
     except subprocess.TimeoutExpired:
-        raise InvalidInputError(f"{name} takes protoc longer than {PROTOC_TIMEOUT_S:g} s") from None
-    if done.returncode or not made.exists():
-        said = done.stderr.decode(errors="replace").replace(f"{texts}{os.sep}", "").splitlines()
-        reasons = [line for line in said if line.strip() and not _LOG_LINE.match(line)]
-        raise InvalidInputError(f"protoc refuses {name}: {'; '.join(reasons[:3])[:300] or done.returncode}")
-    if made.stat().st_size > SET_BYTES_MAX:
-        raise InvalidInputError(f"{name} makes more than {SET_BYTES_MAX} bytes of descriptors")
-    return FileDescriptorSet.FromString(made.read_bytes())
+        raise RetriableError(f"protoc took longer than {PROTOC_TIMEOUT_S:g} s for {name} on this machine") from None
+    if made.exists() and made.stat().st_size > SET_BYTES_MAX:
+        raise UnusableSchemaError(f"{name} makes more than {SET_BYTES_MAX} bytes of descriptors")
+    if code == 0 and made.exists():
+        return FileDescriptorSet.FromString(made.read_bytes())
+    with said.open("rb") as stderr:
+        lines = stderr.read(STDERR_BYTES_MAX).decode(errors="replace").replace(f"{texts}{os.sep}", "").splitlines()
+    reasons = [line for line in lines if line.strip() and not _LOG_LINE.match(line)]
+    if any(line.startswith(f"{path}:") for line in reasons for path, _ in files):
+        raise UnusableSchemaError(f"protoc refuses {name}: {'; '.join(reasons[:3])[:300]}")
+    if code in _ENDED_BY_SCHEMA:
+        raise UnusableSchemaError(f"protoc can't process {name}: {_ENDED_BY_SCHEMA[code]}")
+    raise RetriableError(f"protoc failed for {name} with {code}: {'; '.join(reasons[-3:])[:300]}")
+
+
+def _ended_by_schema() -> dict[int, str]:
+    """Return the exit codes that a schema causes, and what they mean: Windows has none of these signals."""
+    reasons = {
+        "SIGXCPU": f"it takes more than {PROTOC_CPU_S} s of CPU",
+        "SIGABRT": "it aborts, as for want of memory",
+        "SIGSEGV": "it crashes",
+    }
+    return {-getattr(signal, name): reason for name, reason in reasons.items() if hasattr(signal, name)}
+
+
+_ENDED_BY_SCHEMA = _ended_by_schema()
 
 
 def _environment() -> dict[str, str]:
@@ -154,6 +236,7 @@ class ProtobufSchema:
     Attributes:
         file: the schema's file.
         set: all files, each after those that it imports.
+        counted_bytes: bytes that it takes in memory with its readers, by the size of its descriptors.
     """
 
     file: FileDescriptor
@@ -166,35 +249,56 @@ class ProtobufSchema:
             name: names the schema in errors.
 
         Raises:
-            InvalidInputError: it has no message, too many parts, or descriptors that contradict each other.
+            UnusableSchemaError: it has no message, too many parts, or descriptors that contradict each other.
         """
         from google.protobuf.descriptor_pool import DescriptorPool
 
         self.set, self.name = files, name
         if not files.file or not files.file[-1].message_type:
-            raise InvalidInputError(f"{name} has no message")
+            raise UnusableSchemaError(f"{name} has no message")
         if any(isinstance(file.name, bytes) for file in files.file):  # protobuf has bytes where text is no UTF-8
-            raise InvalidInputError(f"{name} is no Protobuf schema: a file's name is no text")
-        parts = list(_parts(files))
-        if len(parts) > PARTS_MAX:
-            raise InvalidInputError(f"{name} has more than {PARTS_MAX} messages, fields and values of enums")
-        entries = [part for part in parts if part.DESCRIPTOR.name == "DescriptorProto" and part.options.map_entry]
-        if any([field.name for field in entry.field] != ["key", "value"] for entry in entries):
-            raise InvalidInputError(f"{name} has a map whose entries are no key and value")
+            raise UnusableSchemaError(f"{name} is no Protobuf schema: a file's name is no text")
+        count, characters = self._check_parts()
+        self.counted_bytes = DESCRIPTOR_SHARE * files.ByteSize() + characters + PART_BYTES * count
+        self._groups = frozenset(_groups(files.file[-1]))
         pool = DescriptorPool()
         try:
             for file in files.file:
                 pool.Add(file)
             self.file = pool.FindFileByName(files.file[-1].name)
         except (TypeError, ValueError, KeyError) as error:
-            raise InvalidInputError(f"{name} is no Protobuf schema: {str(error)[:200]}") from None
+            raise UnusableSchemaError(f"{name} is no Protobuf schema: {str(error)[:200]}") from None
+        self._inside: dict[tuple[str, bool], tuple[Descriptor, ...]] = {}
+
+    def _check_parts(self) -> tuple[int, int]:
+        """Check the number of parts and the length of names, and return that and the characters of all full names.
+
+        Raises:
+            UnusableSchemaError: there are too many parts or characters, or a map has other entries.
+        """
+        count = total = 0
+        for part, outer in _parts(self.set.file):
+            count += 1
+            total += outer + len(part.name)
+            if count > PARTS_MAX:
+                raise UnusableSchemaError(
+                    f"{self.name} has more than {PARTS_MAX} messages, fields, methods and values of enums"
+                )
+            if len(part.name) > NAME_CHARACTERS_MAX:
+                raise UnusableSchemaError(f"{self.name} has a name of more than {NAME_CHARACTERS_MAX} characters")
+            if total > NAMES_BYTES_MAX:
+                raise UnusableSchemaError(f"{self.name} has full names of more than {NAMES_BYTES_MAX} characters")
+            is_entry = part.DESCRIPTOR.name == "DescriptorProto" and part.options.map_entry
+            if is_entry and [field.name for field in part.field] != ["key", "value"]:
+                raise UnusableSchemaError(f"{self.name} has a map whose entries are no key and value")
+        return count, total
 
     @classmethod
     def of_set(cls, text: str, name: str) -> ProtobufSchema:
         """Return the schema of a serialized FileDescriptorSet in Base64, as `protoc --include_imports` makes it.
 
         Raises:
-            InvalidInputError: it is none.
+            InvalidInputError: it is none, or a library is not installed.
         """
         try:
             from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -204,7 +308,7 @@ class ProtobufSchema:
         try:
             return cls(FileDescriptorSet.FromString(base64.b64decode(text)), name)
         except (binascii.Error, DecodeError, ValueError):
-            raise InvalidInputError(f"{name} is no descriptor set of Protobuf in Base64") from None
+            raise UnusableSchemaError(f"{name} is no descriptor set of Protobuf in Base64") from None
 
     def set_text(self) -> str:
         """Return all files as Base64, which `of_set` reads."""
@@ -255,8 +359,8 @@ class ProtobufSchema:
         """Return the message at the indexes before a value: one for each level, from the file's messages inwards.
 
         Raises:
-            CorruptDataError: there is none, or clients count otherwise: those in Python count the entries that maps
-                make, those in Java do not.
+            CorruptDataError: there is none, or clients count otherwise: those in Python count the messages that maps
+                and groups make, those in Java do not.
         """
         with_entries, without = self._found(indexes, entries=True), self._found(indexes, entries=False)
         if with_entries is not None and with_entries.GetOptions().map_entry:
@@ -264,7 +368,7 @@ class ProtobufSchema:
         if with_entries is not None and without is not None and with_entries.full_name != without.full_name:
             raise CorruptDataError(
                 f"{self.name}: the indexes {list(indexes)} are {with_entries.full_name} for clients in Python and "
-                f"{without.full_name} for those in Java, because of a map before it"
+                f"{without.full_name} for those in Java, because of a map or group before it"
             )
         found = with_entries or without
         if found is None:
@@ -272,15 +376,32 @@ class ProtobufSchema:
         return found
 
     def _found(self, indexes: tuple[int, ...], *, entries: bool) -> Descriptor | None:
+        """Return the message at indexes.
+
+        Args:
+            indexes: the indexes.
+            entries: whether the messages that maps and groups make are counted.
+        """
         found: Descriptor | None = None
         for index in indexes:
-            inside = list(self.file.message_types_by_name.values()) if found is None else list(found.nested_types)
-            if not entries:
-                inside = [message for message in inside if not message.GetOptions().map_entry]
+            inside = self._messages_inside(found, entries=entries)
             if index >= len(inside):
                 return None
             found = inside[index]
         return found
+
+    def _messages_inside(self, outer: Descriptor | None, *, entries: bool) -> tuple[Descriptor, ...]:
+        """Return the messages of a message, or of the file; made once, because damaged values may name any."""
+        key = ("" if outer is None else outer.full_name, entries)
+        found = self._inside.get(key)
+        if found is None:
+            inside = self.file.message_types_by_name.values() if outer is None else outer.nested_types
+            found = self._inside[key] = tuple(message for message in inside if entries or not self._is_made(message))
+        return found
+
+    def _is_made(self, message: Descriptor) -> bool:
+        """Return whether a map or a group makes the message."""
+        return bool(message.GetOptions().map_entry) or message.full_name in self._groups
 
     def indexes_of(self, message: Descriptor) -> tuple[int, ...]:
         """Return the indexes of a message of the file.
@@ -303,7 +424,7 @@ class ProtobufSchema:
         if self._found(indexes, entries=False) != message:
             raise InvalidInputError(
                 f"{self.name}: clients in Java count {message.full_name} otherwise than those in Python, because of a "
-                "map before it: write a message of the file's first level"
+                "map or group before it: write a message of the file's first level"
             )
         return indexes
 
@@ -313,23 +434,40 @@ def _json_name(name: str) -> str:
     return re.sub(r"_+(.?)", lambda found: found[1].upper(), name)
 
 
-def _parts(files: FileDescriptorSet) -> Iterator[Any]:
-    """Yield the messages, fields, enums and their values of files that are not built in."""
-    for file in files.file:
-        if not is_built_in(file.name):
-            left: list[DescriptorProto] = list(file.message_type)
-            enums = list(file.enum_type)
-            yield from file.extension
-            while left:
-                message = left.pop()
-                yield message
-                yield from message.field
-                yield from message.extension
-                left += message.nested_type
-                enums += message.enum_type
-            for enum in enums:
-                yield enum
-                yield from enum.value
+def _groups(file: FileDescriptorProto) -> Iterator[str]:
+    """Yield the full names of the messages that groups of proto2 make; editions may encode any message as a group."""
+    if file.syntax in ("", "proto2"):
+        for part, _ in _parts([file]):
+            if part.DESCRIPTOR.name == "FieldDescriptorProto" and part.type == part.TYPE_GROUP:
+                yield part.type_name.removeprefix(".")
+
+
+def _parts(files: Iterable[FileDescriptorProto]) -> Iterator[tuple[Any, int]]:
+    """Yield the messages, fields, methods, enums and their values of files that are not built in.
+
+    With each comes the number of characters before its own name in its full name.
+    """
+    for file in files:
+        if is_built_in(file.name):
+            continue
+        package = len(file.package) + 1
+        left: list[tuple[DescriptorProto, int]] = [(message, package) for message in file.message_type]
+        enums = [(enum, package) for enum in file.enum_type]
+        yield from ((field, package) for field in file.extension)
+        for service in file.service:
+            yield service, package
+            yield from ((method, package + len(service.name) + 1) for method in service.method)
+        while left:
+            message, outer = left.pop()
+            inner = outer + len(message.name) + 1
+            yield message, outer
+            for found in (message.field, message.extension, message.oneof_decl):
+                yield from ((part, inner) for part in found)
+            left += [(nested, inner) for nested in message.nested_type]
+            enums += [(enum, inner) for enum in message.enum_type]
+        for enum, outer in enums:
+            yield enum, outer
+            yield from ((value, outer) for value in enum.value)
 
 
 # -- The indexes before a value

@@ -1,12 +1,15 @@
 """Protobuf values behind a schema's id, as Python objects, by Google's protobuf.
 
 A message is a dict of its fields by name. A field that is not set has its default, or None where Protobuf can tell
-that it was not set: messages, `optional`, `oneof`. Enums are names, and numbers without a name stay numbers. A
-Timestamp is a datetime, a Duration a timedelta, and a wrapper its value or None.
+that it was not set: messages, `optional`, `oneof`. Enums are names, and numbers without a name stay numbers, except in
+the closed enums of proto2, where protobuf drops them. A Timestamp is a datetime, a Duration a timedelta, and a wrapper
+its value or None.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -28,8 +31,14 @@ A message of two bytes can be empty, and makes a dict of all its fields and an o
 That is as much for each byte as Avro's limits count on.
 """
 MESSAGES_MAX = 500_000
-"""Most messages within a value, which take a second of CPU; empty ones in a list would be 2,000,000 in 4 MiB."""
+"""Most messages within a value, which take a second of CPU; empty ones in a list would be 2,000,000 in 4 MiB. A message
+with more than eight fields counts as one for each eight, because it makes as many objects.
+"""
 NANOS = 1_000_000_000
+FLOAT_LIMIT = (2 - 2**-24) * 2.0**127
+"""Magnitude from which on a number becomes infinite in 32 bits."""
+DURATION_MAX_S = 315_576_000_000
+"""Seconds of the longest Duration: 10,000 years."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES = {"google.protobuf.Timestamp": "timestamp", "google.protobuf.Duration": "duration"}
 _WRAPPERS = frozenset(
@@ -56,15 +65,37 @@ def is_map(field: FieldDescriptor) -> bool:
 
 def max_bytes_of(message: Descriptor, max_bytes: int) -> int:
     """Return the size of the largest value of a message that is read: less if small parts make large objects."""
-    seen: dict[str, Descriptor] = {}
-    left = [field.message_type for field in message.fields if field.message_type is not None]
-    while left:
-        found = left.pop()
-        if found.full_name not in seen:
-            seen[found.full_name] = found
-            left += [field.message_type for field in found.fields if field.message_type is not None]
-    fields = max((len(found.fields) for found in seen.values()), default=0)
+    fields = max((len(found.fields) for found in _messages_within(message)), default=0)
     return max_bytes // max(1, -(-fields // FIELDS_PER_SHARE))
+
+
+def class_of(message: Descriptor) -> Any:
+    """Return the class of a message. Those within it are made first, because protobuf makes them recursively.
+
+    Raises:
+        ValueError: messages are nested too deep nevertheless.
+    """
+    from google.protobuf.message_factory import GetMessageClass
+
+    try:
+        for inner in reversed(_messages_within(message)):
+            GetMessageClass(inner)
+        return GetMessageClass(message)
+    except RecursionError:
+        raise ValueError("its messages are nested too deep") from None
+
+
+def _messages_within(message: Descriptor) -> list[Descriptor]:
+    """Return the messages that a message may have within it, the outer ones first."""
+    seen: dict[str, Descriptor] = {}
+    left = deque([message])
+    while left:
+        for field in left.popleft().fields:
+            inner = field.message_type
+            if inner is not None and inner.full_name not in seen:
+                seen[inner.full_name] = inner
+                left.append(inner)
+    return list(seen.values())
 
 
 def parsed_message(message_class: Any, data: bytes, name: str) -> Message:
@@ -106,23 +137,28 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
         max_bytes: size of the largest value that is read. It is divided where messages within others have more than
             eight fields.
     """
-    from google.protobuf.message_factory import GetMessageClass
-
     known: dict[tuple[int, ...], tuple[Any, _MessageReader, int, str]] = {}
+    refused: dict[tuple[int, ...], str] = {}
     readers = MessageReaders()
+
+    def prepared(indexes: tuple[int, ...]) -> tuple[Any, _MessageReader, int, str]:
+        message = schema.message_at(indexes)
+        name = f"the message {message.full_name} of {schema.name}"
+        try:
+            message_class, to_dict = class_of(message), readers.message_reader(message)
+        except ValueError as error:
+            refused[indexes] = f"{name} can't be read: {str(error)[:200]}"
+            raise CorruptDataError(refused[indexes]) from None
+        return message_class, to_dict, max_bytes_of(message, max_bytes), name
 
     def read_value(data: bytes) -> dict[str, Any]:
         check_size(data, max_bytes)
         indexes, at = read_indexes(data)
+        if indexes in refused:
+            raise CorruptDataError(refused[indexes])
         found = known.get(indexes)
         if found is None:
-            message = schema.message_at(indexes)
-            name = f"the message {message.full_name} of {schema.name}"
-            try:
-                to_dict = readers.message_reader(message)
-            except ValueError as error:
-                raise CorruptDataError(f"{name} can't be read: {str(error)[:200]}") from None
-            found = known[indexes] = (GetMessageClass(message), to_dict, max_bytes_of(message, max_bytes), name)
+            found = known[indexes] = prepared(indexes)
         message_class, to_dict, most, name = found
         check_size(data, most)
         parsed = parsed_message(message_class, data[at:], name)
@@ -138,6 +174,12 @@ class _MessageReader:
     """Makes dicts of messages of one type."""
 
     def take_fields(self, message: Descriptor, readers: MessageReaders) -> None:
+        """Take the fields of the message.
+
+        Raises:
+            ValueError: a default is not UTF-8.
+        """
+        self._cost = max(1, len(message.fields) // FIELDS_PER_SHARE)
         self._defaults: dict[str, Any] = {}
         self._empty: list[tuple[str, type]] = []
         self._convert: dict[int, Convert | None] = {}
@@ -147,7 +189,7 @@ class _MessageReader:
             if field.is_repeated:
                 self._defaults[field.name] = None
                 self._empty.append((field.name, dict if is_map(field) else list))
-            elif field.message_type is not None or (field.has_presence and not field.has_default_value):
+            elif not has_shown_default(field):
                 self._defaults[field.name] = None
             else:
                 default = field.default_value
@@ -156,7 +198,7 @@ class _MessageReader:
                 self._defaults[field.name] = default if convert is None else convert(default, MessageBudget())
 
     def __call__(self, message: Message, budget: MessageBudget) -> dict[str, Any]:
-        budget.take_messages(1)
+        budget.take_messages(self._cost)
         found = dict(self._defaults)
         for name, kind in self._empty:
             found[name] = kind()
@@ -189,23 +231,42 @@ class MessageBudget:
 
 
 class MessageReaders:
-    """The readers of the messages of a schema, which may contain themselves and each other."""
+    """The readers of the messages of a schema, which may contain themselves and each other. Threads may share them."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, _MessageReader] = {}
+        self._lock = threading.Lock()
+        self._complete: dict[str, _MessageReader] = {}
+        self._begun: dict[str, _MessageReader] = {}
+        self._left: list[tuple[Descriptor, _MessageReader]] = []
+        self._checks_text: dict[str, bool] = {}
 
     def message_reader(self, message: Descriptor) -> _MessageReader:
-        """Return the reader of a message, which makes a dict."""
-        found = self._by_name.get(message.full_name)
+        """Return the reader of a message, which makes a dict. It is kept once all messages in it have readers.
+
+        Raises:
+            ValueError: a message can't be read.
+        """
+        with self._lock:
+            self._begun, self._left = {}, []
+            found = self._inner_reader(message)
+            while self._left:  # not recursive: a schema may have a chain of 10,000 messages
+                inner, reader = self._left.pop()
+                reader.take_fields(inner, self)
+            self._complete.update(self._begun)
+            return found
+
+    def _inner_reader(self, message: Descriptor) -> _MessageReader:
+        found = self._complete.get(message.full_name) or self._begun.get(message.full_name)
         if found is None:
-            found = self._by_name[message.full_name] = _MessageReader()
-            found.take_fields(message, self)
+            found = self._begun[message.full_name] = _MessageReader()
+            self._left.append((message, found))
         return found
 
     def field_reader(self, field: FieldDescriptor) -> Convert | None:
         """Return a function that converts what protobuf has in a field; None: it needs none."""
         if is_map(field):
-            return self.map_reader(self._item_reader(field.message_type.fields_by_name["value"]))
+            key, value = (self._item_reader(field.message_type.fields_by_name[part]) for part in ("key", "value"))
+            return self.map_reader(key, value)
         item = self._item_reader(field)
         if not field.is_repeated:
             return item
@@ -217,16 +278,28 @@ class MessageReaders:
             return self.leaf_reader(field)
         kind = well_known(message)
         if kind == "wrapper":
-            item = self.leaf_reader(message.fields_by_name["value"]) or (lambda found, _budget: found)
-            return lambda found, budget: item(found.value, budget)
-        return self.time_reader(kind) if kind else self.message_reader(message)
+            return _counted(self.leaf_reader(message.fields_by_name["value"]), lambda found: found.value)
+        return _counted(self.time_reader(kind)) if kind else self._inner_reader(message)
 
     def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
         """Return a function that converts a value that is no message; None: it needs none."""
+        if field.type == field.TYPE_STRING and not self._is_checked(field):
+            return _checked_text
         if field.enum_type is None:
             return None
         names = enum_names(field)
         return lambda number, _budget: names.get(number, number)
+
+    def _is_checked(self, field: FieldDescriptor) -> bool:
+        """Return whether protobuf refuses text that is not UTF-8, as in proto3; in proto2 it makes bytes of it."""
+        from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+        name = field.file.name
+        if name not in self._checks_text:
+            file = FileDescriptorProto()
+            field.file.CopyToProto(file)
+            self._checks_text[name] = file.syntax == "proto3"
+        return self._checks_text[name]
 
     def time_reader(self, kind: str) -> Convert:
         """Return a function that converts a timestamp or duration."""
@@ -234,25 +307,44 @@ class MessageReaders:
             return lambda found, _budget: EPOCH + timedelta(microseconds=timestamp_us(found))
         return lambda found, _budget: timedelta(microseconds=duration_us(found))
 
-    def map_reader(self, item: Convert | None) -> Convert:
-        """Return a function that converts a map, whose values are converted by another."""
-        if item is None:
+    def map_reader(self, key: Convert | None, item: Convert | None) -> Convert:
+        """Return a function that converts a map by the functions for its keys and values."""
+        if key is None and item is None:
             return lambda found, _budget: dict(found)
-        convert = item
-
-        def map_of(found: Any, budget: MessageBudget) -> dict[Any, Any]:
-            budget.take_messages(len(found))
-            return {key: convert(found[key], budget) for key in found}
-
-        return map_of
+        key_of, item_of = key or _unconverted, item or _unconverted
+        return lambda found, budget: {key_of(name, budget): item_of(found[name], budget) for name in found}
 
 
 def _list_reader(item: Convert) -> Convert:
-    def list_of(found: Any, budget: MessageBudget) -> list[Any]:
-        budget.take_messages(len(found))
-        return [item(value, budget) for value in found]
+    return lambda found, budget: [item(value, budget) for value in found]
 
-    return list_of
+
+def _unconverted(found: Any, _budget: MessageBudget) -> Any:
+    return found
+
+
+def _counted(item: Convert | None, value_of: Callable[[Any], Any] = lambda found: found) -> Convert:
+    """Return a function that takes a message from the budget, and converts it or its value."""
+    convert = item or _unconverted
+
+    def counted(found: Any, budget: MessageBudget) -> Any:
+        budget.take_messages(1)
+        return convert(value_of(found), budget)
+
+    return counted
+
+
+def _checked_text(found: Any, _budget: MessageBudget) -> str:
+    if not isinstance(found, str):
+        raise ValueError("a text is not UTF-8")
+    return found
+
+
+def has_shown_default(field: FieldDescriptor) -> bool:
+    """Return whether a field that is not set is read as its default, and not as None."""
+    if field.message_type is not None or field.is_repeated or field.containing_oneof is not None:
+        return False
+    return field.has_default_value or not field.has_presence
 
 
 def enum_names(field: FieldDescriptor) -> dict[int, str]:
@@ -278,7 +370,7 @@ def duration_us(found: Any) -> int:
         ValueError: it is longer than 10,000 years, or its nanoseconds are none.
     """
     seconds, nanos = found.seconds, found.nanos
-    if abs(seconds) > 315_576_000_000 or abs(nanos) >= NANOS or seconds * nanos < 0:
+    if abs(seconds) > DURATION_MAX_S or abs(nanos) >= NANOS or seconds * nanos < 0:
         raise ValueError(f"a Duration of {seconds} seconds and {nanos} nanoseconds")
     return int(seconds * 1_000_000 + (abs(nanos) // 1000) * (1 if nanos > 0 else -1))
 
@@ -298,12 +390,14 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
         InvalidInputError: there is no such message.
     """
     from google.protobuf.message import EncodeError, Message
-    from google.protobuf.message_factory import GetMessageClass
 
     found = schema.message_named(message)
     prefix = schema_prefix(number) + indexes_bytes(schema.indexes_of(found))
     build = _MessageWriter(found)
-    made, serialize = GetMessageClass(found), message_methods().SerializeToString
+    try:
+        made, serialize = class_of(found), message_methods().SerializeToString
+    except ValueError as error:
+        raise InvalidInputError(f"{found.full_name} can't be written: {error}") from None
 
     def write_value(value: Any) -> bytes:
         given = type(value).DESCRIPTOR.full_name if isinstance(value, Message) else found.full_name
@@ -324,25 +418,32 @@ class _MessageWriter:
 
     def __init__(self, message: Descriptor) -> None:
         self._message = message
-        self._fields: dict[str, Callable[[Any], Any]] | None = None
+        self._fields: dict[str, tuple[Callable[[Any], Any], str | None]] | None = None
 
     def __call__(self, value: Any) -> dict[str, Any]:
         """Return the arguments.
 
         Raises:
-            ValueError: a field is unknown, or its value is not of the type.
+            ValueError: a field is unknown, or its value is not of the type; or two fields of one oneof are set.
         """
         if self._fields is None:  # not before: the type may contain itself
-            self._fields = {field.name: _field_writer(field) for field in self._message.fields}
+            self._fields = {
+                field.name: (_field_writer(field), field.containing_oneof and field.containing_oneof.name)
+                for field in self._message.fields
+            }
         if not isinstance(value, Mapping):
             raise ValueError(f"{self._message.full_name} is written from a dict, not from {type(value).__name__}")
-        made = {}
+        made: dict[str, Any] = {}
+        set_members: dict[str, str] = {}
         for name, found in value.items():
             if name not in self._fields:
                 raise ValueError(f"{self._message.full_name} has no field {str(name)[:80]!r}")
             if found is not None:
+                write_field, oneof = self._fields[name]
+                if oneof is not None and set_members.setdefault(oneof, name) != name:
+                    raise ValueError(f"{set_members[oneof]} and {name} are of the oneof {oneof}: one can be set")
                 try:
-                    made[name] = self._fields[name](found)
+                    made[name] = write_field(found)
                 except (ValueError, TypeError, OverflowError, AttributeError) as error:
                     raise ValueError(f"{name}: {error}") from None
         return made
@@ -379,10 +480,15 @@ def _item_writer(field: FieldDescriptor, *, in_map: bool) -> Callable[[Any], Any
         return lambda found: numbers[found] if isinstance(found, str) and found in numbers else _enum_number(found)
     message = field.message_type
     if message is None:
+        if field.cpp_type == field.CPPTYPE_FLOAT:
+            return _float
         integers = (field.CPPTYPE_INT32, field.CPPTYPE_INT64, field.CPPTYPE_UINT32, field.CPPTYPE_UINT64)
         return _scalar if field.cpp_type in integers else _unchanged
-    builders: dict[str, Callable[[Any], Any]] = {"timestamp": _timestamp, "duration": _duration, "wrapper": _wrapper}
-    build = builders.get(well_known(message)) or _MessageWriter(message)
+    kind = well_known(message)
+    builders: dict[str, Callable[[Any], Any]] = {"timestamp": _timestamp, "duration": _duration}
+    if kind == "wrapper":
+        builders[kind] = _wrapper_of(_item_writer(message.fields_by_name["value"], in_map=False))
+    build = builders.get(kind) or _MessageWriter(message)
     if not in_map:
         return build
     made = GetMessageClass(message)
@@ -393,10 +499,17 @@ def _unchanged(found: Any) -> Any:
     return found
 
 
+def _float(found: Any) -> Any:
+    """Return a number that a float can have; protobuf makes infinity of a larger one."""
+    if isinstance(found, int | float | Decimal) and FLOAT_LIMIT <= abs(float(found)) < float("inf"):
+        raise ValueError(f"{found} is beyond a float")
+    return found
+
+
 def _scalar(found: Any) -> Any:
     """Return an integer; Spark has those of 64 bits without a sign as decimals."""
     if isinstance(found, Decimal):
-        if found != found.to_integral_value():
+        if not found.is_finite() or found != found.to_integral_value():
             raise ValueError(f"{found} is no integer")
         return int(found)
     return found
@@ -408,8 +521,8 @@ def _enum_number(found: Any) -> int:
     return found
 
 
-def _wrapper(found: Any) -> dict[str, Any]:
-    return {"value": _scalar(found)}
+def _wrapper_of(item: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    return lambda found: {"value": item(found)}
 
 
 def _timestamp(found: Any) -> dict[str, Any]:
@@ -424,5 +537,7 @@ def _duration(found: Any) -> dict[str, Any]:
         raise ValueError("a Duration is written from a timedelta")
     total = found // timedelta(microseconds=1)
     seconds, micros = divmod(abs(total), 1_000_000)
+    if seconds > DURATION_MAX_S:
+        raise ValueError("a Duration has at most 10,000 years")
     sign = 1 if total >= 0 else -1
     return {"seconds": sign * seconds, "nanos": sign * micros * 1000}

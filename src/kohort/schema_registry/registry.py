@@ -32,7 +32,7 @@ from kohort.errors import (
     RetriableError,
     TimedOutError,
 )
-from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, check_size, schema_id
+from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, check_size, schema_id
 from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled, is_built_in
 from kohort.settings.arguments import checked, checked_call
 
@@ -44,6 +44,8 @@ CACHE_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of schema texts that a client keeps: damaged values can name any id. A parsed schema takes about ten times as
 much; the one that was used least recently goes first.
 """
+PARSED_SHARE = 10
+"""Bytes in memory that count as one byte of text."""
 UNKNOWN_KEPT_S = 10.0
 """How long an id without a schema is not asked for again: values of one topic mostly repeat it."""
 FAILURE_KEPT_S = 1.0
@@ -108,15 +110,15 @@ class _KnownSchema:
         schema: the schema; None: it can't be used.
         refused: the reason why values of it can't be read; "" if they can.
         read: the function that reads values; None: not made yet.
+        failure: why it could not be made on this machine, which says nothing about the schema.
+        reader_bytes: bytes of text that would take as much memory as the function.
     """
 
     schema: RegisteredSchema | None
     refused: str = ""
     read: Callable[[bytes], Any] | None = None
-
-
-class UnusableSchemaError(InvalidInputError):
-    """A schema that the registry has, and that values can't be read or written with. The registry itself is well."""
+    failure: _FailedLookup | None = None
+    reader_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ class SchemaRegistry:
 
         Raises:
             NotFoundError: there is no schema of this id.
-            CorruptDataError: the schema is too large, or has references.
+            CorruptDataError: the schema is too large, or has references that do not resolve.
             RetriableError: the registry can't be reached, or has a fault; TimedOutError: it is too slow.
         """
         known = self._look_up(number, waits=True)
@@ -295,7 +297,8 @@ class SchemaRegistry:
 
         Raises:
             CorruptDataError: the id is missing or unknown, the schema can't be used, or the bytes are not of it.
-            RetriableError: the registry can't be reached, or has a fault.
+            InvalidInputError: a library that reads such values is not installed.
+            RetriableError: the registry can't be reached, or has a fault; or this machine can't process the schema now.
         """
         number = schema_id(data)
         try:
@@ -316,7 +319,9 @@ class SchemaRegistry:
         except NotFoundError as error:
             raise CorruptDataError(error.message) from None
         if known.read is None and not known.refused:
-            raise RetriableError("the schema was not prepared, because this machine failed: read again")
+            if known.failure is not None:
+                raise known.failure.to_error()
+            raise RetriableError("the schema was not prepared: read again")
         return self._read_function(known)(data)
 
     def prepare(self, values: Iterable[bytes]) -> None:
@@ -335,13 +340,22 @@ class SchemaRegistry:
 
         Raises:
             CorruptDataError: the schema can't be used.
+            KafkaError: this machine failed, and no schema is bad because of it.
         """
         if known.read is None and not known.refused:
             assert known.schema is not None
+            if known.failure is not None and time.monotonic() < known.failure.until_s:
+                raise known.failure.to_error()
             try:
-                known.read = _reader_of(known.schema, self._max_value_bytes)
-            except InvalidInputError as error:
+                read, reader_bytes = _reader_of(known.schema, self._max_value_bytes)
+            except UnusableSchemaError as error:
                 known.refused = error.message
+            except KafkaError as error:
+                kept_s = FAILURE_KEPT_S if isinstance(error, RetriableError) else 0.0
+                known.failure = _FailedLookup.from_error(error, kept_s)
+                raise
+            else:
+                self._keep_reader(known, read, reader_bytes)
         if known.read is None:
             raise CorruptDataError(known.refused)
         return known.read
@@ -444,7 +458,7 @@ class SchemaRegistry:
 
     def _version(self, reference: SchemaReference) -> RegisteredSchema:
         subject = urllib.parse.quote(reference.subject, safe="")
-        answer = self._ask("GET", f"/subjects/{subject}/versions/{reference.version}")
+        answer = self._ask("GET", f"/subjects/{subject}/versions/{reference.version}?deleted=true")
         return _schema_of(answer, reference.subject, None)
 
     def _prepared(self, number: int) -> _KnownSchema:
@@ -480,9 +494,20 @@ class SchemaRegistry:
             if number not in self._schemas:
                 self._schemas[number] = made
                 self._bytes += _bytes_of(made)
-                while self._bytes > CACHE_BYTES_MAX:
-                    self._bytes -= _bytes_of(self._schemas.popitem(last=False)[1])
+                self._forget_schemas()
             return self._schemas.get(number, made)
+
+    def _keep_reader(self, known: _KnownSchema, read: Callable[[bytes], Any], reader_bytes: int) -> None:
+        with self._lock:
+            if known.read is None:
+                known.read, known.failure, known.reader_bytes = read, None, reader_bytes
+                if known.schema is not None and self._schemas.get(known.schema.id) is known:
+                    self._bytes += reader_bytes
+                    self._forget_schemas()
+
+    def _forget_schemas(self) -> None:
+        while self._bytes > CACHE_BYTES_MAX:
+            self._bytes -= _bytes_of(self._schemas.popitem(last=False)[1])
 
     def _failed(self, number: int, error: KafkaError) -> _FailedLookup:
         """Remember the failure of a look-up, and return it. A registry that is away is so for every id."""
@@ -627,6 +652,8 @@ def _refusal(address: _Address, status: int, data: bytes) -> KafkaError:
         return NotFoundError(text) if known else InvalidInputError(f"{text}: is it a schema registry?")
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
         return RetriableError(text)
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY and isinstance(answer.get("error_code"), int):
+        return UnusableSchemaError(text)  # of what was asked for: a schema that is invalid, or a version that is none
     return InvalidInputError(text)
 
 
@@ -642,7 +669,7 @@ def _bytes_of(known: _KnownSchema) -> int:
     """Return the bytes that count towards `CACHE_BYTES_MAX`; 200 are those of an entry without its text."""
     if known.schema is None:
         return 200
-    return 200 + len(known.schema.text) + sum(len(text) for _, text in known.schema.imports)
+    return 200 + known.reader_bytes + len(known.schema.text) + sum(len(text) for _, text in known.schema.imports)
 
 
 def _id_of(answer: dict[str, Any]) -> int:
@@ -720,6 +747,8 @@ def with_imports(
             found = find_version(reference)
         except NotFoundError:
             raise UnusableSchemaError(f"{_name_of(schema)} refers to {where}, which does not exist") from None
+        except UnusableSchemaError as error:
+            raise UnusableSchemaError(f"{_name_of(schema)} refers to {where}: {error.message}") from None
         if found.kind != "PROTOBUF":
             raise UnusableSchemaError(f"{_name_of(schema)} refers to {where}, which is of the kind {found.kind}")
         texts[reference.name] = found.text
@@ -736,23 +765,25 @@ def _name_of(schema: RegisteredSchema) -> str:
     return f"the schema {schema.id} of {schema.subject}" if schema.subject else "the schema"
 
 
-def _reader_of(schema: RegisteredSchema, max_bytes: int) -> Callable[[bytes], Any]:
-    """Return a function that reads values with their prefix.
+def _reader_of(schema: RegisteredSchema, max_bytes: int) -> tuple[Callable[[bytes], Any], int]:
+    """Return a function that reads values with their prefix, and the bytes that count for it beside those of the text.
 
     Raises:
-        InvalidInputError: the schema can't be used.
+        UnusableSchemaError: the schema can't be used.
+        KafkaError: this machine failed, or a library is not installed.
     """
     if schema.kind == "AVRO":
         from kohort.schema_registry.avro_values import avro_reader
 
-        return avro_reader(schema.text, f"the schema {schema.id}", max_bytes)
+        return avro_reader(schema.text, f"the schema {schema.id}", max_bytes), 0
     if schema.kind == "PROTOBUF":
         from kohort.schema_registry.protobuf_values import protobuf_reader
 
-        return protobuf_reader(compiled(schema.text, schema.imports, f"the schema {schema.id}"), max_bytes)
+        made = compiled(schema.text, schema.imports, f"the schema {schema.id}")
+        return protobuf_reader(made, max_bytes), made.counted_bytes // PARSED_SHARE
     if schema.kind == "JSON":
-        return lambda data: _json_value(data, max_bytes)
-    raise InvalidInputError(f"the schema {schema.id} is of the kind {schema.kind}, which can't be read")
+        return (lambda data: _json_value(data, max_bytes)), 0
+    raise UnusableSchemaError(f"the schema {schema.id} is of the kind {schema.kind}, which can't be read")
 
 
 def _json_value(data: bytes, max_bytes: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,13 +17,14 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort import SchemaReference, SchemaRegistry
 from kohort.client.producer.producer import Producer
-from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.protobuf_schemas import compiled
 from kohort.schema_registry.protobuf_values import protobuf_writer
 from kohort.spark.options import parse_options
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.tasks.encoding import ValueEncoding
+from kohort.spark.values import protobuf_records
 from kohort.spark.values.declared import declare, schema_from_registry
 from kohort.spark.values.decoding import Values
 from kohort.spark.values.protobuf_records import ProtobufDecoder, ddl_of_message
@@ -88,6 +90,7 @@ ARROW = pa.struct(
     ]
 )  # fmt: skip
 PREFIX = b"\0\0\0\0\1"
+P3 = 'syntax = "proto3"; '
 FIRST = 'syntax = "proto3"; message P { int64 id = 1; }'
 SECOND = 'syntax = "proto3"; message P { int64 id = 1; string note = 2; }'
 
@@ -238,6 +241,63 @@ def test_registry_that_fails_makes_no_record_bad(answer: bytes) -> None:
         decoder = decoder_of(FIRST, pa.struct([("id", pa.int64())]), server.url)
         with pytest.raises(KafkaError, match="regist"):
             decoder.decode(pa.array([PREFIX + b"\0\x08\1"], pa.binary()))
+
+
+def test_machine_that_fails_makes_no_record_bad(
+    registry: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = SchemaRegistry(registry.url).serializer("pay-value", FIRST, kind="PROTOBUF")
+    values, kind = pa.array([write({"id": 5})], pa.binary()), pa.struct([("id", pa.int64())])
+    decoder = decoder_of(FIRST, kind, registry.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(RetriableError, match="protoc failed for the schema 1"):
+            decoder.decode(values)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "grpc_tools", None)
+        with pytest.raises(InvalidInputError, match=r"pip install 'kohort\[protobuf\]'"):
+            decoder.decode(values)
+    assert decoder.decode(values).joined().to_pylist() == [{"id": 5}]
+
+
+@pytest.mark.parametrize("module", ["grpc_tools", "google.protobuf.descriptor_pb2"])
+def test_worker_without_a_library_names_the_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema, kind = compiled(FIRST, (), "the schema").set_text(), pa.struct([("id", pa.int64())])
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InvalidInputError, match=r"pip install 'kohort\[protobuf\]'"):
+        ProtobufDecoder(kind, schema, "P", "http://127.0.0.1:9")
+    if module == "grpc_tools":  # without a registry it is not needed
+        assert ProtobufDecoder(kind, schema, "P").decode(pa.array([b"\x08\5"])).joined().to_pylist() == [{"id": 5}]
+
+
+def test_schemas_of_writers_leave_memory(registry: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short schema may import the whole of descriptor.proto, of which there are 130 kB in memory."""
+    text = 'import "google/protobuf/descriptor.proto"; message P { int64 id = 1; string note = %d; }'
+    values = [
+        SchemaRegistry(registry.url).serializer(f"{number}-value", P3 + text % number, kind="PROTOBUF")({"id": number})
+        for number in range(2, 6)
+    ]
+    monkeypatch.setattr(protobuf_records, "WRITERS_BYTES_MAX", 300_000)
+    decoder = decoder_of(FIRST, pa.struct([("id", pa.int64())]), registry.url)
+    assert [row["id"] for row in decoder.decode(pa.array(values)).joined().to_pylist()] == [2, 3, 4, 5]
+    assert list(decoder._written) == [3, 4]
+
+
+def test_values_that_a_reader_would_lose_are_bad(registry: EmbeddedSchemaRegistry) -> None:
+    client = SchemaRegistry(registry.url)
+    color = "enum C { RED = 0; BLUE = 1; GREEN = 2; } message P { C c = 1; }"
+    data = client.serializer("pay-value", P3 + color, kind="PROTOBUF")({"c": "GREEN"})
+    closed = 'syntax = "proto2"; enum C { RED = 0; BLUE = 1; } message P { optional C c = 1 [default = RED]; }'
+    parts = decoder_of(closed, pa.struct([("c", pa.string())]), registry.url).decode(pa.array([data]))
+    assert "C has no GREEN = 2, and is closed" in parts.reasons[0]
+
+
+def test_text_of_proto2_that_is_not_utf8_is_bad() -> None:
+    text = 'syntax = "proto2"; message P { optional string s = 1; map<string, string> m = 2; }'
+    kind = pa.struct([("s", pa.string()), ("m", pa.map_(pa.string(), pa.string()))])
+    values = [b"\x0a\1\xff", b"\x12\6\x0a\1\xff\x12\1a", b"\x0a\1a\x12\6\x0a\1b\x12\1c"]
+    parts = decoder_of(text, kind).decode(pa.array(values, pa.binary()))
+    assert parts.joined().to_pylist() == [None, None, {"s": "a", "m": [("b", "c")]}]
 
 
 def test_newest_schema_is_the_type_without_a_valueschema(registry: EmbeddedSchemaRegistry) -> None:

@@ -8,6 +8,7 @@ was compared with it. Without a registry, the value is only the message.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotFoundError
-from kohort.schema_registry.prefix import schema_id
+from kohort.schema_registry.prefix import UnusableSchemaError, schema_id
 from kohort.schema_registry.protobuf_changes import reading_differences
-from kohort.schema_registry.protobuf_schemas import PARTS_MAX, ProtobufSchema, compiled, read_indexes
+from kohort.schema_registry.protobuf_schemas import (
+    PARTS_MAX,
+    ProtobufSchema,
+    check_installed,
+    compiled,
+    read_indexes,
+)
 from kohort.schema_registry.protobuf_values import (
     Convert,
     MessageBudget,
     MessageReaders,
+    class_of,
     duration_us,
     enum_names,
     is_map,
@@ -38,7 +46,9 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 WRITERS_MAX = 1_000
-"""Most schema ids remembered, and most messages of them: damaged values can name any."""
+"""Most messages of writers' schemas remembered: damaged values can name any."""
+WRITERS_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of writers' schemas that are kept, as they are in memory; the one that was used least recently goes first."""
 NESTING_MAX = 50
 """Most messages within each other: Arrow and Spark process types recursively."""
 _DDL = (
@@ -109,14 +119,14 @@ class _ArrowReaders(MessageReaders):
             return lambda number, _budget: names.get(number) or f"{unknown}{number}"
         if field.type in _UNSIGNED_64:
             return lambda number, _budget: Decimal(number)
-        return None
+        return super().leaf_reader(field)
 
     def time_reader(self, kind: str) -> Convert:
         read_us = timestamp_us if kind == "timestamp" else duration_us
         return lambda found, _budget: read_us(found)
 
-    def map_reader(self, item: Convert | None) -> Convert:
-        to_dict = super().map_reader(item)
+    def map_reader(self, key: Convert | None, item: Convert | None) -> Convert:
+        to_dict = super().map_reader(key, item)
         return lambda found, budget: list(to_dict(found, budget).items())
 
 
@@ -137,22 +147,23 @@ class ProtobufDecoder:
             registry: the URL of a schema registry, for values with a prefix.
 
         Raises:
-            InvalidInputError: the schema can't be used.
+            InvalidInputError: the schema can't be used, or a library is not installed.
         """
-        from google.protobuf.message_factory import GetMessageClass
-
+        if registry is not None:
+            check_installed()  # without it every schema of a writer would fail
         self.type = kind
         self._schema = ProtobufSchema.of_set(schema, "valueSchema")  # keeps the descriptors
         self._message = self._schema.message_named(message)
-        self._class = GetMessageClass(self._message)
         self._name = f"the message {message}"
         try:
+            self._class = class_of(self._message)
             self._read = _ArrowReaders().message_reader(self._message)
         except ValueError as error:
             raise InvalidInputError(f"valueSchema: {error}") from None
         self._most = max_bytes_of(self._message, VALUE_BYTES)
         self._registry = None if registry is None else SchemaRegistry(registry)
-        self._written: dict[int, ProtobufSchema | str] = {}
+        self._written: OrderedDict[int, ProtobufSchema | str] = OrderedDict()
+        self._written_bytes = 0
         self._refused: dict[tuple[int, tuple[int, ...]], str] = {}
 
     def decode(self, values: Column) -> Parts:
@@ -187,7 +198,7 @@ class ProtobufDecoder:
         message = parsed_message(self._class, value[at:], self._name)
         try:
             return self._read(message, MessageBudget())
-        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptDataError(f"no value of {self._name}: {str(error)[:200]}") from None
 
     def _reason_against(self, number: int, indexes: tuple[int, ...]) -> str:
@@ -196,15 +207,23 @@ class ProtobufDecoder:
         Raises:
             KafkaError: the registry fails, and no value is bad because of it.
         """
-        for known in (self._written, self._refused):
-            if len(known) >= WRITERS_MAX:
-                known.clear()
-        if number not in self._written:
-            self._written[number] = self._look_up(number)
-        schema = self._written[number]
+        if len(self._refused) >= WRITERS_MAX:
+            self._refused.clear()
+        schema = self._writers_schema(number)
         reason = schema if isinstance(schema, str) else self._difference(schema, indexes)
         self._refused[number, indexes] = reason
         return reason
+
+    def _writers_schema(self, number: int) -> ProtobufSchema | str:
+        """Return the schema of an id, or why it can't be used. The ones used least recently are forgotten."""
+        if number in self._written:
+            self._written.move_to_end(number)
+            return self._written[number]
+        found = self._written[number] = self._look_up(number)
+        self._written_bytes += _bytes_of(found)
+        while len(self._written) > 1 and self._written_bytes > WRITERS_BYTES_MAX:
+            self._written_bytes -= _bytes_of(self._written.popitem(last=False)[1])
+        return found
 
     def _difference(self, schema: ProtobufSchema, indexes: tuple[int, ...]) -> str:
         try:
@@ -229,7 +248,7 @@ class ProtobufDecoder:
             return f"the schema {number} is of the kind {found.kind}, and not PROTOBUF"
         try:
             return compiled(found.text, found.imports, f"the schema {number}")
-        except InvalidInputError as error:
+        except UnusableSchemaError as error:
             return error.message
 
     def _build(self, found: list[Any], rows: Sequence[int], parts: Parts) -> None:
@@ -243,3 +262,7 @@ class ProtobufDecoder:
             else:
                 parts.reasons[rows[0]] = str(error)
                 parts.add(rows, pa.nulls(1, self.type))
+
+
+def _bytes_of(schema: ProtobufSchema | str) -> int:
+    return 200 + (len(schema) if isinstance(schema, str) else schema.counted_bytes)
