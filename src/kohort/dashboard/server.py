@@ -461,7 +461,7 @@ class LimitedServer(uvicorn.Server):
         """Accept connections of sockets that are listening."""
         for sock in sockets or ():
             sock.setblocking(False)
-            self._begin(self._accept(sock))
+            self._begin_connection(self._accept_waiting(sock))
         self.servers = []
         self.started = True
 
@@ -474,12 +474,12 @@ class LimitedServer(uvicorn.Server):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await super().shutdown(sockets)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin_connection(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listening: socket.socket) -> None:
+    async def _accept_waiting(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -493,7 +493,7 @@ class LimitedServer(uvicorn.Server):
             if len(self.places) < CONNECTIONS_MAX or self._make_room():
                 protocol = LimitedProtocol(self.config, self.server_state, self.lifespan.state, loop)
                 protocol.take_place(self.places, sock)
-                self._begin(self._open(protocol))
+                self._begin_connection(self._open_connection(protocol))
             else:
                 sock.close()
             await asyncio.sleep(0)  # an accept that need not wait lets nothing else run
@@ -505,7 +505,7 @@ class LimitedServer(uvicorn.Server):
         min(waiting, key=LimitedProtocol.waits_since_s).give_place()
         return True
 
-    async def _open(self, protocol: LimitedProtocol) -> None:
+    async def _open_connection(self, protocol: LimitedProtocol) -> None:
         limit_s = None if self.tls is None else WAIT_S
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
