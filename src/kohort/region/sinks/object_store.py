@@ -381,17 +381,28 @@ class ObjectStore:
     # -- what a store must do
 
     def check_conditional(self, path: str) -> None:
-        """Check that a conditional put has one winner, in a race if the object is not there yet. The object stays.
+        """Check that a conditional put has one winner, calmly and in a race.
+
+        Args:
+            path: an object that stays. Each race has a name of its own, and removes it: other members check too.
 
         Raises:
             InvalidInputError: the store lacks conditional puts.
+            RetriableError: no put of the race succeeded.
         """
-        if (winners := self.race_puts(path)) > 1:
-            self.remove_objects([path])
-            raise self._unconditional(f"of {_RACERS} puts at once {winners} were accepted")
         first, again = self.create_object(path, b"first"), uuid.uuid4().hex.encode()
         if self.create_object(path, again) == again:
             raise self._unconditional(f"a second put replaced what was {first.decode(errors='replace')!r}")
+        raced = f"{path}-{uuid.uuid4().hex}"
+        try:
+            if not (winners := self.race_puts(raced)):
+                self.put_object(raced, b"")  # raises what the store says
+        finally:
+            self.remove_objects([raced])
+        if winners > 1:
+            raise self._unconditional(f"of {_RACERS} puts at once {winners} were accepted")
+        if not winners:
+            raise RetriableError(f"The store of {self.url} does not answer: of {_RACERS} puts at once none succeeded")
 
     def race_puts(self, path: str) -> int:
         """Return how many of several puts at once created an object."""
