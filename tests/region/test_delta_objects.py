@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import deltalake
 import pytest
+from deltalake.exceptions import DeltaError, SchemaMismatchError, TableNotFoundError
 from obstore.exceptions import PermissionDeniedError
 from obstore.store import LocalStore
 
@@ -294,6 +296,77 @@ def test_check_leaves_nothing_that_it_tried(place: DeltaObjectsPlace) -> None:
         "conditional-put", "region.json"
     ]  # fmt: skip
     assert sorted(os.listdir(place.path)) == ["_delta_log", "_kohort"]
+
+
+ANSWER = (
+    "Generic S3 error: Error performing GET http://h/x in 1ms - Server returned non-2xx status code: 403 Forbidden: "
+    "<Error><Code>ExpiredToken</Code><Token-0>a-session-token</Token-0></Error>"
+)
+
+
+@pytest.mark.parametrize("kind", [TableNotFoundError, SchemaMismatchError, DeltaError, OSError])
+def test_error_of_the_library_lacks_the_answer_of_the_server(
+    place: DeltaObjectsPlace, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    sink = made(place)
+    sink.check(SCHEMA)
+    log = sink._log
+
+    def fail(self: object) -> None:
+        raise kind(f"Kernel error: {ANSWER}")
+
+    monkeypatch.setattr(StoreDeltaLog, "_open_table", fail)
+    with pytest.raises((KafkaError, DeltaError)) as failed:
+        log.load()
+    said = "".join(traceback.format_exception(failed.value))
+    assert "403 Forbidden" in said and "a-session-token" not in said
+
+
+@pytest.mark.parametrize("made_place", PLACES, ids=lambda at: at.kind)
+def test_sequence_without_rows_that_another_publishes_meanwhile_is_not_lost(
+    made_place: DeltaPlace, tmp_path: Path
+) -> None:
+    """The first publisher has read that it is not done; the second one marks it, and forgets what is staged."""
+    made_place.at(tmp_path)
+    sink = made_place.sink()
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], table([]))
+    calls = Calls()
+
+    def meanwhile(number: int, call: str) -> None:
+        if KEYS[0].text() in call:
+            calls.at = lambda number, call: None
+            made_place.sink().publish(1, [KEYS[0]])
+
+    calls.at = meanwhile
+    made_place.sink(calls).publish(1, [KEYS[0]])
+    assert calls.at is not meanwhile and made_place.sink().published() == 1
+
+
+def test_first_check_does_not_read_what_the_log_says_of_each_file(
+    place: DeltaObjectsPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltalake.write_deltalake(place.path, table([(9, "others")]))
+    monkeypatch.setattr(DeltaLog, "files_of", lambda self, at: pytest.fail("all actions are read"))
+    made(place).check(SCHEMA)
+    assert not made(place)._claim().alone
+
+
+def test_marker_of_the_folder_itself_is_no_stranger(place: DeltaObjectsPlace) -> None:
+    """A console that creates a folder puts an empty object of its name."""
+
+    class Marked(HeldObjects):
+        def list_with_delimiter(self, prefix: str | None = None) -> Any:
+            found = dict(super().list_with_delimiter(prefix))
+            return {**found, "objects": [{"path": prefix.rstrip("/") if prefix else ""}, *found["objects"]]}
+
+    class MarkedStore(LocalObjects):
+        def _open_store(self) -> Any:
+            return Marked(self.root, Calls())
+
+    store = MarkedStore(place.path, Calls())
+    made(place, store).check(SCHEMA)
+    assert store.list_top("_kohort") == [f"_kohort/{REGION.hex}"]
 
 
 def test_folder_with_other_objects_is_refused(place: DeltaObjectsPlace) -> None:

@@ -10,8 +10,8 @@
     table/eEPOCH-REGION-ID-ATTEMPT-0.parquet     a copy of a staged file, once it is published; a new ATTEMPT
 
 A store has no links, so the publisher has the store copy the staged files before the commit. Each call of `publish`
-makes copies under new names; `delta_table` says why. VACUUM therefore never removes staged rows, and a sweep never touches what readers see. A copy
-is checked by its size.
+makes copies under new names; `delta_table` says why. VACUUM therefore never removes staged rows, and a sweep never
+touches what readers see. A copy is checked by its size.
 
 The commit is a conditional put of the library, without retries. After a lost answer the publisher reads the log again.
 If the sequence is not in it, another commit takes its version, and the put that may still be under way is refused. A
@@ -158,8 +158,10 @@ class StoreDeltaLog(DeltaLog):
         """Translate the library's errors, whose text may have the request with its signature."""
         try:
             yield
-        except (CommitFailedError, SchemaMismatchError, TableNotFoundError):
+        except CommitFailedError:
             raise
+        except (SchemaMismatchError, TableNotFoundError) as error:
+            raise type(error)(self._store.error_text(error)) from None
         except DeltaProtocolError as error:
             said = self._store.error_text(error)
             raise InvalidInputError(f"{self._path} is a Delta table that can't be written to: {said}") from None

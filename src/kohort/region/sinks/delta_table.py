@@ -282,7 +282,7 @@ class DeltaTable(InFolder):
             schema = self._fitting(schema_of(table), schema)
             mine = None
             if not self._is_claimed():
-                text, alone = owner_marker.text_of(schema), not self._log.files_of(table)
+                text, alone = owner_marker.text_of(schema), self._log.is_empty(table)
                 mine = OwnerMarker(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
             self._keep_claim(mine)
         except NotADirectoryError as error:
@@ -484,7 +484,7 @@ class DeltaTable(InFolder):
             pieces = self._pieces([key.text() for key in named])
             lost = [key.text() for key, piece in zip(named, pieces, strict=True) if piece is None]
             staged = [file for piece in pieces if piece is not None for file in piece]
-            if lost or staged:
+            if staged or (lost and not self._is_marked(sequence)):  # pieces go after the mark of another publisher
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
                 self._bring(sequence, staged, gone)
         self._mark_done(sequence)

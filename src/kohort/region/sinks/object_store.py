@@ -249,8 +249,8 @@ class ObjectStore:
         for line in filter(None, (part.strip(" ↳\t") for part in _COLOURS.sub("", str(error)).splitlines())):
             if line.startswith(("<", "{")):  # the server's answer
                 break
-            said.append(line)
-            if _STATUS.fullmatch(line):
+            said.append(_BODY.sub(lambda found: found[1], line))
+            if _STATUS.fullmatch(line) or _BODY.search(line):
                 break
         return self._without_secrets(": ".join(said) or type(error).__name__)
 
@@ -346,10 +346,14 @@ class ObjectStore:
         return [name for page in self.list_pages(folder) for name in page]
 
     def list_top(self, folder: str = "") -> list[str]:
-        """Return the names at the top, those of folders too; or of what is in a folder, with its path."""
+        """Return the names at the top, those of folders too; or of what is in a folder, with its path.
+
+        An empty object with the folder's own name, as consoles put it, is left out.
+        """
         with self._translated(folder):
             found = self._raw.list_with_delimiter(f"{folder}/") if folder else self._raw.list_with_delimiter()
-            return [*found["common_prefixes"], *(str(entry["path"]) for entry in found["objects"])]
+            names = [*found["common_prefixes"], *(str(entry["path"]) for entry in found["objects"])]
+            return [name for name in names if name.strip("/") not in ("", folder)]
 
     def copy_objects(self, paths: Mapping[str, str]) -> None:
         """Copy objects to other paths, over older ones.
