@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import deltalake
 import pytest
+from deltalake.exceptions import DeltaError, SchemaMismatchError, TableNotFoundError
+from obstore.exceptions import PermissionDeniedError
 from obstore.store import LocalStore
 
-from kohort.errors import InvalidInputError, KafkaError, RetriableError
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.region import DeltaTable
 from kohort.region.sinks import Keep
 from kohort.region.sinks.by_name import sink_of
@@ -20,7 +25,18 @@ from kohort.region.sinks.delta_table import DeltaTable as Table
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.staged import StagedKey
 from tests.region import object_runs
-from tests.region.places import REGION, SCHEMA, Calls, DeltaObjectsPlace, HeldObjects, LocalObjects, Place, table
+from tests.region.places import (
+    REGION,
+    SCHEMA,
+    Calls,
+    DeltaObjectsPlace,
+    DeltaPlace,
+    HeldObjects,
+    LocalObjects,
+    Place,
+    table,
+)
+from tests.region.volume import Died
 
 Run = Callable[[Place, Path], None]
 RUNS: tuple[Run, ...] = (
@@ -30,6 +46,7 @@ RUNS: tuple[Run, ...] = (
     object_runs.swept_after_death,
     object_runs.staging_killed_and_swept,
 )
+PLACES = [DeltaObjectsPlace("delta-objects"), DeltaPlace("delta")]
 KEYS = [StagedKey(REGION, 5, "größe/1", unit) for unit in range(3)]
 
 
@@ -142,6 +159,41 @@ def test_vacuum_leaves_what_is_staged(place: DeltaObjectsPlace) -> None:
     sink.check(SCHEMA)
 
 
+def _orphaned_by_a_dead_publisher(place: DeltaPlace) -> list[str]:
+    """Return what VACUUM finds of a publisher that died before its commit, long ago."""
+    sink = place.sink()
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], table([(1, "a")]))
+    calls = Calls()
+    calls.at = lambda number, call: calls.die() if call == "commit" else None
+    with pytest.raises(Died):
+        place.sink(calls).publish(1, [KEYS[0]])
+    for path in Path(place.path).glob("*.parquet"):
+        if "objects" in place.kind:  # a store's copy has an age of its own
+            content = path.read_bytes()
+            path.unlink()
+            path.write_bytes(content)
+        os.utime(path, (0, 0))
+    return deltalake.DeltaTable(place.path).vacuum(full=True)
+
+
+@pytest.mark.parametrize("made_place", PLACES, ids=lambda at: at.kind)
+def test_vacuum_removes_no_file_that_a_later_publisher_names(made_place: DeltaPlace, tmp_path: Path) -> None:
+    """VACUUM has listed what a dead publisher left, another publishes, and VACUUM removes its list."""
+    made_place.at(tmp_path)
+    listed = _orphaned_by_a_dead_publisher(made_place)
+    assert len(listed) == 1
+    made_place.sink().publish(1, [KEYS[0]])
+    for name in listed:
+        Path(made_place.path, name).unlink()
+    assert made_place.rows() == [(1, "a")]
+    sink = made_place.sink()
+    sink.stage(KEYS[1], table([(2, "b")]))
+    sink.publish(2, [KEYS[1]])
+    sink.sweep(Keep(6))
+    assert made_place.rows() == [(1, "a"), (2, "b")] and made_place.staged() == []
+
+
 class _Careless(HeldObjects):
     """A store that takes a conditional put for a plain one."""
 
@@ -168,11 +220,13 @@ def test_store_without_conditional_puts_is_refused_before_a_table_is_created(pla
         sink.check(SCHEMA)
 
 
-def test_libraries_that_reach_two_places_are_refused(place: DeltaObjectsPlace, tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", [True, False], ids=["another table", "nothing"])
+def test_libraries_that_reach_two_places_are_refused(place: DeltaObjectsPlace, tmp_path: Path, there: bool) -> None:
     """The environment may lead one of them elsewhere."""
     elsewhere = DeltaObjectsPlace("delta-objects")
     elsewhere.at(tmp_path / "elsewhere")
-    made(elsewhere).check(SCHEMA)
+    if there:
+        deltalake.write_deltalake(elsewhere.path, table([(7, "others")]), partition_by=["name"])
     sink = made(place)
 
     class Elsewhere(type(sink)):  # type: ignore[misc]
@@ -184,6 +238,135 @@ def test_libraries_that_reach_two_places_are_refused(place: DeltaObjectsPlace, t
     sink.__class__ = Elsewhere
     with pytest.raises(InvalidInputError, match="do not reach the same place"):
         sink.check(SCHEMA)
+    assert made(place).published() == 0, "a refused check leaves no owner marker"
+    assert Path(elsewhere.path, "_delta_log", f"{0:020}.json").exists() == there
+
+
+@pytest.mark.parametrize("made_place", PLACES, ids=lambda at: at.kind)
+def test_table_created_anew_with_other_partitions_is_refused(made_place: DeltaPlace, tmp_path: Path) -> None:
+    """The staged files lack the partition columns, and a table without partitions reads null there."""
+    made_place.at(tmp_path)
+    sink = made_place.sink(partition_by=["name"])
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], table([(1, "a")]))
+    shutil.rmtree(f"{made_place.path}/_delta_log")
+    deltalake.DeltaTable.create(made_place.path, deltalake.Schema.from_arrow(SCHEMA))
+    with pytest.raises(InvalidInputError, match=r"is parted by \[\], .* by \['name'\]"):
+        sink.publish(1, [KEYS[0]])
+    for options in ({}, {"partition_by": ["name"]}):
+        with pytest.raises(InvalidInputError, match=r"is parted by \[\]"):
+            made_place.sink(**options).check(SCHEMA)
+    assert made_place.rows() == []
+
+
+def test_library_whose_commits_replace_others_is_refused(
+    place: DeltaObjectsPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings in the environment can take the condition from its puts."""
+
+    def commit(found: deltalake.DeltaTable, transaction: str) -> bool:
+        Path(found.table_uri.removeprefix("file://"), "_delta_log", f"{1:020}.json").write_bytes(b"{}")
+        return True
+
+    monkeypatch.setattr(StoreDeltaLog, "_try_commit", staticmethod(commit))
+    with pytest.raises(InvalidInputError, match="deltalake does not create commits by conditional puts"):
+        made(place).check(SCHEMA)
+    assert not deltalake.DeltaTable.is_deltatable(place.path)
+
+
+@pytest.mark.parametrize("right", ["copy", "unlink"])
+def test_missing_right_that_only_a_publisher_needs_is_found_by_check(place: DeltaObjectsPlace, right: str) -> None:
+    calls = Calls()
+
+    def refuse(number: int, call: str) -> None:
+        if call.startswith(f"{right} "):
+            raise PermissionDeniedError("status code: 403 Forbidden")
+
+    calls.at = refuse
+    with pytest.raises(NotAuthorizedError, match="403"):
+        place.sink(calls).check(SCHEMA)
+    assert not deltalake.DeltaTable.is_deltatable(place.path) and made(place).published() == 0
+
+
+def test_check_leaves_nothing_that_it_tried(place: DeltaObjectsPlace) -> None:
+    for _ in range(2):
+        made(place).check(SCHEMA)
+    own = Path(place.path, "_kohort", REGION.hex)
+    assert sorted(str(path.relative_to(own)) for path in own.rglob("*") if path.is_file()) == [
+        "conditional-put", "region.json"
+    ]  # fmt: skip
+    assert sorted(os.listdir(place.path)) == ["_delta_log", "_kohort"]
+
+
+ANSWER = (
+    "Generic S3 error: Error performing GET http://h/x in 1ms - Server returned non-2xx status code: 403 Forbidden: "
+    "<Error><Code>ExpiredToken</Code><Token-0>a-session-token</Token-0></Error>"
+)
+
+
+@pytest.mark.parametrize("kind", [TableNotFoundError, SchemaMismatchError, DeltaError, OSError])
+def test_error_of_the_library_lacks_the_answer_of_the_server(
+    place: DeltaObjectsPlace, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    sink = made(place)
+    sink.check(SCHEMA)
+    log = sink._log
+
+    def fail(self: object) -> None:
+        raise kind(f"Kernel error: {ANSWER}")
+
+    monkeypatch.setattr(StoreDeltaLog, "_open_table", fail)
+    with pytest.raises((KafkaError, DeltaError)) as failed:
+        log.load()
+    said = "".join(traceback.format_exception(failed.value))
+    assert "403 Forbidden" in said and "a-session-token" not in said
+
+
+@pytest.mark.parametrize("made_place", PLACES, ids=lambda at: at.kind)
+def test_sequence_without_rows_that_another_publishes_meanwhile_is_not_lost(
+    made_place: DeltaPlace, tmp_path: Path
+) -> None:
+    """The first publisher has read that it is not done; the second one marks it, and forgets what is staged."""
+    made_place.at(tmp_path)
+    sink = made_place.sink()
+    sink.check(SCHEMA)
+    sink.stage(KEYS[0], table([]))
+    calls = Calls()
+
+    def meanwhile(number: int, call: str) -> None:
+        if KEYS[0].text() in call:
+            calls.at = lambda number, call: None
+            made_place.sink().publish(1, [KEYS[0]])
+
+    calls.at = meanwhile
+    made_place.sink(calls).publish(1, [KEYS[0]])
+    assert calls.at is not meanwhile and made_place.sink().published() == 1
+
+
+def test_first_check_does_not_read_what_the_log_says_of_each_file(
+    place: DeltaObjectsPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltalake.write_deltalake(place.path, table([(9, "others")]))
+    monkeypatch.setattr(DeltaLog, "files_of", lambda self, at: pytest.fail("all actions are read"))
+    made(place).check(SCHEMA)
+    assert not made(place)._claim().alone
+
+
+def test_marker_of_the_folder_itself_is_no_stranger(place: DeltaObjectsPlace) -> None:
+    """A console that creates a folder puts an empty object of its name."""
+
+    class Marked(HeldObjects):
+        def list_with_delimiter(self, prefix: str | None = None) -> Any:
+            found = dict(super().list_with_delimiter(prefix))
+            return {**found, "objects": [{"path": prefix.rstrip("/") if prefix else ""}, *found["objects"]]}
+
+    class MarkedStore(LocalObjects):
+        def _open_store(self) -> Any:
+            return Marked(self.root, Calls())
+
+    store = MarkedStore(place.path, Calls())
+    made(place, store).check(SCHEMA)
+    assert store.list_top("_kohort") == [f"_kohort/{REGION.hex}"]
 
 
 def test_folder_with_other_objects_is_refused(place: DeltaObjectsPlace) -> None:
@@ -233,10 +416,25 @@ def _sweeps_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def _trusts_a_copy(patch: pytest.MonkeyPatch) -> None:
-    def show_files(self: DeltaObjects, sizes: Any) -> None:
-        self._store.copy_objects({f"{self._staging}/{name}": name for name in sizes})
+    def show_files(self: DeltaObjects, sizes: Any, names: Any) -> None:
+        self._store.copy_objects({f"{self._staging}/{name}": names[name] for name in sizes})
 
     patch.setattr(DeltaObjects, "_show_files", show_files)
+
+
+def _names_the_copies_of_others(patch: pytest.MonkeyPatch) -> None:
+    """A mutant: names are those of the staged files, and a copy that is there is not made again."""
+
+    def show_files(self: DeltaObjects, sizes: Any, names: Any) -> None:
+        there = self._store.object_sizes(list(sizes))
+        self._store.copy_objects({f"{self._staging}/{name}": name for name in sizes if name not in there})
+
+    patch.setattr("kohort.region.sinks.delta_table._second_name", lambda name: name)
+    patch.setattr(DeltaObjects, "_show_files", show_files)
+
+
+def _vacuumed(place: DeltaObjectsPlace, patch: pytest.MonkeyPatch) -> None:
+    test_vacuum_removes_no_file_that_a_later_publisher_names(place, Path(place.path).parent / "vacuumed")
 
 
 def _late_commit(place: DeltaObjectsPlace, patch: pytest.MonkeyPatch) -> None:
@@ -262,6 +460,7 @@ def _swept(place: DeltaObjectsPlace, patch: pytest.MonkeyPatch) -> None:
         (_removes_files_of_a_failed_attempt, _late_piece),
         (_does_not_look, _lost),
         (_sweeps_all, _swept),
+        (_names_the_copies_of_others, _vacuumed),
         (_trusts_a_copy, test_copy_that_is_not_whole_is_not_published),
     ],
     ids=lambda each: each.__name__,
@@ -273,5 +472,5 @@ def test_the_run_kills_the_mutant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mutant(monkeypatch)
-    with pytest.raises((AssertionError, KafkaError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, KafkaError, FileNotFoundError, pytest.fail.Exception)):
         run(place, monkeypatch)

@@ -28,6 +28,7 @@ import pytest
 from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region import DeltaTable, Keep, Region
 from kohort.region.staged import StagedKey
+from tests.region import s3_server
 from tests.region.conftest import Worker, fill, make_topic
 from tests.region.s3_server import ACCESS, BUCKET, LossyProxy, files_of
 from tests.support.waiting import until
@@ -411,6 +412,24 @@ def test_wrong_credentials_are_refused_and_shown_to_nobody(store: str, url: str)
     missing = DeltaTable("s3://no-such-bucket/out", storage_options=options(store)).bind("flights", REGION)
     with pytest.raises(InvalidInputError, match="bucket of s3://no-such-bucket/out does not exist"):
         missing.check(SCHEMA)
+
+
+def test_missing_right_to_commit_is_found_before_a_table_is_created(
+    store: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the library's own puts are refused; the answer of the server is shown to nobody."""
+    answer = b"<Error><Code>AccessDenied</Code><Token-0>a-session-token</Token-0></Error>"
+    head = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % len(answer)
+    monkeypatch.setattr(s3_server, "_SLOW_DOWN", head + answer)
+
+    def refuse(method: str, path: str) -> bool:
+        return method == "PUT" and f"_delta_log/{2:020}.json" in path
+
+    with proxied(store, before=refuse) as proxy, pytest.raises(NotAuthorizedError, match="403") as refused:
+        sink_at(proxy.address, url).check(SCHEMA)
+    assert "a-session-token" not in "".join(traceback.format_exception(refused.value))
+    assert not [name for name in objects(store, url) if name.startswith("_delta_log") or "region.json" in name]
+    sink_at(store, url).check(SCHEMA)
 
 
 def test_no_object_has_a_credential(store: str, url: str) -> None:

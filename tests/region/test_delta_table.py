@@ -74,6 +74,26 @@ def test_vacuum_leaves_what_is_staged(tmp_path: Path) -> None:
     assert sink.published() == 1
 
 
+def test_vacuum_removes_no_file_that_was_staged_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VACUUM lists the table just before the commit, and removes its list after it."""
+    sink = made(tmp_path / "t")
+    sink.stage(key(1), table(1, 2))
+    for file in os.scandir(sink._staging):
+        os.utime(file, (0, 0))
+    listed: list[str] = []
+    commit = DeltaLog.commit
+
+    def vacuum_before(self: DeltaLog, *given: Any) -> bool:
+        listed.extend(deltalake.DeltaTable(sink.path).vacuum(full=True))
+        return commit(self, *given)
+
+    monkeypatch.setattr(DeltaLog, "commit", vacuum_before)
+    sink.publish(1, [key(1)])
+    for name in listed:
+        os.unlink(f"{sink.path}/{name}")
+    assert [row["id"] for row in read(sink.path)] == [1, 2]
+
+
 def test_the_log_says_which_sequence_and_what_is_in_the_files(tmp_path: Path) -> None:
     sink = made(tmp_path / "t", partition_by=["day"])
     sink.stage(key(1), table(1, 4, 2))

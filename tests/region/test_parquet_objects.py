@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from obstore.exceptions import AlreadyExistsError, GenericError
+from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError
 
-from kohort.errors import InvalidInputError, KafkaError, RetriableError
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.region import ParquetFolder
 from kohort.region.sinks import Keep
 from kohort.region.sinks.availability import is_away
@@ -160,7 +160,7 @@ class _Racy(LocalObjects):
     """A store that looks and then writes: it refuses a calm second put, and accepts those at once."""
 
     def _open_store(self) -> Any:
-        return _Careless(self.root, Calls())
+        return HeldObjects(self.root, getattr(self, "calls", Calls()))
 
     def race_puts(self, path: str) -> int:
         gate = threading.Barrier(16)
@@ -202,6 +202,41 @@ def test_store_that_several_racers_win_is_refused_again_and_again(place: Objects
     for _ in range(2):
         with pytest.raises(InvalidInputError, match="of 16 puts at once 16 were accepted"):
             _sink_of(place, _Racy(place.path, Calls())).check(SCHEMA)
+
+
+def test_racy_store_is_refused_although_a_refused_check_could_not_clean_up(place: ObjectsPlace) -> None:
+    calls = Calls()
+
+    def fail(number: int, call: str) -> None:
+        if call.startswith("unlink"):
+            raise GenericError("status code: 503 Slow Down")
+
+    for at in (fail, lambda number, call: None):
+        calls.at = at
+        for _ in range(2):
+            with pytest.raises((InvalidInputError, RetriableError)):
+                _sink_of(place, _Racy(place.path, calls)).check(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"), [("503 Slow Down", RetriableError), ("403 Forbidden", NotAuthorizedError)]
+)
+def test_race_that_nobody_wins_proves_nothing(place: ObjectsPlace, refused: str, error: type[Exception]) -> None:
+    class Silent(LocalObjects):
+        def race_puts(self, path: str) -> int:
+            return 0
+
+    calls = Calls()
+
+    def fail(number: int, call: str) -> None:
+        if call.startswith("put _region/conditional-put"):
+            raise (PermissionDeniedError if "403" in refused else GenericError)(f"status code: {refused}")
+
+    with pytest.raises(RetriableError, match="of 16 puts at once none"):
+        _sink_of(place, Silent(place.path, Calls())).check(SCHEMA)
+    calls.at = fail
+    with pytest.raises(error):
+        _sink_of(place, Silent(place.path, calls)).check(SCHEMA)
 
 
 def test_published_number_is_found_among_many(place: ObjectsPlace) -> None:

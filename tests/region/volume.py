@@ -215,6 +215,9 @@ class Calls:
         self.volume.change((folder, name, node))
         self.after(number, "link", dst)
 
+    def utime(self, path: str) -> None:
+        self._walk(path)
+
     def rename(self, src: str, dst: str) -> None:
         number = self._begin("rename", dst)
         node = self._walk(src)

@@ -124,6 +124,11 @@ class ConfinedFiles:
                 os.unlink(new.name, dir_fd=new.fd)
                 raise _is_link(src)
 
+    def utime(self, path: str) -> None:
+        """Set the time of a change to now; of a symbolic link, the link's."""
+        with self._at(path) as spot:
+            os.utime(spot.name, dir_fd=spot.fd, follow_symlinks=False)
+
     def rename(self, src: str, dst: str) -> None:
         """Rename atomically."""
         with self._at(src) as old, self._at(dst) as new:

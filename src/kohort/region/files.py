@@ -55,6 +55,9 @@ class FileCalls(Protocol):
     def link(self, src: str, dst: str) -> None:
         """Create a hard link to a file; fail if the new name exists."""
 
+    def utime(self, path: str) -> None:
+        """Set the time at which a file was changed to now."""
+
     def rename(self, src: str, dst: str) -> None:
         """Rename atomically, over a file or an empty folder that has the new name."""
 

@@ -99,6 +99,11 @@ class DeltaLog:
         """Return whether this version of the table was emptied as the sequence, or has a later one."""
         return self.last(table) > sequence or self._number(table, f"{self._app}:emptied") == sequence
 
+    def is_empty(self, table: deltalake.DeltaTable) -> bool:
+        """Return whether this version of the table has no file."""
+        with self._errors():
+            return not table.file_uris()
+
     def files_of(self, table: deltalake.DeltaTable) -> list[dict[str, Any]]:
         """Return the files of this version of the table, according to the log."""
         with self._errors():

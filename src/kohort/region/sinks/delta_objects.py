@@ -4,13 +4,14 @@
     table/_kohort/REGION-ID/region.json          as in a folder (`delta_table`); created once
     table/_kohort/REGION-ID/columns-1.json       the same
     table/_kohort/REGION-ID/conditional-put      an object that `check` could create once only
-    table/_kohort/REGION-ID/reached/             a table of one object, which both libraries must find
+    table/_kohort/REGION-ID/reached/ID/          a table that `check` makes with both libraries, and removes
     table/_kohort/REGION-ID/done/17              sequence 17 is done (an empty object; a few of the newest are kept)
     table/_kohort/REGION-ID/staged/…             as in a folder
-    table/eEPOCH-REGION-ID-ATTEMPT-0.parquet     a copy of a staged file, once it is published
+    table/eEPOCH-REGION-ID-ATTEMPT-0.parquet     a copy of a staged file, once it is published; a new ATTEMPT
 
-A store has no links, so the publisher has the store copy the staged files before the commit. VACUUM therefore never
-removes staged rows, and a sweep never touches what readers see. A copy is checked by its size.
+A store has no links, so the publisher has the store copy the staged files before the commit. Each call of `publish`
+makes copies under new names; `delta_table` says why. VACUUM therefore never removes staged rows, and a sweep never
+touches what readers see. A copy is checked by its size.
 
 The commit is a conditional put of the library, without retries. After a lost answer the publisher reads the log again.
 If the sequence is not in it, another commit takes its version, and the put that may still be under way is refused. A
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -41,7 +43,7 @@ from deltalake.exceptions import (
     TableNotFoundError,
 )
 
-from kohort.errors import InvalidInputError, RetriableError
+from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.files import SYSTEM
 from kohort.region.sinks import owner_marker, staged_files
 from kohort.region.sinks.delta_log import DeltaLog
@@ -52,6 +54,8 @@ from kohort.region.sinks.rows import Evolution, Mode
 from kohort.region.sinks.staged_files import Codec
 
 _LOG: Final = "_delta_log"
+_TRIED: Final = "conditional-put"
+_DENIED: Final = re.compile(r"\b40[13] [A-Z]")
 CHECKPOINT_INTERVAL: Final = 10
 """Number of commits between checkpoints of a table that is created here, as in Spark. The library's default is 100, and
 a publication makes 7 requests for each commit since the last checkpoint."""
@@ -94,30 +98,70 @@ class StoreDeltaLog(DeltaLog):
             raise
 
     def reaches(self, folder: str) -> bool:
-        """Return whether the library finds what the store has in a folder: a table of one object, with an id.
+        """Return whether the library reads and writes what the store has in a new folder: a table with an id.
 
         The library's functions that read an object would stop all threads of the process meanwhile.
+
+        Raises:
+            InvalidInputError: the library's commits replace others.
+            NotAuthorizedError: the library has no right to read or to commit.
         """
+        paths = [f"{folder}/{_LOG}/{version:020}.json" for version in range(3)]
+        try:
+            return self._commits_into(folder, paths)
+        except RetriableError as error:
+            if _DENIED.search(str(error)):
+                raise NotAuthorizedError(f"No right to write the log of {self._path}: {error}") from None
+            raise
+        finally:
+            with contextlib.suppress(FileNotFoundError, RetriableError, NotAuthorizedError):
+                self._store.remove_objects(paths)
+
+    def _commits_into(self, folder: str, paths: Sequence[str]) -> bool:
         columns = deltalake.Schema.from_arrow(pa.schema([("id", pa.int64())])).to_json()
-        about = {"id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": columns,
+        name = str(uuid.uuid4())
+        about = {"id": name, "format": {"provider": "parquet", "options": {}}, "schemaString": columns,
                  "partitionColumns": [], "configuration": {}, "createdTime": 0}  # fmt: skip
         lines = ({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": about})
         data = b"\n".join(map(msgspec.json.encode, lines))
-        kept = self._store.create_object(f"{folder}/{_LOG}/{0:020}.json", data)
+        self._store.put_object(paths[0], data)
         try:
             with self._errors():
                 found = deltalake.DeltaTable(f"{self._path}/{folder}", storage_options=self._given)
-        except TableNotFoundError:
+                if str(found.metadata().id) != name:
+                    return False
+                self._store.put_object(paths[1], b'{"commitInfo":{}}')
+                if self._try_commit(found, name):
+                    raise InvalidInputError(
+                        f"{self._path} can't be written exactly once: deltalake does not create commits by conditional "
+                        "puts. Remove settings for stores without them from the environment and from storage_options"
+                    )
+                found = deltalake.DeltaTable(f"{self._path}/{folder}", storage_options=self._given)
+                self._try_commit(found, name)
+            return name.encode() in self._store.read_object(paths[2])
+        except (TableNotFoundError, FileNotFoundError):
             return False
-        return str(found.metadata().id).encode() in kept
+
+    @staticmethod
+    def _try_commit(table: deltalake.DeltaTable, transaction: str) -> bool:
+        said = deltalake.CommitProperties(
+            max_commit_retries=0, app_transactions=[deltalake.Transaction(transaction, 1)]
+        )
+        try:
+            table.create_write_transaction([], "append", table.schema(), [], commit_properties=said)
+        except CommitFailedError:
+            return False
+        return True
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Translate the library's errors, whose text may have the request with its signature."""
         try:
             yield
-        except (CommitFailedError, SchemaMismatchError, TableNotFoundError):
+        except CommitFailedError:
             raise
+        except (SchemaMismatchError, TableNotFoundError) as error:
+            raise type(error)(self._store.error_text(error)) from None
         except DeltaProtocolError as error:
             said = self._store.error_text(error)
             raise InvalidInputError(f"{self._path} is a Delta table that can't be written to: {said}") from None
@@ -189,10 +233,24 @@ class DeltaObjects(DeltaTable):
             raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
 
     def _prepare_place(self) -> None:
-        """Refuse a store without conditional puts before the table is created there."""
+        """Refuse a store that can't be written exactly once, before the table or the owner marker is created there."""
         if not self._is_claimed() and not self._log.exists():
             self._refuse_strangers()
-            self._store.check_conditional(f"{self._own}/conditional-put")
+        self._store.check_conditional(f"{self._own}/{_TRIED}")
+        self._check_copies()
+        if not self._store_log().reaches(f"{self._own}/reached/{uuid.uuid4().hex}"):
+            raise InvalidInputError(
+                f"deltalake and obstore do not reach the same place by {self.path}: give the endpoint, the region and "
+                "the credentials in storage_options"
+            )
+
+    def _check_copies(self) -> None:
+        """Check that an object can be copied into the table and removed, as `publish` does."""
+        name = f"_probe-{uuid.uuid4().hex}"
+        try:
+            self._store.copy_objects({f"{self._own}/{_TRIED}": name})
+        finally:
+            self._store.remove_objects([name])
 
     def _names_in(self, folder: str) -> list[str]:
         if folder == self.path:
@@ -206,13 +264,7 @@ class DeltaObjects(DeltaTable):
             self._store.create_object(f"{self._own}/{owner_marker.CLAIM}", owner_marker.encoded(mine))
 
     def _probe(self) -> None:
-        """Check that the store has conditional puts, and that both libraries reach the same place."""
-        self._store.check_conditional(f"{self._own}/conditional-put")
-        if not self._store_log().reaches(f"{self._own}/reached"):
-            raise InvalidInputError(
-                f"deltalake and obstore do not reach the same place by {self.path}: give the endpoint, the region and "
-                "the credentials in storage_options"
-            )
+        """Do nothing: `_prepare_place` has tried the store."""
 
     def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
         data = owner_marker.encoded_columns(columns)
@@ -250,10 +302,9 @@ class DeltaObjects(DeltaTable):
     def _remove_staged(self, names: Iterable[str]) -> None:
         self._store.remove_objects(f"{self._staging}/{name}" for name in names)
 
-    def _show_files(self, sizes: Mapping[str, int]) -> None:
-        there = self._store.object_sizes(list(sizes))
-        self._store.copy_objects({f"{self._staging}/{name}": name for name in sizes if there.get(name) != sizes[name]})
-        if self._store.object_sizes(list(sizes)) != dict(sizes):
+    def _show_files(self, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
+        self._store.copy_objects({f"{self._staging}/{name}": names[name] for name in sizes})
+        if self._store.object_sizes(list(names.values())) != {names[name]: size for name, size in sizes.items()}:
             raise RetriableError(f"The store of {self.path} has not copied all staged files yet")
 
     def _forget(self, names: Iterable[str]) -> None:

@@ -7,11 +7,15 @@
     table/_kohort/REGION-ID/staged/KEY.json   what a member staged: names of files, what the log is to say of them
     table/_kohort/REGION-ID/staged/eEPOCH-REGION-ID-ATTEMPT-0.parquet  its rows, a file for each partition
     table/_kohort/REGION-ID/staged/_done-…    what is published of it, for the sweep
-    table/eEPOCH-REGION-ID-ATTEMPT-0.parquet  the same file under a second name, once it is published
+    table/eEPOCH-REGION-ID-ATTEMPT-0.parquet  the same file under a second name, once it is published; a new ATTEMPT
 
 Names of data files have letters, digits, `-` and `.` alone. The log stores them as parts of a URL, and its readers do
 not agree on the encoding of other characters. The names therefore do not contain the key, which may have `~`. Readers
 and VACUUM skip names that begin with `_`. Other regions and other writers may write into the same table.
+
+A publisher may die after it has made second names. VACUUM may later list them, and remove its list when the next
+publisher has committed. Each call of `publish` therefore makes names of its own, and the linked file counts as changed
+now. VACUUM's retention must be longer than a call takes. Names that no commit has are left to VACUUM.
 
 The commit carries the region's uuid as the id of a transaction and the sequence as its version; `delta_log` has the
 details. A second transaction id counts the region's rows. `empty` uses it to detect whether others have rewritten
@@ -41,6 +45,7 @@ import pyarrow.parquet as pq
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.files import (
     Output,
+    copy_file,
     is_store_url,
     local_path,
     make_folder,
@@ -277,15 +282,24 @@ class DeltaTable(InFolder):
             schema = self._fitting(schema_of(table), schema)
             mine = None
             if not self._is_claimed():
-                text, alone = owner_marker.text_of(schema), not self._log.files_of(table)
+                text, alone = owner_marker.text_of(schema), self._log.is_empty(table)
                 mine = OwnerMarker(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
             self._keep_claim(mine)
         except NotADirectoryError as error:
             raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
+        self._refuse_other_partitions(self._claim(), parts)
         if (kept := self._claim()).keys != self.keys:
             raise InvalidInputError(
                 f"Region {self._region!r} writes {self.path} with keys={list(kept.keys)}, not {list(self.keys)}: "
                 "all members say the same"
+            )
+
+    def _refuse_other_partitions(self, claim: OwnerMarker, there: Sequence[str]) -> None:
+        """Refuse a table that was created anew with other partition columns, which staged files lack."""
+        if claim.partition_by != tuple(there):
+            raise InvalidInputError(
+                f"{self.path} is parted by {list(there)}, and region {self._region!r} began to write it parted by "
+                f"{list(claim.partition_by)}: create it again as it was"
             )
 
     def _fitting(self, there: pa.Schema, schema: pa.Schema) -> pa.Schema:
@@ -470,7 +484,7 @@ class DeltaTable(InFolder):
             pieces = self._pieces([key.text() for key in named])
             lost = [key.text() for key, piece in zip(named, pieces, strict=True) if piece is None]
             staged = [file for piece in pieces if piece is not None for file in piece]
-            if lost or staged:
+            if staged or (lost and not self._is_marked(sequence)):  # pieces go after the mark of another publisher
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
                 self._bring(sequence, staged, gone)
         self._mark_done(sequence)
@@ -480,6 +494,7 @@ class DeltaTable(InFolder):
         """Commit the sequence, unless another process has."""
         claim = self._reload()[0]  # other members may have added columns, which the staged rows have
         kept = claim.rows()
+        shown: dict[str, str] = {}
 
         def commit(table: deltalake.DeltaTable) -> bool:
             nonlocal lost
@@ -488,10 +503,15 @@ class DeltaTable(InFolder):
             if self._adds_columns(table, [kept.field(name) for name in claim.added]):
                 return False
             refuse_changed(self.path, schema_of(table), kept)
+            self._refuse_other_partitions(claim, table.metadata().partition_columns)
             try:
                 if self.mode == "update":
                     return self._merge(table, sequence, staged, claim)
-                return self._add(table, sequence, staged)
+                if not shown:
+                    names = {file.name: _second_name(file.name) for file in staged}
+                    self._show_files({file.name: file.size for file in staged}, names)
+                    shown.update(names)
+                return self._add(table, sequence, staged, shown)
             except FileNotFoundError as error:
                 lost = str(error)  # because another process has published and swept it: the log shows it
                 return False
@@ -512,11 +532,10 @@ class DeltaTable(InFolder):
     def _too_late(self) -> RetriableError:
         return RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
 
-    def _add(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
-        self._show_files({file.name: file.size for file in staged})
+    def _add(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File], shown: Mapping[str, str]) -> bool:
         now = int(time.time() * 1000)
         adds: list[AddAction | RemoveAction] = [
-            AddAction(file.name, file.size, file.partition, now, True, file.statistics) for file in staged
+            AddAction(shown[file.name], file.size, file.partition, now, True, file.statistics) for file in staged
         ]
         rows = self._log.row_count(table) + sum(file.rows for file in staged)
         return self._log.commit(table, sequence, adds, rows)
@@ -597,7 +616,7 @@ class DeltaTable(InFolder):
     def sweep(self, keep: Keep) -> None:
         """Remove staged rows that will never be published.
 
-        Files beside the log that no commit names are left to VACUUM.
+        Files beside the log that no commit names are left to VACUUM: a commit that is under way may name them.
         """
         self._bound()
         if not self._is_claimed():
@@ -653,11 +672,21 @@ class DeltaTable(InFolder):
         for name in names:
             remove(self._files, f"{self._staging}/{name}")
 
-    def _show_files(self, sizes: Mapping[str, int]) -> None:
-        """Give staged files a name in the table, where no reader sees them before the log names them."""
+    def _show_files(self, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
+        """Give staged files second names in the table, where no reader sees them before the log names them.
+
+        Args:
+            sizes: the sizes of the files.
+            names: their second names, which nobody has used before.
+        """
         for name in sizes:
-            with contextlib.suppress(FileExistsError):
-                staged_files.show(self._files, f"{self._staging}/{name}", f"{self.path}/{name}")
+            staged, second = f"{self._staging}/{name}", f"{self.path}/{names[name]}"
+            try:
+                self._files.utime(staged)  # VACUUM removes what was changed long ago
+            except PermissionError:  # another user's
+                copy_file(self._files, staged, second)
+            else:
+                staged_files.show(self._files, staged, second)
         sync_folder(self._files, self.path)
 
     def _mark_done(self, sequence: int) -> None:
@@ -679,3 +708,9 @@ class DeltaTable(InFolder):
             for file_name in (*(file.name for file in piece), name + PIECE) if piece is not None else ():
                 with contextlib.suppress(FileNotFoundError):
                     self._files.rename(f"{self._staging}/{file_name}", f"{self._staging}/{_DONE}{file_name}")
+
+
+def _second_name(name: str) -> str:
+    """Return a name for a staged file in the table, with an attempt of its own."""
+    epoch, region, _, number = name.split("-")
+    return f"{epoch}-{region}-{uuid.uuid4().hex[:16]}-{number}"

@@ -249,8 +249,8 @@ class ObjectStore:
         for line in filter(None, (part.strip(" ↳\t") for part in _COLOURS.sub("", str(error)).splitlines())):
             if line.startswith(("<", "{")):  # the server's answer
                 break
-            said.append(line)
-            if _STATUS.fullmatch(line):
+            said.append(_BODY.sub(lambda found: found[1], line))
+            if _STATUS.fullmatch(line) or _BODY.search(line):
                 break
         return self._without_secrets(": ".join(said) or type(error).__name__)
 
@@ -346,10 +346,14 @@ class ObjectStore:
         return [name for page in self.list_pages(folder) for name in page]
 
     def list_top(self, folder: str = "") -> list[str]:
-        """Return the names at the top, those of folders too; or of what is in a folder, with its path."""
+        """Return the names at the top, those of folders too; or of what is in a folder, with its path.
+
+        An empty object with the folder's own name, as consoles put it, is left out.
+        """
         with self._translated(folder):
             found = self._raw.list_with_delimiter(f"{folder}/") if folder else self._raw.list_with_delimiter()
-            return [*found["common_prefixes"], *(str(entry["path"]) for entry in found["objects"])]
+            names = [*found["common_prefixes"], *(str(entry["path"]) for entry in found["objects"])]
+            return [name for name in names if name.strip("/") not in ("", folder)]
 
     def copy_objects(self, paths: Mapping[str, str]) -> None:
         """Copy objects to other paths, over older ones.
@@ -381,17 +385,28 @@ class ObjectStore:
     # -- what a store must do
 
     def check_conditional(self, path: str) -> None:
-        """Check that a conditional put has one winner, in a race if the object is not there yet. The object stays.
+        """Check that a conditional put has one winner, calmly and in a race.
+
+        Args:
+            path: an object that stays. Each race has a name of its own, and removes it: other members check too.
 
         Raises:
             InvalidInputError: the store lacks conditional puts.
+            RetriableError: no put of the race succeeded.
         """
-        if (winners := self.race_puts(path)) > 1:
-            self.remove_objects([path])
-            raise self._unconditional(f"of {_RACERS} puts at once {winners} were accepted")
         first, again = self.create_object(path, b"first"), uuid.uuid4().hex.encode()
         if self.create_object(path, again) == again:
             raise self._unconditional(f"a second put replaced what was {first.decode(errors='replace')!r}")
+        raced = f"{path}-{uuid.uuid4().hex}"
+        try:
+            if not (winners := self.race_puts(raced)):
+                self.put_object(raced, b"")  # raises what the store says
+        finally:
+            self.remove_objects([raced])
+        if winners > 1:
+            raise self._unconditional(f"of {_RACERS} puts at once {winners} were accepted")
+        if not winners:
+            raise RetriableError(f"The store of {self.url} does not answer: of {_RACERS} puts at once none succeeded")
 
     def race_puts(self, path: str) -> int:
         """Return how many of several puts at once created an object."""
