@@ -138,7 +138,7 @@ def dashboard(
     there, and sees all groups, topics and records that the command's own login may read. It is served while the cluster
     is away, and says so. Needs the extra `dashboard`.
 
-    --timeout limits the calls for topics, records and regions: 5000 unless given.
+    --timeout limits the calls for topics, records, regions and changes: 5000 unless given.
 
     Args:
         listen: HOST:PORT; port 0 picks a free one. An address beyond loopback needs --users with --tls.
