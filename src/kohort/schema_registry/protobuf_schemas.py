@@ -73,7 +73,10 @@ for name, bound in zip(("CORE", "CPU", "AS", "FSIZE"), map(int, sys.argv.pop(1).
     if resource is not None:
         kind = getattr(resource, f"RLIMIT_{name}")
         bounds = [bound, *(given for given in resource.getrlimit(kind) if given != resource.RLIM_INFINITY)]
-        resource.setrlimit(kind, (min(bounds), resource.getrlimit(kind)[1]))
+        try:
+            resource.setrlimit(kind, (min(bounds), resource.getrlimit(kind)[1]))
+        except (OSError, ValueError):  # macOS, which has no bound of memory
+            pass
 runpy.run_module("grpc_tools.protoc", run_name="__main__", alter_sys=True)
 """
 """protoc within limits: -c, because a function that runs between fork and exec is unsafe beside other threads."""
