@@ -110,7 +110,7 @@ class StoreDeltaLog(DeltaLog):
         try:
             return self._commits_into(folder, paths)
         except RetriableError as error:
-            if _DENIED.search(str(error)):
+            if _DENIED.search(str(error)):  # by text: the library says it in no other way
                 raise NotAuthorizedError(f"No right to write the log of {self._path}: {error}") from None
             raise
         finally:
