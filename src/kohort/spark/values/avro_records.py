@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
@@ -34,7 +34,7 @@ from kohort.spark.values.avro_schema import (
     schema_of,
     without_logical,
 )
-from kohort.spark.values.isolate import REFUSALS, VALUE_BYTES, Parts, check_size
+from kohort.spark.values.isolate import VALUE_BYTES, Parts, check_size
 from kohort.spark.values.types import Column, Kind
 
 _SCHEMAS = 1_000
@@ -114,7 +114,7 @@ class AvroDecoder:
             except _BadValue as error:
                 parts.reasons[row] = str(error)
                 found.append(None)
-        self._build(found, range(len(values)), parts)
+        parts.add_built(found, range(len(values)), lambda some: _finished(pa.array(some, self._plain), self.type))
         return parts
 
     def _decode_value(self, value: bytes) -> Any:
@@ -192,18 +192,6 @@ class AvroDecoder:
             return _WriterSchema(parsed(schema), reason, VALUE_BYTES // density)
         except InvalidInputError as error:
             return _WriterSchema(refused=error.message)
-
-    def _build(self, found: list[Any], rows: Sequence[int], parts: Parts) -> None:
-        try:
-            parts.add(rows, _finished(pa.array(found, self._plain), self.type))
-        except REFUSALS as error:
-            if len(found) > 1:
-                half = len(found) // 2
-                self._build(found[:half], rows[:half], parts)
-                self._build(found[half:], rows[half:], parts)
-            else:
-                parts.reasons[rows[0]] = str(error)
-                parts.add(rows, pa.nulls(1, self.type))
 
 
 class RegistryFailure(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -60,6 +60,25 @@ class Parts:
             raise AssertionError(f"{len(array)} values for {len(rows)} rows")
         self.rows.append(rows)
         self.arrays.append(array)
+
+    def add_built(self, found: Sequence[Any], rows: Sequence[int], build: Callable[[Sequence[Any]], Column]) -> None:
+        """Add an array of Python values. Those that it can't take are found by halves, and their rows are bad.
+
+        Args:
+            found: the values.
+            rows: their row numbers.
+            build: makes the array; raises one of `REFUSALS` if it can't take a value.
+        """
+        try:
+            self.add(rows, build(found))
+        except REFUSALS as error:
+            if len(found) > 1:
+                half = len(found) // 2
+                self.add_built(found[:half], rows[:half], build)
+                self.add_built(found[half:], rows[half:], build)
+            else:
+                self.reasons[rows[0]] = str(error)
+                self.add(rows, pa.nulls(1, self.kind))
 
     def joined(self) -> Column:
         """Return the array; rows that were never added are null."""

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.json as pj
 
-from kohort.spark.values.isolate import REFUSALS, VALUE_BYTES, Parts, check_size, convert_in_parts
+from kohort.spark.values.isolate import VALUE_BYTES, Parts, check_size, convert_in_parts
 from kohort.spark.values.moments import days_of_date, micros_of_time
 from kohort.spark.values.types import Column, Kind, check_required, has_required, read_json
 from kohort.spark.values.types import compute as pc
@@ -436,22 +436,13 @@ class JsonDecoder:
             except ValueError as error:
                 parts.reasons[row] = str(error)
                 good.append(None)
-        self._build(good, rows, parts)
+        parts.add_built(good, rows, self._build)
 
-    def _build(self, good: list[object], rows: Sequence[int], parts: Parts) -> None:
-        try:
-            built = pa.array(good, self.type)
-            if self._required:
-                check_required(built)
-            parts.add(rows, built)
-        except REFUSALS as error:
-            if len(good) > 1:
-                half = len(good) // 2
-                self._build(good[:half], rows[:half], parts)
-                self._build(good[half:], rows[half:], parts)
-            else:
-                parts.reasons[rows[0]] = str(error)
-                parts.add(rows, pa.nulls(1, self.type))
+    def _build(self, good: Sequence[object]) -> Column:
+        built = pa.array(good, self.type)
+        if self._required:
+            check_required(built)
+        return built
 
     def _finished(self, found: Column, kind: Kind) -> Column:
         """Return the result of Arrow's reader in the declared type: dates, times and base64 are still strings."""

@@ -9,7 +9,6 @@ was compared with it. Without a registry, the value is only the message.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from kohort.schema_registry.protobuf_values import (
     well_known,
 )
 from kohort.schema_registry.registry import SchemaRegistry
-from kohort.spark.values.isolate import REFUSALS, VALUE_BYTES, Parts
+from kohort.spark.values.isolate import VALUE_BYTES, Parts
 from kohort.spark.values.types import Column, Kind, quoted
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class ProtobufDecoder:
             except CorruptDataError as error:
                 parts.reasons[row] = error.message
                 found.append(None)
-        self._build(found, range(len(values)), parts)
+        parts.add_built(found, range(len(values)), lambda some: pa.array(some, self.type))
         return parts
 
     def _decode_value(self, value: bytes) -> dict[str, Any]:
@@ -250,18 +249,6 @@ class ProtobufDecoder:
             return compiled(found.text, found.imports, f"the schema {number}")
         except UnusableSchemaError as error:
             return error.message
-
-    def _build(self, found: list[Any], rows: Sequence[int], parts: Parts) -> None:
-        try:
-            parts.add(rows, pa.array(found, self.type))
-        except REFUSALS as error:
-            if len(found) > 1:
-                half = len(found) // 2
-                self._build(found[:half], rows[:half], parts)
-                self._build(found[half:], rows[half:], parts)
-            else:
-                parts.reasons[rows[0]] = str(error)
-                parts.add(rows, pa.nulls(1, self.type))
 
 
 def _bytes_of(schema: ProtobufSchema | str) -> int:
