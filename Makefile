@@ -101,8 +101,8 @@ sizes: setup
 	@$(BIN)/python tools/hygiene.py
 	@$(BIN)/python -m tools.prose
 
-verify: setup ## run the tests behind each promise for MINUTES=10, and write docs/verified.md; ONLY=1.2: one promise, LONG=1: long tests too
-	@KOHORT_LONG=$(LONG) $(SUPERVISED) $(BIN)/python -m tools.verify --minutes $(MINUTES) --only "$(ONLY)"
+verify: setup ## run the tests behind each promise for MINUTES=10, and write docs/verified.md; ONLY=1.2: one promise, LONG=1: long tests too, FROM=build/tests.xml: the results of the last make test
+	@KOHORT_LONG=$(LONG) $(SUPERVISED) $(BIN)/python -m tools.verify --minutes $(MINUTES) --only "$(ONLY)" $(if $(FROM),--results $(FROM))
 
 check-deps: setup ## licences of the pinned packages, and their known vulnerabilities by pip-audit (asks the package index)
 	@$(BIN)/python -m tools.dependencies

@@ -1,6 +1,7 @@
 """Runs the tests behind each promise of the documentation, and writes docs/verified.md.
 
 `make verify MINUTES=10` runs for that long, promises that were never run first. `make verify ONLY=1.2` runs one.
+`make verify FROM=build/tests.xml` runs nothing: it takes the results that the last `make test` left there.
 A promise is a row of docs/spec.md, a row of a table of guarantees, or a page whose blocks run.
 """
 
@@ -19,6 +20,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import IO
+from xml.etree import ElementTree
 
 from bench.machine import facts
 from tests.documentation import spec_page
@@ -42,7 +44,8 @@ HEAD = """<!-- Written by tools/verify.py: run `make verify`. -->
 
 `make verify` runs the tests behind each promise of these pages, and writes the result here. It ends after `MINUTES=10`,
 and begins with the promises that have no result. Run it again to continue. `make verify ONLY=1.2` runs the promise of
-that name. So the command of each row is `make verify ONLY=` and the name in the first column.
+that name. So the command of each row is `make verify ONLY=` and the name in the first column. After `make test`,
+`make verify FROM=build/tests.xml` takes the results of that run.
 
 - **kept**: each test of the promise passed at least in one of its cases, and none failed.
 - **partly**: none failed, and some were skipped. `LONG=1` runs those that `tests/long_tests.txt` leaves out; others
@@ -270,6 +273,36 @@ def run_file(tests: Sequence[str], seconds: float) -> dict[str, str]:
         return _outcomes_in(log)
 
 
+def results_in(file: Path) -> tuple[str, dict[str, str]]:
+    """Return the commit of a whole run and the word of each of its tests, out of the JUnit file that it wrote.
+
+    Raises:
+        ValueError: the file is not one that `make test` wrote.
+    """
+    try:
+        suite = ElementTree.parse(file).getroot().find("testsuite")
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{file} is not a whole JUnit file: {error}") from error
+    if suite is None or not (name := suite.get("name")):
+        raise ValueError(f"{file} has no test suite; make test writes build/tests.xml")
+    return name, {_node(case): _word(case) for case in suite.iter("testcase") if case.get("file")}
+
+
+def _node(case: ElementTree.Element) -> str:
+    """Return the node id of a test: the classes follow the module in `classname`."""
+    file = case.get("file", "")
+    classes = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).split(".")
+    return "::".join([file, *filter(None, classes), case.get("name", "")])
+
+
+def _word(case: ElementTree.Element) -> str:
+    found = {part.tag for part in case}
+    return next((word for tag, word in _WORDS.items() if tag in found), "PASSED")
+
+
+_WORDS = {"failure": "FAILED", "error": "ERROR", "skipped": "SKIPPED"}
+
+
 def log_of(file: str) -> Path:
     """Return where the output of a file's tests is kept. A pipe would be held open by processes that a test leaves."""
     folder = ROOT / "build" / "verify"
@@ -380,6 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.verify")
     parser.add_argument("--minutes", type=float, default=10.0, help="when to end; 0 only writes the page anew")
     parser.add_argument("--only", default="", help="names of promises, with commas")
+    parser.add_argument("--results", type=Path, help="the JUnit file of a whole run, in place of running tests")
     given = parser.parse_args(arguments)
     wanted = promises()
     rows = kept_rows(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
@@ -393,8 +427,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if not names and any(promise.name not in rows or rows[promise.name].result == NOT_RUN for promise in wanted):
         chosen = [promise for promise in chosen if rows.get(promise.name, Row()).result == NOT_RUN]
-    results = verify(chosen, given.minutes * 60) if given.minutes else {}
-    ran = Row("", datetime.now(UTC).date().isoformat(), commit(), machine())
+    at, day = commit(), datetime.now(UTC)
+    if given.results:
+        at, outcomes = results_in(given.results)
+        day = datetime.fromtimestamp(given.results.stat().st_mtime, UTC)
+        chosen = wanted
+        results = {promise.name: verdict(promise.tests, outcomes) for promise in wanted}
+    else:
+        results = verify(chosen, given.minutes * 60) if given.minutes else {}
+    ran = Row("", day.date().isoformat(), at, machine())
     rows |= {name: replace(ran, result=result) for name, result in results.items() if result != NOT_RUN}
     PAGE.write_text(render(wanted, rows), encoding="utf-8")
     broken = [name for name, result in results.items() if result.startswith("**broken**")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,63 @@ def test_row_is_kept_until_its_promise_runs_again(tmp_path: Path, monkeypatch: p
     assert verify.kept_rows(text)["1.2"].machine == verify.machine()
     assert verify.main(["--minutes", "0.00001"]) == 0
     assert verify.kept_rows(verify.PAGE.read_text())["1.2"] == verify.kept_rows(text)["1.2"]
+
+
+def test_results_of_a_whole_run_are_taken_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_a.py").write_text(_RUN_OF_ALL_KINDS)
+    options = ["-o", "junit_family=xunit1", "-o", "junit_suite_name=0123abcd", "--junitxml=run.xml", "-p", "no:cacheprovider"]
+    subprocess.run([sys.executable, "-m", "pytest", *options, "test_a.py"], cwd=tmp_path, check=False, timeout=60)
+    at, outcomes = verify.results_in(tmp_path / "run.xml")
+    assert (at, outcomes) == (
+        "0123abcd",
+        {
+            "test_a.py::test_case[a.b::c]": "PASSED",
+            "test_a.py::test_wrong": "FAILED",
+            "test_a.py::test_setup": "ERROR",
+            "test_a.py::TestY::test_z": "PASSED",
+            "test_a.py::TestY::test_left_out": "SKIPPED",
+        },
+    )
+    monkeypatch.setattr(verify, "PAGE", tmp_path / "verified.md")
+    promises = [
+        Promise("1.1", "text", ("test_a.py::TestY::test_z",)),
+        Promise("1.2", "text", ("test_a.py::test_wrong",)),
+        Promise("1.3", "text", ("test_b.py::test_other",)),
+    ]
+    monkeypatch.setattr(verify, "promises", lambda: promises)
+    assert verify.main(["--results", str(tmp_path / "run.xml")]) == 1
+    rows = verify.kept_rows(verify.PAGE.read_text())
+    assert rows["1.1"].result == "kept: 1 passed" and rows["1.1"].commit == "0123abcd"
+    assert rows["1.2"].result == "**broken**: `test_wrong`" and rows["1.3"].result == verify.NOT_RUN
+
+
+_RUN_OF_ALL_KINDS = """
+import pytest
+
+@pytest.mark.parametrize("text", ["x"], ids=["a.b::c"])
+def test_case(text): pass
+def test_wrong(): assert False
+@pytest.fixture
+def broken(): raise OSError
+def test_setup(broken): pass
+class TestY:
+    def test_z(self): pass
+    @pytest.mark.skip(reason="why")
+    def test_left_out(self): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        pytest.param("<testsuites", "not a whole JUnit file", id="cut off"),
+        pytest.param("<testsuites/>", "has no test suite", id="empty"),
+    ],
+)
+def test_file_that_is_no_run_is_refused(text: str, error: str, tmp_path: Path) -> None:
+    (tmp_path / "run.xml").write_text(text)
+    with pytest.raises(ValueError, match=error):
+        verify.results_in(tmp_path / "run.xml")
 
 
 def test_unknown_name_of_a_promise_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 Two cores run four workers with Kafka, ZooKeeper and Spark in each. A client of another project that waits for the
 processor longer than it allows fails there, and so does a race of kohort's. The second run names every test that failed
 beside others. Such a test is a fault until its cause is known. More than `AGAIN_MAX` failures are not looked at again.
+
+The results of the first run are kept in `RESULTS`, from which `make verify FROM=build/tests.xml` writes a page.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.verify import commit
+
 AGAIN_MAX = 6
 """Failures that a busy machine may explain; more of them have another cause."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+RESULTS = Path("build/tests.xml")
 FAILED = 1
 """Pytest's exit code when tests ran and some failed."""
 
@@ -28,7 +33,8 @@ def main(arguments: list[str]) -> int:
     """Run pytest; the exit code of the second run when there is one."""
     LAST_FAILED.unlink(missing_ok=True)
     pytest = [sys.executable, "-m", "pytest"]
-    code = subprocess.call([*pytest, *arguments])
+    results = [f"--junitxml={RESULTS}", "-o", "junit_family=xunit1", "-o", f"junit_suite_name={commit()}"]
+    code = subprocess.call([*pytest, *results, *arguments])
     failed = failed_tests()
     if code != FAILED or not 0 < len(failed) <= AGAIN_MAX or not all("::" in test for test in failed):
         return code

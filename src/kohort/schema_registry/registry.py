@@ -32,7 +32,7 @@ from kohort.errors import (
     RetriableError,
     TimedOutError,
 )
-from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, check_size, schema_id
+from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, schema_id
 from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled, is_built_in
 from kohort.settings.arguments import checked, checked_call
 
@@ -374,7 +374,7 @@ class SchemaRegistry:
         Args:
             subject: the subject, as `<topic>-value`.
             schema: a schema, which is registered if it is new; None: the subject's newest, of whatever kind.
-            kind: the kind of `schema`: AVRO or PROTOBUF.
+            kind: the kind of `schema`: AVRO, JSON or PROTOBUF.
             message: the message of a Protobuf schema that values are; None: the file's first.
             references: the files that a Protobuf schema imports.
 
@@ -394,17 +394,17 @@ class SchemaRegistry:
             protobuf_writer(made, 0, message)  # an invalid schema is not registered
             number = found.id if schema is None else self.register(subject, schema, kind, references=references)
             return protobuf_writer(made, number, message)
-        if found.kind != "AVRO" or message is not None or found.references:
+        if found.kind not in ("AVRO", "JSON") or message is not None or found.references:
             raise InvalidInputError(
-                f"{_name_of(found)} is of the kind {found.kind}: AVRO and PROTOBUF are written, and PROTOBUF alone has "
-                "messages and references"
+                f"{_name_of(found)} is of the kind {found.kind}: AVRO, JSON and PROTOBUF are written, and PROTOBUF "
+                "alone has messages and references"
             )
-        from kohort.schema_registry.avro_values import avro_writer
-
-        if schema is None:
-            return avro_writer(found.text, found.id)
-        avro_writer(schema, 0)
-        return avro_writer(schema, self.register(subject, schema))
+        if found.kind == "AVRO":
+            from kohort.schema_registry.avro_values import avro_writer as writer_of
+        else:
+            from kohort.schema_registry.json_values import json_writer as writer_of
+        writer_of(found.text, 0)  # an invalid schema is not registered
+        return writer_of(found.text, found.id if schema is None else self.register(subject, found.text, kind))
 
     # Schemas by id.
 
@@ -782,14 +782,7 @@ def _reader_of(schema: RegisteredSchema, max_bytes: int) -> tuple[Callable[[byte
         made = compiled(schema.text, schema.imports, f"the schema {schema.id}")
         return protobuf_reader(made, max_bytes), made.counted_bytes // PARSED_SHARE
     if schema.kind == "JSON":
-        return (lambda data: _json_value(data, max_bytes)), 0
+        from kohort.schema_registry.json_values import json_value
+
+        return (lambda data: json_value(data, max_bytes)), 0
     raise UnusableSchemaError(f"the schema {schema.id} is of the kind {schema.kind}, which can't be read")
-
-
-def _json_value(data: bytes, max_bytes: int) -> Any:
-    """Return the JSON behind a prefix, which is not compared with its schema."""
-    check_size(data, max_bytes)
-    try:
-        return json.loads(data[PREFIX_BYTES:])
-    except (ValueError, RecursionError) as error:
-        raise CorruptDataError(f"no JSON: {error}") from None

@@ -45,14 +45,14 @@ class SinkOptions(ClientOptions):
     value_format: str | None = declare_setting(
         "valueFormat",
         None,
-        choices=("avro", "protobuf"),
+        choices=("avro", "json", "protobuf"),
         why="writes the column value, of any type, with the id of its schema before it; None: it is text or binary",
     )
     value_schema: str | None = declare_setting(
         "valueSchema",
         None,
-        why="the Avro schema or .proto file to write values with; not given: the schema of Spark's to_avro, or with "
-        "protobuf the newest of <topic>-value",
+        why="the Avro schema, JSON Schema or .proto file to write values with; not given: the schema of Spark's to_avro "
+        "or the column's own JSON Schema, or with protobuf the newest of <topic>-value",
     )
     value_message: str | None = declare_setting(
         "valueMessage", None, why="the message of a .proto file that values are; the first when not given"
@@ -118,7 +118,7 @@ def _check_values(options: SinkOptions) -> None:
             ("schemaRegistryUrl", options.schema_registry_url),
         ):
             if value is not None:
-                raise InvalidInputError(f"the option {name} needs valueFormat=avro or protobuf")
+                raise InvalidInputError(f"the option {name} needs valueFormat=avro, json or protobuf")
         return
     form = options.value_format
     if options.schema_registry_url is None:

@@ -19,6 +19,7 @@ from kohort import SchemaRegistry
 from kohort.client.producer.producer import Producer
 from kohort.errors import InvalidInputError, KafkaError, RetriableError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
+from kohort.schema_registry.json_values import json_check
 from kohort.spark.options import parse_options
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.tasks.encoding import ValueEncoding
@@ -187,6 +188,93 @@ def test_column_is_written_and_read_back(registry: EmbeddedSchemaRegistry) -> No
     assert SchemaRegistry(registry.url).latest("pay-value").id == encoding.number
 
 
+def test_column_is_written_as_json_and_read_back(registry: EmbeddedSchemaRegistry) -> None:
+    types = spark_types
+    kind = (
+        types.StructType()
+        .add("id", types.LongType(), nullable=False)
+        .add("day", types.DateType())
+        .add("at", types.TimestampType())
+        .add("local", types.TimestampNTZType())
+        .add("sum", types.DecimalType(9, 2))
+        .add("raw", types.BinaryType())
+        .add("single", types.FloatType())
+        .add("maps", types.ArrayType(types.MapType(types.StringType(), types.IntegerType())))
+        .add("inner", types.StructType().add("x", types.DoubleType()).add("yes", types.BooleanType()))
+        .add("note", types.StringType())
+    )
+    row = {
+        "id": 2**62,
+        "day": date(2024, 2, 29),
+        "at": datetime(2024, 2, 29, 12, 0, 0, 123456, UTC),
+        "local": datetime(1969, 12, 31, 23, 59, 59),  # noqa: DTZ001
+        "sum": Decimal("-1234567.89"),
+        "raw": b"\0\xff",
+        "single": 0.10000000149011612,
+        "maps": [[("a", 1), ("b", None)], [], None],
+        "inner": {"x": 0.5, "yes": None},
+        "note": "é",
+    }
+    empty = {**dict.fromkeys(row), "id": 1}
+    berlin = arrow_type(kind).field("at").with_type(pa.timestamp("us", "Europe/Berlin"))
+    given = pa.struct([berlin if field.name == "at" else field for field in arrow_type(kind)])
+    made = pa.array([row, None, empty], given)
+    encoding = ValueEncoding.registered(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
+    written = encoding.encoded(pa.RecordBatch.from_arrays([made], ["value"])).column("value")
+    assert written.to_pylist() == [
+        b"\0\0\0\0\1"
+        + '{"id":4611686018427387904,"day":"2024-02-29","at":"2024-02-29T12:00:00.123456Z","local":"1969-12-31T23:59:59",'
+        '"sum":-1234567.89,"raw":"AP8=","single":0.1,"maps":[{"a":1,"b":null},{},null],"inner":{"x":0.5},"note":"é"}'.encode(),
+        None,
+        b'\0\0\0\0\1{"id":1}',
+    ]
+    parts = PrefixedJsonDecoder(JsonDecoder(arrow_type(kind), UTC)).decode(written)
+    assert parts.reasons == {} and parts.joined().to_pylist() == [row, None, empty]
+    check = json_check(SchemaRegistry(registry.url).latest("pay-value").text)
+    for data in written.drop_null().to_pylist():
+        check(json.loads(data[5:]))
+    for wrong in ({"id": 2**63}, {"id": 1, "else": 1}, {"day": "x"}, {"id": 1, "note": None}):
+        with pytest.raises(InvalidInputError, match="not of the schema"):
+            check(wrong)
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        (0.1, "0.1"), (1 / 3, "0.33333334"), (3.4028234e38, "3.4028235e38"), (1e-45, "1.4013e-45"),
+        (16777217.0, "16777216.0"), (-0.0, "-0.0"), (None, None),
+    ],
+)  # fmt: skip
+def test_number_of_32_bits_has_its_own_digits(
+    registry: EmbeddedSchemaRegistry, number: float | None, wanted: str | None
+) -> None:
+    kind = spark_types.FloatType()
+    encoding = ValueEncoding.registered(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
+    values = pa.array([number], pa.float32())
+    written = encoding.encoded(pa.RecordBatch.from_arrays([values], ["value"])).column("value")[0].as_py()
+    assert (written and written[5:].decode()) == wanted
+    assert wanted is None or pa.array([float(wanted)], pa.float32()).equals(values)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")], ids=["NaN", "infinity"])
+def test_number_that_json_does_not_have_is_named(registry: EmbeddedSchemaRegistry, number: float) -> None:
+    kind = spark_types.DoubleType()
+    encoding = ValueEncoding.registered(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
+    with pytest.raises(InvalidInputError, match=f"row 1 of a batch: JSON has no number {number}"):
+        encoding.encoded(pa.RecordBatch.from_arrays([pa.array([1.0, number])], ["value"]))
+
+
+def test_rows_are_compared_with_a_json_schema_that_is_given(registry: EmbeddedSchemaRegistry) -> None:
+    schema = '{"type": "object", "properties": {"id": {"type": "integer", "minimum": 1}}, "required": ["id"]}'
+    options = sink(valueFormat="json", schemaRegistryUrl=registry.url, valueSchema=schema)
+    encoding = ValueEncoding.registered(options, spark_types.StructType().add("id", spark_types.LongType()))
+    assert SchemaRegistry(registry.url).latest("pay-value").text == schema
+    for value, reason in (({"id": 0}, "0 is less than the minimum"), ({"id": None}, "'id' is a required property")):
+        values = pa.array([{"id": 1}, value], pa.struct([("id", pa.int64())]))
+        with pytest.raises(InvalidInputError, match=f"row 1 of a batch: the value is not of the schema: .*{reason}"):
+            encoding.encoded(pa.RecordBatch.from_arrays([values], ["value"]))
+
+
 def test_row_that_is_not_of_the_schema_is_named(registry: EmbeddedSchemaRegistry) -> None:
     options = sink(valueFormat="avro", schemaRegistryUrl=registry.url, valueSchema=FIRST)
     encoding = ValueEncoding.registered(options, spark_types.StructType().add("id", spark_types.LongType()))
@@ -202,6 +290,8 @@ def test_row_that_is_not_of_the_schema_is_named(registry: EmbeddedSchemaRegistry
         ({"schemaRegistryUrl": "http://127.0.0.1:9"}, "needs valueFormat=avro"),
         ({"valueSchema": FIRST}, "needs valueFormat=avro"),
         ({"valueFormat": "avro", "schemaRegistryUrl": "registry"}, "schema registry's URL"),
+        ({"valueFormat": "json"}, "needs schemaRegistryUrl"),
+        ({"valueFormat": "json", "valueMessage": "M", "schemaRegistryUrl": "http://127.0.0.1:9"}, "valueMessage belongs"),
     ],
 )
 def test_sink_options_that_contradict_are_refused(options: dict[str, str], words: str) -> None:
@@ -213,6 +303,19 @@ def test_sink_needs_the_topic_of_the_subject() -> None:
     given = {"valueFormat": "avro", "schemaRegistryUrl": "http://127.0.0.1:9"}
     with pytest.raises(InvalidInputError, match="needs the option topic"):
         parse_sink_options({"kafka.bootstrap.servers": "127.0.0.1:9", **given})
+
+
+@pytest.mark.spark
+@LAST_RESORT
+def test_sparks_rows_go_through_the_registry_as_json(spark: Any, stage: Stage, registry: EmbeddedSchemaRegistry) -> None:
+    given = {"kafka.bootstrap.servers": stage.servers, "valueFormat": "json", "schemaRegistryUrl": registry.url}
+    rows = spark.range(20).selectExpr("named_struct('id', id, 'at', timestamp_micros(id), 'note', null) AS value")
+    rows.write.format("kohort").options(**given, topic=stage.topic).mode("append").save()
+    schema = "id BIGINT, at TIMESTAMP, note STRING"
+    frame = spark.read.format("kohort").options(**given, subscribe=stage.topic, valueSchema=schema).load()
+    found = sorted(map(tuple, frame.selectExpr("value.id", "unix_micros(value.at)", "value.note").collect()))
+    assert found == [(number, number, None) for number in range(20)]
+    assert SchemaRegistry(registry.url).latest(f"{stage.topic}-value").kind == "JSON"
 
 
 @pytest.mark.spark

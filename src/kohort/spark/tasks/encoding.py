@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC
 from functools import lru_cache
 from typing import Any
 
@@ -20,14 +22,16 @@ class ValueEncoding:
     """How a task makes bytes of the column `value`, as plain values that are pickled to the workers.
 
     Attributes:
-        schema: the Avro schema; of Protobuf a descriptor set in Base64.
+        form: avro, json or protobuf.
+        schema: the Avro schema; of Protobuf a descriptor set in Base64; the JSON Schema to compare values with, or "".
         number: its id.
-        message: the full name of Protobuf's message; None: values are Avro.
+        message: the full name of Protobuf's message.
     """
 
+    form: str
     schema: str
     number: int
-    message: str | None = None
+    message: str = ""
 
     @classmethod
     def registered(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
@@ -39,20 +43,25 @@ class ValueEncoding:
             RetriableError: the registry can't be reached.
         """
         from kohort.schema_registry.avro_values import avro_writer
+        from kohort.schema_registry.json_values import json_check
         from kohort.schema_registry.registry import SchemaRegistry
-        from kohort.spark.values.declared import avro_of
+        from kohort.spark.values.declared import avro_of, json_schema_of
         from kohort.spark.values.types import arrow_type
 
         if options.value_format == "protobuf":
             return cls._registered_protobuf(options, kind)
-        schema = options.value_schema
-        if schema is None:
-            arrow_type(kind)  # which types there are
-            schema = json.dumps(avro_of(kind))
-        avro_writer(schema, 0)
+        arrow_type(kind)  # which types there are
         assert options.schema_registry_url is not None
-        registry = SchemaRegistry(options.schema_registry_url)
-        return cls(schema, registry.register(f"{options.topic}-value", schema))
+        registry, subject = SchemaRegistry(options.schema_registry_url), f"{options.topic}-value"
+        schema = options.value_schema
+        if options.value_format == "json":
+            if schema is not None:
+                json_check(schema)  # an invalid schema is not registered
+            written = schema or json.dumps(json_schema_of(kind))
+            return cls("json", schema or "", registry.register(subject, written, "JSON"))
+        schema = schema or json.dumps(avro_of(kind))
+        avro_writer(schema, 0)
+        return cls("avro", schema, registry.register(subject, schema))
 
     @classmethod
     def _registered_protobuf(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
@@ -70,7 +79,7 @@ class ValueEncoding:
         schema.indexes_of(message)
         check_columns(kind, message)
         number = registry.register(subject, text, "PROTOBUF") if found is None else found.id
-        return cls(schema.set_text(), number, str(message.full_name))
+        return cls("protobuf", schema.set_text(), number, str(message.full_name))
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch whose column `value` is bytes; null stays null.
@@ -81,12 +90,12 @@ class ValueEncoding:
         write = _writer(self)
         at = batch.schema.get_field_index("value")
         column = batch.column(at)
-        with_maps = _with_maps(column.type)
+        form_of = (_json_form if self.form == "json" else _with_maps)(column.type)
         found: list[bytes | None] = []
         for row, scalar in enumerate(column):
             try:
                 value = scalar.as_py()
-                made = with_maps(value) if with_maps is not None else value
+                made = form_of(value) if form_of is not None else value
                 found.append(None if made is None else write(made))
             except (InvalidInputError, ValueError, OverflowError) as error:
                 raise InvalidInputError(f"row {row} of a batch: {error}") from None
@@ -96,7 +105,9 @@ class ValueEncoding:
 @lru_cache(maxsize=16)
 def _writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
     """Return the function that writes a value; parsing a schema takes longer than a value."""
-    if encoding.message is not None:
+    if encoding.form == "json":
+        return _json_writer(encoding)
+    if encoding.form == "protobuf":
         from kohort.schema_registry.protobuf_schemas import ProtobufSchema
         from kohort.schema_registry.protobuf_values import protobuf_writer
 
@@ -105,6 +116,25 @@ def _writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
     from kohort.schema_registry.avro_values import avro_writer
 
     return avro_writer(encoding.schema, encoding.number)
+
+
+def _json_writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
+    """Return a function that writes values as Spark's `to_json` does, with times to the microsecond and in UTC."""
+    import msgspec
+    from kohort.schema_registry.json_values import json_check
+    from kohort.schema_registry.prefix import schema_prefix
+
+    prefix, encode = schema_prefix(encoding.number), msgspec.json.Encoder(decimal_format="number").encode
+    if not encoding.schema:
+        return lambda value: prefix + encode(value)
+    check = json_check(encoding.schema)
+
+    def write_checked(value: Any) -> bytes:
+        data = encode(value)
+        check(json.loads(data))
+        return prefix + data
+
+    return write_checked
 
 
 def check_columns(kind: DataType, message: Any, path: str = "value") -> None:
@@ -149,3 +179,56 @@ def _with_maps(kind: Any) -> Callable[[Any], Any] | None:
                 None if found is None else {**found, **{name: part(found[name]) for name, part in parts.items()}}
             )
     return None
+
+
+def _json_form(kind: Any) -> Callable[[Any], Any] | None:
+    """Return a function that makes of Arrow's objects those that JSON has; None: they are.
+
+    Null fields are left out, as by `to_json`. A number of 32 bits gets its own digits in place of those of 64 bits.
+    """
+    if pa.types.is_floating(kind):
+        return _single if kind.bit_width == 32 else _finite
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return lambda found: None if found is None else found.astimezone(UTC)
+    if pa.types.is_map(kind):
+        inner = _json_form(kind.item_type) or _same
+        return lambda found: None if found is None else {key: inner(item) for key, item in found}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        item_of = _json_form(kind.value_type)
+        return None if item_of is None else lambda found: None if found is None else [item_of(item) for item in found]
+    if pa.types.is_struct(kind):
+        parts = {field.name: _json_form(field.type) or _same for field in kind}
+
+        def without_nulls(found: Any) -> Any:
+            if found is None:
+                return None
+            return {name: part(found[name]) for name, part in parts.items() if found[name] is not None}
+
+        return without_nulls
+    return None
+
+
+def _same(found: Any) -> Any:
+    return found
+
+
+def _finite(found: float | None) -> float | None:
+    """Return a number that JSON has.
+
+    Raises:
+        ValueError: it is NaN or infinite.
+    """
+    if found is not None and not math.isfinite(found):
+        raise ValueError(f"JSON has no number {found}: use nanvl, or make it null")
+    return found
+
+
+def _single(found: float | None) -> float | None:
+    """Return a number of 32 bits with six digits, or as many as it needs, which are nine at most."""
+    if _finite(found) is None or found is None:
+        return None
+    for digits in (6, 7, 8):
+        short = float(f"{found:.{digits}g}")
+        if pa.scalar(short, pa.float32()).as_py() == found:
+            return short
+    return float(f"{found:.9g}")

@@ -272,3 +272,49 @@ def avro_of(kind: DataType, name: str = "topLevelRecord") -> Any:
 def _optional(kind: DataType, nullable: bool, name: str) -> Any:
     made = avro_of(kind, name)
     return [made, "null"] if nullable else made
+
+
+_JSON: dict[type[DataType], Mapping[str, str]] = {
+    spark.FloatType: {"type": "number"},
+    spark.DoubleType: {"type": "number"},
+    spark.DecimalType: {"type": "number"},
+    spark.BooleanType: {"type": "boolean"},
+    spark.StringType: {"type": "string"},
+    spark.BinaryType: {"type": "string", "contentEncoding": "base64"},
+    spark.DateType: {"type": "string", "format": "date"},
+    spark.TimestampType: {"type": "string", "format": "date-time"},
+    spark.TimestampNTZType: {"type": "string"},
+}
+
+
+def json_schema_of(kind: DataType) -> dict[str, Any]:
+    """Return the JSON Schema, of draft 7, of a type whose values `ValueEncoding` writes as JSON.
+
+    An object has no other properties than the struct's fields. Fields that may be null are not required, since they are
+    left out; other parts that may be null are of one more type.
+
+    Args:
+        kind: a type that `arrow_type` takes.
+    """
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **_json_schema(kind)}
+
+
+def _json_schema(kind: DataType, *, nullable: bool = False) -> Mapping[str, Any]:
+    if nullable:
+        return {"oneOf": [{"type": "null"}, _json_schema(kind)]}
+    if isinstance(kind, StructType):
+        made: dict[str, Any] = {
+            "type": "object",
+            "properties": {field.name: _json_schema(field.dataType) for field in kind.fields},
+            "additionalProperties": False,
+        }
+        required = [field.name for field in kind.fields if not field.nullable]
+        return {**made, "required": required} if required else made
+    if isinstance(kind, spark.ArrayType):
+        return {"type": "array", "items": _json_schema(kind.elementType, nullable=kind.containsNull)}
+    if isinstance(kind, spark.MapType):
+        return {"type": "object", "additionalProperties": _json_schema(kind.valueType, nullable=kind.valueContainsNull)}
+    if isinstance(kind, spark.IntegralType):
+        bits = {spark.ByteType: 8, spark.ShortType: 16, spark.IntegerType: 32}.get(type(kind), 64)
+        return {"type": "integer", "minimum": -(1 << bits - 1), "maximum": (1 << bits - 1) - 1}
+    return _JSON[type(kind)]

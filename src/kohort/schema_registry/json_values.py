@@ -1,0 +1,104 @@
+"""JSON values behind a schema's id. Before they are written, jsonschema compares them with their JSON Schema."""
+
+from __future__ import annotations
+
+import json  # not msgspec, without which clients start
+from collections.abc import Callable
+from typing import Any
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefix
+
+_REASON_MAX = 200
+"""Characters of a reason, which has the value in it."""
+
+
+def json_value(data: bytes, max_bytes: int) -> Any:
+    """Return the JSON behind a prefix, which is not compared with its schema.
+
+    Raises:
+        CorruptDataError: it is too large, or no JSON.
+    """
+    check_size(data, max_bytes)
+    try:
+        return json.loads(data[PREFIX_BYTES:])
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"no JSON: {error}") from None
+
+
+def json_writer(text: str, number: int) -> Callable[[Any], bytes]:
+    """Return a function that writes values of a JSON Schema behind its id, in UTF-8 and without blanks.
+
+    Args:
+        text: the schema. Without `$schema` it is one of draft 7, as in Confluent's serializers.
+        number: the schema's id.
+
+    Raises:
+        InvalidInputError: the schema is invalid, or jsonschema is not installed.
+    """
+    check = json_check(text)
+    prefix = schema_prefix(number)
+
+    def write_value(value: Any) -> bytes:
+        try:
+            written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            data = written.encode()
+            parsed = json.loads(written)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInputError(f"the value can't be JSON: {str(error)[:_REASON_MAX]}") from None
+        if parsed != value:
+            raise InvalidInputError(
+                "the value would change as JSON: it is made of dicts with text as keys, lists, text, numbers, "
+                "True, False and None; a tuple would become a list, and the key 1 the text '1'"
+            )
+        check(parsed)
+        return prefix + data
+
+    return write_value
+
+
+def json_check(text: str) -> Callable[[Any], None]:
+    """Return a function that compares parsed JSON with a JSON Schema, and raises InvalidInputError if it differs.
+
+    References within the schema are followed. Nothing is fetched. `format` is not checked.
+
+    Args:
+        text: the schema.
+
+    Raises:
+        InvalidInputError: the schema is invalid, or jsonschema is not installed.
+    """
+    try:
+        from jsonschema import Draft7Validator, SchemaError
+        from jsonschema.validators import validator_for
+        from jsonschema_specifications import REGISTRY
+        from referencing.exceptions import Unresolvable
+    except ModuleNotFoundError:
+        raise InvalidInputError(
+            "a JSON Schema is compared by jsonschema, which is not installed: pip install 'kohort[registry]'"
+        ) from None
+    try:
+        schema = json.loads(text)
+        kind = validator_for(schema, default=Draft7Validator)
+        kind.check_schema(schema)
+    except SchemaError as error:
+        raise InvalidInputError(f"no JSON Schema: {error.json_path}: {error.message[:_REASON_MAX]}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError(f"no JSON Schema: {str(error)[:_REASON_MAX]}") from None
+    validator = kind(schema, registry=REGISTRY)  # its default fetches references by HTTP
+
+    def check_value(value: Any) -> None:
+        try:
+            error = next(validator.iter_errors(value), None)
+        except Unresolvable as missing:
+            raise InvalidInputError(
+                f"the schema refers to {missing.ref[:_REASON_MAX]}, which it does not have: nothing is fetched"
+            ) from None
+        except RecursionError:
+            raise InvalidInputError("the schema refers to itself without an end, or the value is too deep") from None
+        if error is not None:
+            raise InvalidInputError(
+                f"the value is not of the schema: {error.json_path}: {error.message[:_REASON_MAX]}"
+            )
+
+    return check_value
