@@ -19,7 +19,7 @@ from kohort.cli.common import Common, check_names
 from kohort.cli.output import print_note, printable, printable_json
 from kohort.cli.record_json import rows_of
 from kohort.cli.whole_writes import WholeWrites
-from kohort.errors import InvalidInputError, NotFoundError
+from kohort.errors import CorruptDataError, InvalidInputError, NotFoundError
 from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:
@@ -53,8 +53,51 @@ class RecordWriter:
         """Write the end of the file, if the format has one."""
 
 
+class DecodedValues:
+    """Values behind a schema's id as JSON. Those that can't be read are counted, and shown as they are.
+
+    Attributes:
+        unread: the number of values that can't be read.
+        first: the place of the first of them, and the reason.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Keep the registry's address; nothing is asked yet.
+
+        Raises:
+            InvalidInputError: the URL is invalid.
+        """
+        from kohort.schema_registry.registry import SchemaRegistry
+
+        self._registry = SchemaRegistry(url)
+        self.unread = 0
+        self.first = ""
+
+    def of_batch(self, batch: Any) -> list[bytes | None]:
+        """Return the JSON of each value of an Arrow batch; None: it is null, or can't be read.
+
+        Raises:
+            InvalidInputError: a library that reads such values is not installed.
+            RetriableError: the registry can't be reached, or has a fault.
+        """
+        from kohort.schema_registry.shown_values import shown_json
+
+        found: list[bytes | None] = []
+        for row, data in enumerate(batch.column("value").to_pylist()):
+            try:
+                found.append(None if data is None else shown_json(self._registry, data))
+            except CorruptDataError as error:
+                topic, partition, offset = (batch.column(name)[row] for name in ("topic", "partition", "offset"))
+                self.first = self.first or f"{topic}-{partition}, offset {offset}: {error.message}"
+                self.unread += 1
+                found.append(None)
+        return found
+
+
 @contextlib.contextmanager
-def record_writer(format: Format, output: Path | None, print_key: bool, escape: bool | None) -> Iterator[RecordWriter]:
+def record_writer(
+    format: Format, output: Path | None, print_key: bool, escape: bool | None, decoded: DecodedValues | None
+) -> Iterator[RecordWriter]:
     """Open a writer, and close it at the end; after an error, abandon its output first.
 
     Args:
@@ -62,6 +105,7 @@ def record_writer(format: Format, output: Path | None, print_key: bool, escape: 
         output: the file; None: standard output.
         print_key: text with the key and a tab before the value.
         escape: whether to escape control characters in text and JSON; None: only on a terminal.
+        decoded: reads the values of text and JSON by their schemas; None: they are shown as they are.
 
     Raises:
         OSError: the file can't be opened or written.
@@ -71,9 +115,9 @@ def record_writer(format: Format, output: Path | None, print_key: bool, escape: 
         escape = out.isatty() if escape is None else escape
         writer: RecordWriter
         if format == "text":
-            writer = _Text(out, print_key, escape)
+            writer = _Text(out, print_key, escape, decoded)
         elif format == "json":
-            writer = _JsonLines(out, escape)
+            writer = _JsonLines(out, escape, decoded)
         else:
             writer = _Columns(out, format)
         try:
@@ -96,13 +140,16 @@ def _standard_output() -> int:
 
 
 class _Text(RecordWriter):
-    def __init__(self, out: WholeWrites, print_key: bool, escape: bool) -> None:
+    def __init__(self, out: WholeWrites, print_key: bool, escape: bool, decoded: DecodedValues | None) -> None:
         super().__init__(out)
         self._print_key = print_key
         self._escape = escape
+        self._decoded = decoded
 
     def write(self, batch: Any) -> None:
         lines = [value or b"" for value in batch.column("value").to_pylist()]
+        if self._decoded is not None:
+            lines = [shown or line for shown, line in zip(self._decoded.of_batch(batch), lines, strict=True)]
         if self._print_key:
             keys = batch.column("key").to_pylist()
             lines = [(key or b"") + b"\t" + value for key, value in zip(keys, lines, strict=True)]
@@ -112,15 +159,20 @@ class _Text(RecordWriter):
 
 
 class _JsonLines(RecordWriter):
-    def __init__(self, out: WholeWrites, escape: bool) -> None:
+    def __init__(self, out: WholeWrites, escape: bool, decoded: DecodedValues | None) -> None:
         super().__init__(out)
         self._escape = escape
+        self._decoded = decoded
 
     def write(self, batch: Any) -> None:
         import msgspec
 
         encode = msgspec.json.Encoder().encode
-        lines = [encode(row) for row in rows_of(batch)]
+        rows = list(rows_of(batch))
+        if self._decoded is not None:
+            for row, shown in zip(rows, self._decoded.of_batch(batch), strict=True):
+                row["decoded"] = None if shown is None else msgspec.Raw(shown)
+        lines = [encode(row) for row in rows]
         if self._escape:
             lines = [printable_json(line.decode()).encode() for line in lines]
         self.out.write(b"\n".join(lines) + b"\n")
@@ -176,6 +228,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     idle_timeout: int | None = None,
     print_key: bool = False,
     escape: Annotated[bool | None, Parameter(negative="--no-escape")] = None,
+    schema_registry: str | None = None,
     common: Common = _COMMON,
 ) -> int:
     """Read records. Ends with Ctrl-C, or as --max-messages, --until-end and --idle-timeout say.
@@ -193,6 +246,8 @@ def consume(  # noqa: PLR0913 - one keyword for each option
         print_key: text with the key and a tab before the value.
         escape: write control characters of text and JSON as escapes; --no-escape writes them raw. On a terminal they
             are escaped unless told otherwise, elsewhere raw.
+        schema_registry: the URL of the schema registry that has the schemas of the values. Text shows them as JSON, and
+            JSON has them as `decoded`. A URL with a password belongs into --command-config, as schema.registry.url.
     """
     if not topics:
         raise UsageError("name at least one topic")
@@ -210,6 +265,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
         raise UsageError("a Parquet file needs a name: give --output FILE")
     if format == "arrow" and output is None and sys.stdout.isatty():
         raise UsageError("an Arrow stream is nothing to read on a terminal: give --output FILE, or a pipe")
+    decoded = _decoded_values(common, schema_registry, format)
     with _consumer(common, group, from_beginning, max_messages) as consumer:
         try:
             ends = _begin(consumer, topics, group, from_beginning, until_end)
@@ -217,12 +273,33 @@ def consume(  # noqa: PLR0913 - one keyword for each option
             raise _with_nearest(error, topics, common) from None
         with _until_signal() as signalled:
             limits = ConsumeLimits(max_messages, idle_timeout, _readers_end() if output is None else None)
-            with record_writer(format, output, print_key, escape) as writer:
+            with record_writer(format, output, print_key, escape, decoded) as writer:
                 total = _pump(consumer, writer, signalled, ends, limits, group is not None)
             if group is not None and writer.whole_when_closed:
                 consumer.commit()
     print_note(f"{total} records")
+    if decoded is not None and decoded.unread:
+        print_note(f"{decoded.unread} values can't be read by a schema, and are shown as they are; {decoded.first}")
     return DONE
+
+
+def _decoded_values(common: Common, url: str | None, format: Format) -> DecodedValues | None:
+    """Return what reads the values of text and JSON by their schemas; None: nothing does.
+
+    Raises:
+        UsageError: the URL is invalid, or the format is another.
+    """
+    from kohort.client.settings import ConsumerConfig
+
+    if format not in ("text", "json"):
+        if url is not None:
+            raise UsageError(f"--schema-registry: the format {format} has the values' bytes; text and json show them")
+        return None
+    url = url or common.client_settings(ConsumerConfig)[1].get("schema.registry.url")
+    try:
+        return None if url is None else DecodedValues(url)
+    except InvalidInputError as error:
+        raise UsageError(f"--schema-registry: {error.message}") from error
 
 
 class ConsumeLimits:

@@ -127,6 +127,7 @@ def dashboard(
     interval: int = 10_000,
     window: int = 60_000,
     spark_checkpoint: tuple[str, ...] = (),
+    schema_registry: str | None = None,
     kept: HistoryOptions = _HISTORY,
     access: AccessOptions = _ACCESS,
     common: Common = _COMMON,
@@ -145,6 +146,8 @@ def dashboard(
         interval: milliseconds between two reads of the cluster.
         window: milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
         spark_checkpoint: as for `kohort groups lag`.
+        schema_registry: the URL of the schema registry that has the schemas of values, so that the page shows them as
+            JSON. A URL with a password belongs into --command-config, as schema.registry.url.
     """
     host, port = listen_address(listen)
     for option, value in (("--interval", interval), ("--window", window)):
@@ -169,7 +172,10 @@ def dashboard(
     reader = make_client(LagReader, servers, connection)
     reader.window_ms, reader.rebalances, reader.read_others = window, REBALANCES_ASKED, checkpoints
     consumer = common.client_settings(ConsumerConfig)[1]
-    lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS)
+    try:
+        lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS, schema_registry)
+    except InvalidInputError as error:
+        raise UsageError(f"--schema-registry: {error.message}") from error
     gc.set_threshold(*COLLECT_AFTER)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:

@@ -20,8 +20,14 @@ Fields = dict[str, Any]
 """Arguments of `Producer.send` besides the topic."""
 NO_TIMESTAMP = -1
 """The timestamp of a record that has none."""
-FIELDS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "timestamp_ms")
-"""The fields of a line: those that `consume` writes, and `timestamp_ms`, which is easier to write by hand."""
+FIELDS = (
+    *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "decoded"),
+    "timestamp_ms",
+)
+"""The fields of a line: those that `consume` writes, and `timestamp_ms`, which is easier to write by hand.
+
+`decoded` is the value as a schema registry's schema reads it. `produce` writes the bytes of `value`.
+"""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)

@@ -13,9 +13,10 @@ from typing import Any
 
 from kohort.client.admin.admin import Admin
 from kohort.client.net.metadata import TopicInfo
-from kohort.dashboard.record_peek import PeekRequest, peek
+from kohort.dashboard.record_peek import DECODED_BYTES_MAX, REGISTRY_MS, PeekRequest, peek
 from kohort.errors import KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition
+from kohort.schema_registry.registry import SchemaRegistry
 from kohort.settings.config import did_you_mean
 
 ANSWER_KEPT_S = 4.0
@@ -123,14 +124,28 @@ class ClusterLookups:
         connection: Properties of connections.
         consumer: Properties of consumers, which look at records.
         limit_ms: The limit of a call.
+        registry_url: A schema registry for the values of records; None: the consumers' schema.registry.url, if any.
+
+    Raises:
+        InvalidInputError: The URL has another form.
     """
 
     def __init__(
-        self, servers: str, connection: Mapping[str, Any], consumer: Mapping[str, Any], limit_ms: int = LOOKUP_MS
+        self,
+        servers: str,
+        connection: Mapping[str, Any],
+        consumer: Mapping[str, Any],
+        limit_ms: int = LOOKUP_MS,
+        registry_url: str | None = None,
     ) -> None:
         limit = {"default.api.timeout.ms": limit_ms}
         self._servers = servers
         self._connection, self._consumer = {**connection, **limit}, {**consumer, **limit}
+        url = registry_url or self._consumer.pop("schema.registry.url", None)
+        self._consumer.pop("schema.registry.url", None)  # a look has the values' bytes
+        self._registry = (
+            None if url is None else SchemaRegistry(url, timeout_ms=REGISTRY_MS, max_value_bytes=DECODED_BYTES_MAX)
+        )
         self._limit_s = limit_ms / 1000
         self._budget = LookupBudget()
         self._kept = KeptAnswers(budget=self._budget)
@@ -197,7 +212,7 @@ class ClusterLookups:
         if not self._peeks.acquire(blocking=False):
             raise BusyError(f"{PEEKS_MAX} looks at records are under way: try again")
         try:
-            return peek(self._servers, self._consumer, request)
+            return peek(self._servers, self._consumer, request, registry=self._registry)
         finally:
             self._peeks.release()
 

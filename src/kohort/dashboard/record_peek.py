@@ -14,8 +14,11 @@ import msgspec
 
 from kohort.client.consumer.consumer import Consumer
 from kohort.columns.record import Record
-from kohort.errors import InvalidInputError, NotFoundError
+from kohort.errors import InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition
+from kohort.schema_registry.prefix import has_prefix, schema_id
+from kohort.schema_registry.registry import SchemaRegistry
+from kohort.schema_registry.shown_values import shown_json
 
 RECORDS_SHOWN_MAX = 200
 """The most records of a look."""
@@ -33,6 +36,10 @@ INDENTED_MAX = 4 * FIELD_BYTES_MAX
 """The longest indented JSON of a field. Indented, 4,096 bytes of nested lists become 3.7 MB."""
 ANSWER_BYTES_MAX = 8 << 20
 """The most bytes of the records that a page gets, as JSON. A zero byte alone takes six."""
+DECODED_BYTES_MAX = 256 << 10
+"""The largest value that is read by its schema: as Python objects it may take 200 times its size, 50 MiB."""
+REGISTRY_MS = 2_000
+"""How long a look waits for a schema registry. After one failure it asks no more."""
 _POLL_MS = 200
 _JSON_MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{},:]', re.DOTALL)
 """Strings, and the characters that a line or a space follows in indented JSON."""
@@ -121,9 +128,20 @@ class _Scan:
 
 
 def peek(
-    servers: str, settings: Mapping[str, Any], request: PeekRequest, now_s: Callable[[], float] = time.monotonic
+    servers: str,
+    settings: Mapping[str, Any],
+    request: PeekRequest,
+    now_s: Callable[[], float] = time.monotonic,
+    registry: SchemaRegistry | None = None,
 ) -> View:
     """Read some records without a group, so that nobody's offsets move.
+
+    Args:
+        servers: HOST:PORT, several with commas between.
+        settings: Properties of consumers.
+        request: The records that are asked for.
+        now_s: The clock.
+        registry: Has the schemas of values; None: they are shown as they are.
 
     Returns:
         `records`: the newest first, or by offset; `scanned`: the number of records that were read; `stopped`: why the
@@ -146,7 +164,7 @@ def peek(
             for tp in waiting:
                 consumer.seek(tp, begins[tp])
             stopped = _scan(consumer, scan, waiting, now_s() + SCAN_S, now_s)
-    views, stopped_by = _views(_in_order(scan))
+    views, stopped_by = _views(_in_order(scan), None if registry is None else _Decoding(registry))
     return {
         "records": views,
         "scanned": scan.records,
@@ -200,12 +218,12 @@ def _in_order(scan: _Scan) -> list[Record]:
     return records[: scan.request.limit]
 
 
-def _views(records: Sequence[Record]) -> tuple[list[View], str | None]:
+def _views(records: Sequence[Record], decoding: _Decoding | None) -> tuple[list[View], str | None]:
     """Return the records as a page gets them, at least one, and why some are left out; None: none is."""
     views: list[View] = []
     size = 0
     for record in records:
-        view = record_view(record)
+        view = record_view(record, decoding)
         size += len(msgspec.json.encode(view))
         if views and size > ANSWER_BYTES_MAX:
             return views, f"{ANSWER_BYTES_MAX >> 20} MiB are shown"
@@ -213,7 +231,28 @@ def _views(records: Sequence[Record]) -> tuple[list[View], str | None]:
     return views, None
 
 
-def record_view(record: Record) -> View:
+class _Decoding:
+    """The values of one look by their schemas."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._registry = registry
+        self._failure = ""
+
+    def value_view(self, data: bytes | None) -> View | None:
+        """Return a value as JSON with its schema's id, or as it is with the reason."""
+        if data is None or not has_prefix(data):
+            return field_view(data)
+        try:
+            if self._failure:
+                raise RetriableError(self._failure)
+            return {**(field_view(shown_json(self._registry, data)) or {}), "size": len(data), "schema": schema_id(data)}
+        except KafkaError as error:
+            if isinstance(error, RetriableError):
+                self._failure = error.message
+            return {**(field_view(data) or {}), "problem": error.message[:FIELD_BYTES_MAX]}
+
+
+def record_view(record: Record, decoding: _Decoding | None = None) -> View:
     """Return a record as a page gets it: text where it is UTF-8, cut to `FIELD_BYTES_MAX`."""
     return {
         "partition": record.partition,
@@ -221,7 +260,7 @@ def record_view(record: Record) -> View:
         "timestamp": record.timestamp,
         "timestamp_by": ("producer", "broker")[record.timestamp_type],
         "key": field_view(record.key),
-        "value": field_view(record.value),
+        "value": field_view(record.value) if decoding is None else decoding.value_view(record.value),
         "headers": [{"name": name, **(field_view(data) or {})} for name, data in _shown_headers(record)],
         "headers_left_out": max(0, len(record.headers) - HEADERS_SHOWN_MAX),
     }

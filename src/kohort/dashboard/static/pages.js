@@ -281,8 +281,10 @@ function drawRecords(place, { records: found, scanned, stopped }) {
 function field(name, found) {
   if (found === null) return element("div", {}, element("span", { className: "muted" }, `${visible(name)}: null`));
   const kind = found.base64 === undefined ? (found.json ? "JSON, " : "") : "base 64 of ";
-  const size = `${kind}${count(found.size)} bytes${found.cut ? ", cut" : ""}`;
-  return element("div", {}, element("span", { className: "muted" }, `${visible(name)} (${size})`), element("pre", { tabIndex: 0 }, visible(found.text ?? found.base64)));
+  const schema = found.schema === undefined ? "" : `schema ${found.schema}, `;
+  const size = `${schema}${kind}${count(found.size)} bytes${found.cut ? ", cut" : ""}`;
+  const problem = found.problem === undefined ? null : element("p", { className: "muted" }, visible(found.problem));
+  return element("div", {}, element("span", { className: "muted" }, `${visible(name)} (${size})`), problem, element("pre", { tabIndex: 0 }, visible(found.text ?? found.base64)));
 }
 
 const regionColumns = [
