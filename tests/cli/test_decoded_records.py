@@ -84,7 +84,10 @@ def test_text_is_json_where_a_schema_reads_the_value(
     lines = done.stdout.split("\n")
     assert [json.loads(line) for line in lines[:2]] == [SHOWN, {"page": "/"}]
     assert lines[2:4] == ["", "plain"]
-    assert "2 values can't be read by a schema, and are shown as they are; decoded-0, offset 3: no schema's id" in done.stderr
+    assert (
+        "2 values can't be read by a schema, and are shown as they are; decoded-0, offset 3: no schema's id"
+        in done.stderr
+    )
 
 
 def test_json_has_the_bytes_and_what_they_mean(
@@ -110,7 +113,9 @@ def test_registry_that_is_away_ends_the_command(our_broker: Broker, topic: str) 
     [
         pytest.param(("--schema-registry", "registry"), "--schema-registry: a schema registry's URL", id="no URL"),
         pytest.param(
-            ("--schema-registry", "http://127.0.0.1:9", "--format", "parquet", "--output", "x"), "text and json", id="parquet"
+            ("--schema-registry", "http://127.0.0.1:9", "--format", "parquet", "--output", "x"),
+            "text and json",
+            id="parquet",
         ),
     ],
 )

@@ -69,7 +69,15 @@ def test_row_is_kept_until_its_promise_runs_again(tmp_path: Path, monkeypatch: p
 
 def test_results_of_a_whole_run_are_taken_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_a.py").write_text(_RUN_OF_ALL_KINDS)
-    options = ["-o", "junit_family=xunit1", "-o", "junit_suite_name=0123abcd", "--junitxml=run.xml", "-p", "no:cacheprovider"]
+    options = [
+        "-o",
+        "junit_family=xunit1",
+        "-o",
+        "junit_suite_name=0123abcd",
+        "--junitxml=run.xml",
+        "-p",
+        "no:cacheprovider",
+    ]
     subprocess.run([sys.executable, "-m", "pytest", *options, "test_a.py"], cwd=tmp_path, check=False, timeout=60)
     at, outcomes = verify.results_in(tmp_path / "run.xml")
     assert (at, outcomes) == (

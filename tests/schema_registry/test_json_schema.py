@@ -54,7 +54,9 @@ def test_value_goes_through_its_schema_and_back(embedded: EmbeddedSchemaRegistry
         pytest.param({"id": "1"}, r"\$\.id: '1' is not of type 'integer'", id="type"),
         pytest.param({}, "'id' is a required property", id="required"),
         pytest.param({"id": True}, "is not of type 'integer'", id="boolean"),
-        pytest.param({"id": 1, "items": [{"price": -1}]}, r"\$\.items\[0\]\.price: -1 is less", id="behind a reference"),
+        pytest.param(
+            {"id": 1, "items": [{"price": -1}]}, r"\$\.items\[0\]\.price: -1 is less", id="behind a reference"
+        ),
         pytest.param({"id": 1, "items": ({},)}, "would change as JSON", id="tuple"),
         pytest.param({"id": 1, 2: 3}, "would change as JSON", id="number as key"),
         pytest.param({"id": 1, "x": float("nan")}, "can't be JSON", id="NaN"),

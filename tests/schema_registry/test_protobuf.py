@@ -186,6 +186,49 @@ def test_message_of_another_type_is_refused(order: ProtobufSchema) -> None:
         write(message_class(order, "Order")())
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "differs"),
+    [
+        pytest.param("int32 number = 1;", "int32 number = 1; string more = 2;", "the field more", id="one more"),
+        pytest.param("int32 number = 1;", "", "the field number", id="one less"),
+        pytest.param("int32 number = 1;", "sint32 number = 1;", "the field number", id="another type"),
+        pytest.param("int32 number = 1;", "optional int32 number = 1;", "the field number", id="optional"),
+        pytest.param("int32 number = 1;", "int32 count = 1;", "the field number", id="another name"),
+        pytest.param("BLUE = 3;", "BLUE = 3; GREEN = 4;", "the field color", id="enum"),
+        pytest.param("double price = 2;", "float price = 2;", r"Order\.Item: the field price", id="within"),
+        pytest.param("bytes cash = 6; }", "} bytes cash = 6;", "the field cash", id="out of a oneof"),
+    ],
+)
+def test_object_of_another_version_is_refused(order: ProtobufSchema, old: str, new: str, differs: str) -> None:
+    """protobuf would write its bytes, which the registered schema reads otherwise or not at all."""
+    assert old in ORDER
+    name = "Receipt" if "number" in old else "Order"
+    other = GetMessageClass(compiled(ORDER.replace(old, new), (), "it").message_named(name))()
+    write = protobuf_writer(order, 1, name)
+    with pytest.raises(InvalidInputError, match=f"another version of .*{differs}"):
+        write(other)
+    assert write(message_class(order, name)()) == write({})
+
+
+def test_object_of_the_same_text_is_written(order: ProtobufSchema) -> None:
+    """As a generated class is: of another pool, and with other comments and options."""
+    text = ORDER.replace("package shop;", 'package shop; option java_package = "x"; // says nothing')
+    for name in ("Order", "Receipt"):
+        other = GetMessageClass(compiled(text, (), "it").message_named(name))()
+        assert protobuf_writer(order, 1, name)(other) == protobuf_writer(order, 1, name)({})
+
+
+def test_number_without_a_name_is_written_as_spark_names_it(order: ProtobufSchema) -> None:
+    write = protobuf_writer(order, 1, "Order")
+    for number in (77, -1, 2**31 - 1):
+        assert write({"color": f"UNKNOWN_ENUM_VALUE_Color_{number}"}) == write({"color": number})
+    for name in ("UNKNOWN_ENUM_VALUE_Other_7", "UNKNOWN_ENUM_VALUE_Color_", "UNKNOWN_ENUM_VALUE_Color_7x"):
+        with pytest.raises(InvalidInputError, match="the enum has no value"):
+            write({"color": name})
+    with pytest.raises(InvalidInputError, match="not of the schema"):
+        write({"color": f"UNKNOWN_ENUM_VALUE_Color_{2**31}"})
+
+
 def test_value_without_end_is_refused(order: ProtobufSchema) -> None:
     value: dict[str, Any] = {}
     value["parent"] = value

@@ -245,7 +245,11 @@ class _Decoding:
         try:
             if self._failure:
                 raise RetriableError(self._failure)
-            return {**(field_view(shown_json(self._registry, data)) or {}), "size": len(data), "schema": schema_id(data)}
+            return {
+                **(field_view(shown_json(self._registry, data)) or {}),
+                "size": len(data),
+                "schema": schema_id(data),
+            }
         except KafkaError as error:
             if isinstance(error, RetriableError):
                 self._failure = error.message

@@ -97,8 +97,6 @@ def json_check(text: str) -> Callable[[Any], None]:
         except RecursionError:
             raise InvalidInputError("the schema refers to itself without an end, or the value is too deep") from None
         if error is not None:
-            raise InvalidInputError(
-                f"the value is not of the schema: {error.json_path}: {error.message[:_REASON_MAX]}"
-            )
+            raise InvalidInputError(f"the value is not of the schema: {error.json_path}: {error.message[:_REASON_MAX]}")
 
     return check_value

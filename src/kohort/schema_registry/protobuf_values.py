@@ -8,6 +8,7 @@ its value or None.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from kohort.schema_registry.prefix import check_size, schema_prefix
 from kohort.schema_registry.protobuf_schemas import ProtobufSchema, indexes_bytes, is_built_in, read_indexes
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
     from google.protobuf.message import Message
 
 FIELDS_PER_SHARE = 8
@@ -40,6 +41,9 @@ FLOAT_LIMIT = (2 - 2**-24) * 2.0**127
 DURATION_MAX_S = 315_576_000_000
 """Seconds of the longest Duration: 10,000 years."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+CLASSES_MAX = 16
+"""Classes of one writer's objects that it has compared with its schema; a program has one, or two after an update."""
+_NUMBER = re.compile(r"-?\d{1,10}", re.ASCII)
 _TIMES = {"google.protobuf.Timestamp": "timestamp", "google.protobuf.Duration": "duration"}
 _WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
@@ -399,10 +403,17 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
     except ValueError as error:
         raise InvalidInputError(f"{found.full_name} can't be written: {error}") from None
 
+    of_schema: dict[Descriptor, str] = {found: ""}
+
     def write_value(value: Any) -> bytes:
-        given = type(value).DESCRIPTOR.full_name if isinstance(value, Message) else found.full_name
-        if given != found.full_name:
-            raise InvalidInputError(f"the value is a {given}, and not {found.full_name}")
+        if isinstance(value, Message):
+            given = type(value).DESCRIPTOR
+            if given not in of_schema:
+                if len(of_schema) >= CLASSES_MAX:
+                    of_schema.clear()
+                of_schema[given] = _difference(found, given)
+            if of_schema[given]:
+                raise InvalidInputError(of_schema[given])
         try:
             if isinstance(value, Message):
                 return prefix + bytes(serialize(value))
@@ -411,6 +422,36 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
             raise InvalidInputError(f"the value is not of the schema: {str(error)[:200]}") from None
 
     return write_value
+
+
+def _difference(wanted: Descriptor, given: Descriptor) -> str:
+    """Return why objects of a class can't be written by a schema; "": they can.
+
+    Fields that a schema does not have would be lost, and those of another type would be read as other values.
+    """
+    if given.full_name != wanted.full_name:
+        return f"the value is a {given.full_name}, and not {wanted.full_name}"
+    left, seen = [(wanted, given)], {wanted.full_name}
+    while left:
+        one, other = left.pop()
+        ours, theirs = ({field.number: field for field in message.fields} for message in (one, other))
+        for number in sorted(ours.keys() | theirs.keys()):
+            field, twin = ours.get(number), theirs.get(number)
+            if field is None or twin is None or _shape(field) != _shape(twin):
+                name = next(found.name for found in (field, twin) if found is not None)
+                return f"the value is of another version of {one.full_name}: the field {name} (number {number}) differs"
+            if field.message_type is not None and field.message_type.full_name not in seen:
+                seen.add(field.message_type.full_name)
+                left.append((field.message_type, twin.message_type))
+    return ""
+
+
+def _shape(field: FieldDescriptor) -> tuple[Any, ...]:
+    """Return what must be equal in two versions of a field."""
+    enum = None if field.enum_type is None else sorted((part.name, part.number) for part in field.enum_type.values)
+    message = None if field.message_type is None else field.message_type.full_name
+    oneof = None if field.containing_oneof is None else field.containing_oneof.name
+    return (field.name, field.type, field.is_repeated, field.has_presence, oneof, enum, message)
 
 
 class _MessageWriter:
@@ -476,8 +517,7 @@ def _item_writer(field: FieldDescriptor, *, in_map: bool) -> Callable[[Any], Any
     from google.protobuf.message_factory import GetMessageClass
 
     if field.enum_type is not None:
-        numbers = {value.name: value.number for value in field.enum_type.values}
-        return lambda found: numbers[found] if isinstance(found, str) and found in numbers else _enum_number(found)
+        return _enum_writer(field.enum_type)
     message = field.message_type
     if message is None:
         if field.cpp_type == field.CPPTYPE_FLOAT:
@@ -515,10 +555,25 @@ def _scalar(found: Any) -> Any:
     return found
 
 
-def _enum_number(found: Any) -> int:
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise ValueError(f"the enum has no value {str(found)[:80]!r}")
-    return found
+def unknown_enum_name(enum: EnumDescriptor) -> str:
+    """Return how Spark's names of numbers begin that an enum has no name for; the number follows."""
+    return f"UNKNOWN_ENUM_VALUE_{enum.name}_"
+
+
+def _enum_writer(enum: EnumDescriptor) -> Callable[[Any], int]:
+    """Return a function that makes numbers of names, and leaves numbers as they are."""
+    numbers, unknown = {value.name: value.number for value in enum.values}, unknown_enum_name(enum)
+
+    def number_of(found: Any) -> int:
+        if isinstance(found, str) and found in numbers:
+            return numbers[found]
+        if isinstance(found, str) and found.startswith(unknown) and _NUMBER.fullmatch(found[len(unknown) :]):
+            return int(found[len(unknown) :])
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise ValueError(f"the enum has no value {str(found)[:80]!r}")
+        return found
+
+    return number_of
 
 
 def _wrapper_of(item: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:

@@ -291,7 +291,10 @@ def test_row_that_is_not_of_the_schema_is_named(registry: EmbeddedSchemaRegistry
         ({"valueSchema": FIRST}, "needs valueFormat=avro"),
         ({"valueFormat": "avro", "schemaRegistryUrl": "registry"}, "schema registry's URL"),
         ({"valueFormat": "json"}, "needs schemaRegistryUrl"),
-        ({"valueFormat": "json", "valueMessage": "M", "schemaRegistryUrl": "http://127.0.0.1:9"}, "valueMessage belongs"),
+        (
+            {"valueFormat": "json", "valueMessage": "M", "schemaRegistryUrl": "http://127.0.0.1:9"},
+            "valueMessage belongs",
+        ),
     ],
 )
 def test_sink_options_that_contradict_are_refused(options: dict[str, str], words: str) -> None:
@@ -307,7 +310,9 @@ def test_sink_needs_the_topic_of_the_subject() -> None:
 
 @pytest.mark.spark
 @LAST_RESORT
-def test_sparks_rows_go_through_the_registry_as_json(spark: Any, stage: Stage, registry: EmbeddedSchemaRegistry) -> None:
+def test_sparks_rows_go_through_the_registry_as_json(
+    spark: Any, stage: Stage, registry: EmbeddedSchemaRegistry
+) -> None:
     given = {"kafka.bootstrap.servers": stage.servers, "valueFormat": "json", "schemaRegistryUrl": registry.url}
     rows = spark.range(20).selectExpr("named_struct('id', id, 'at', timestamp_micros(id), 'note', null) AS value")
     rows.write.format("kohort").options(**given, topic=stage.topic).mode("append").save()

@@ -35,6 +35,7 @@ from kohort.schema_registry.protobuf_values import (
     max_bytes_of,
     parsed_message,
     timestamp_us,
+    unknown_enum_name,
     well_known,
 )
 from kohort.schema_registry.registry import SchemaRegistry
@@ -114,7 +115,7 @@ class _ArrowReaders(MessageReaders):
 
     def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
         if field.enum_type is not None:
-            names, unknown = enum_names(field), f"UNKNOWN_ENUM_VALUE_{field.enum_type.name}_"
+            names, unknown = enum_names(field), unknown_enum_name(field.enum_type)
             return lambda number, _budget: names.get(number) or f"{unknown}{number}"
         if field.type in _UNSIGNED_64:
             return lambda number, _budget: Decimal(number)
