@@ -200,7 +200,7 @@ def test_message_of_another_type_is_refused(order: ProtobufSchema) -> None:
     ],
 )
 def test_object_of_another_version_is_refused(order: ProtobufSchema, old: str, new: str, differs: str) -> None:
-    """protobuf would write its bytes, which the registered schema reads otherwise or not at all."""
+    """Its bytes would be written, which the registered schema reads otherwise or not at all."""
     assert old in ORDER
     name = "Receipt" if "number" in old else "Order"
     other = GetMessageClass(compiled(ORDER.replace(old, new), (), "it").message_named(name))()

@@ -223,8 +223,8 @@ def test_column_is_written_as_json_and_read_back(registry: EmbeddedSchemaRegistr
     written = encoding.encoded(pa.RecordBatch.from_arrays([made], ["value"])).column("value")
     assert written.to_pylist() == [
         b"\0\0\0\0\1"
-        + '{"id":4611686018427387904,"day":"2024-02-29","at":"2024-02-29T12:00:00.123456Z","local":"1969-12-31T23:59:59",'
-        '"sum":-1234567.89,"raw":"AP8=","single":0.1,"maps":[{"a":1,"b":null},{},null],"inner":{"x":0.5},"note":"é"}'.encode(),
+        + '{"id":4611686018427387904,"day":"2024-02-29","at":"2024-02-29T12:00:00.123456Z",'
+        '"local":"1969-12-31T23:59:59","sum":-1234567.89,"raw":"AP8=","single":0.1,"maps":[{"a":1,"b":null},{},null],"inner":{"x":0.5},"note":"é"}'.encode(),
         None,
         b'\0\0\0\0\1{"id":1}',
     ]
