@@ -121,7 +121,7 @@ class AccessOptions(ServerOptions):
 _ACCESS = AccessOptions()
 
 
-def dashboard(
+def dashboard(  # noqa: PLR0913 - one keyword for each option
     *,
     listen: str = LISTEN_DEFAULT,
     interval: int = 10_000,

@@ -51,8 +51,8 @@ class SinkOptions(ClientOptions):
     value_schema: str | None = declare_setting(
         "valueSchema",
         None,
-        why="the Avro schema, JSON Schema or .proto file to write values with; not given: the schema of Spark's to_avro "
-        "or the column's own JSON Schema, or with protobuf the newest of <topic>-value",
+        why="the Avro schema, JSON Schema or .proto file to write values with; not given: the schema of Spark's "
+        "to_avro, the JSON Schema of the column, or with protobuf the newest of <topic>-value",
     )
     value_message: str | None = declare_setting(
         "valueMessage", None, why="the message of a .proto file that values are; the first when not given"

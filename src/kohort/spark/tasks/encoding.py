@@ -121,6 +121,7 @@ def _writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
 def _json_writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
     """Return a function that writes values as Spark's `to_json` does, with times to the microsecond and in UTC."""
     import msgspec
+
     from kohort.schema_registry.json_values import json_check
     from kohort.schema_registry.prefix import schema_prefix
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json  # not msgspec: text of other programs, with NaN and integers of any size
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
