@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bench.coordinator import load
 from bench.coordinator.places import Coordinator, coordinators
+from bench.goals import goals_of
 from bench.harness import Contender, Figure, Options, RunFailed, Sample, compare
 
 Result = dict[str, Any]
@@ -135,8 +136,8 @@ def play(scenario: Scenario, place: Coordinator) -> Sample:
 
 
 def measurements(options: Options, console: Console) -> Iterator[Figure]:
-    """Every scenario whose title has the text asked for, on fresh coordinators each."""
-    for scenario in scenarios():
+    """Every scenario whose title has the text asked for, on fresh coordinators each; first those with a goal."""
+    for scenario in sorted(scenarios(), key=lambda scenario: not goals_of("coordinator", scenario.title, "kohort")):
         if options.only not in scenario.title:
             continue
         with coordinators() as places:

@@ -38,7 +38,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.runners.spark import session
+from bench.runners.spark import end_session, session
 from kohort import Producer
 from kohort.region import ParquetFolder
 from kohort.region.messages import RegionSeen
@@ -175,7 +175,7 @@ def throughput(how: str, servers: str, topic: str, count: int, jars: str, folder
         stage.region.start()
         stage.rows.until(lambda: stage.rows.count >= count)
         stage.region.close(gently=False)
-    stage.spark.stop()
+    end_session(stage.spark)
     return {"amount": count, "seconds": stage.rows.ended_s - stage.rows.began_s}
 
 
@@ -196,7 +196,7 @@ def cuts(servers: str, topic: str, count: int, folder: Path) -> dict[str, float]
     feeding.set()
     feeder.join()
     stage.region.close(gently=False)
-    stage.spark.stop()
+    end_session(stage.spark)
     p99 = sorted(took_ms)[max(0, len(took_ms) * 99 // 100 - 1)]
     return {"amount": count, "seconds": sum(took_ms) / 1000, "p50_ms": statistics.median(took_ms), "p99_ms": p99}
 
@@ -218,7 +218,7 @@ def resets(servers: str, topic: str, count: int, folder: Path) -> dict[str, floa
     stage.sequence()
     took_s = sum(stage.rows.until_runs(3, lambda: stage.region.reset("a bench")) for _ in range(count))
     stage.region.close(gently=False)
-    stage.spark.stop()
+    end_session(stage.spark)
     return {"amount": count, "seconds": took_s}
 
 
@@ -236,7 +236,7 @@ def by_hand(servers: str, topic: str, count: int, folder: Path) -> dict[str, flo
     took_s = sum(stage.rows.until_runs(3, start_again) for _ in range(count))
     for query in queries:
         query.stop()
-    stage.spark.stop()
+    end_session(stage.spark)
     return {"amount": count, "seconds": took_s}
 
 
@@ -249,7 +249,7 @@ def join(how: str, servers: str, topic: str, folder: Path) -> dict[str, float]:
     stage.query("b", "both", most=FEW, on_rebalance=how)
     took_s = stage.rows.until_runs(1 if how == "checkpoint" else 2, stage.region.start)
     stage.region.close(gently=False)
-    stage.spark.stop()
+    end_session(stage.spark)
     return {"amount": 1, "seconds": took_s}
 
 

@@ -59,6 +59,14 @@ def session(jars: str) -> SparkSession:
     return spark
 
 
+def end_session(spark: SparkSession) -> None:
+    """Stop a session, and wait for its JVM, whose processor time would otherwise count as that of others."""
+    jvm = spark.sparkContext._gateway.proc
+    spark.stop()
+    jvm.stdin.close()
+    jvm.wait(30)
+
+
 def read(spark: SparkSession, kind: str, servers: str, topic: str, streaming: bool, **options: str) -> DataFrame:
     """The topic from its beginning."""
     reader = spark.readStream if streaming else spark.read
@@ -143,5 +151,5 @@ if __name__ == "__main__":
     used, start = cpu_s(), time.perf_counter()
     rows = work(spark, kind, servers, topic)
     took, used = time.perf_counter() - start, cpu_s() - used
-    spark.stop()
+    end_session(spark)
     print(json.dumps({"amount": rows, "seconds": took, "cpu_s": used, **facts}))

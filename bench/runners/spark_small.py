@@ -26,7 +26,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.runners.spark import read, session
+from bench.runners.spark import end_session, read, session
 from kohort import Producer
 
 ROWS = 400
@@ -133,5 +133,5 @@ if __name__ == "__main__":
     work = {"tiny": job_tiny, "start": job_start, "latency": job_latency}[job]
     with tempfile.TemporaryDirectory(prefix="kohort-bench-spark-") as folder:
         result = work(spark, kind, servers, topic, int(count), folder)
-    spark.stop()
+    end_session(spark)
     print(json.dumps(result))

@@ -12,7 +12,7 @@ import time
 
 from pyspark.sql import SparkSession
 
-from bench.runners.spark import session
+from bench.runners.spark import end_session, session
 
 
 def write(spark: SparkSession, kind: str, servers: str, topic: str, count: int) -> None:
@@ -32,5 +32,5 @@ if __name__ == "__main__":
     start = time.perf_counter()
     write(spark, kind, servers, topic, int(count))
     took = time.perf_counter() - start
-    spark.stop()
+    end_session(spark)
     print(json.dumps({"amount": int(count), "seconds": took}))
