@@ -61,6 +61,10 @@ def p99(result: Result) -> tuple[float, float]:
 
 def scenarios() -> Iterator[Scenario]:
     """Yield the scenarios to compare."""
+    for count in (1, 10, 100):
+        alone = f"--members 1 --commits {count}"
+        rate: Callable[[Result], tuple[float, float]] = partial(commit_rate, count)
+        yield Scenario(f"commits of {count} partitions", "commits/s", alone, rate)
     for protocol in ("classic", "consumer"):
         said = f"--protocol {protocol}"
         one = f"{said} --members 100 --events join,leave,crash"
@@ -95,10 +99,6 @@ def scenarios() -> Iterator[Scenario]:
     yield Scenario("consumer: 100 as librdkafka, one joins", "1/s", rdkafka, seconds_of("join", "whole_s"))
     long_ids = "--members 5000 --client-id-length 200"
     yield Scenario("classic: 5,000 with long client ids join", "1/s", long_ids, seconds_of("join_all_s"))
-    for count in (1, 10, 100):
-        commits = f"--members 1 --commits {count}"
-        rate: Callable[[Result], tuple[float, float]] = partial(commit_rate, count)
-        yield Scenario(f"commits of {count} partitions", "commits/s", commits, rate)
 
 
 def commit_rate(count: int, result: Result) -> tuple[float, float]:
