@@ -351,7 +351,7 @@ class CorruptDataError(KafkaError):
 
 
 def _classes() -> dict[ErrorCode, type[KafkaError]]:
-    """Return the exception class of each code; codes not listed are retriable or plain."""
+    """Return the exception class of each code; `error_for` uses RetriableError or KafkaError for the others."""
     table: dict[type[KafkaError], str] = {
         TimedOutError: "REQUEST_TIMED_OUT",
         FencedError: "FENCED_INSTANCE_ID PRODUCER_FENCED INVALID_PRODUCER_EPOCH TRANSACTION_COORDINATOR_FENCED "

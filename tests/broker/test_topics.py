@@ -143,14 +143,14 @@ def test_log_names_who_used_a_topic_that_is_made_on_use_and_that_it_had_just_bee
     said = [line for line in capfd.readouterr().err.splitlines() if "topic" in line and "kohort.broker" in line]
     refused, first, deleted, _, again, _, made = said
     assert "INFO" in first
-    assert "topic orders made with 3 partitions, because it was used: Metadata 13 from 127.0.0.1:" in first
+    assert "topic orders created with 3 partitions, because it was used by request Metadata 13 from 127.0.0.1:" in first
     assert first.endswith("(forgetful)")
     assert "'no such name' is not allowed" in refused
     assert "topic orders deleted by request DeleteTopics 5 from 127.0.0.1:" in deleted
     assert "WARNING" in again
-    assert "topic orders is there again, with 3 partitions, because it was used: Metadata 13" in again
-    assert "It had been deleted 0 s before: DeleteTopics 5 from 127.0.0.1:" in again
-    assert "topic orders made with 1 partitions: CreateTopics 7" in made
+    assert "topic orders created again with 3 partitions, because it was used by request Metadata 13" in again
+    assert "0 s after it was deleted by request DeleteTopics 5 from 127.0.0.1:" in again
+    assert "topic orders created with 1 partitions by request CreateTopics 7" in made
 
 
 def test_records_that_cannot_be_deleted_are_all_there(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_subscribed_topic_that_is_not_there_warns_once_and_others_flow(
         with Producer(broker.bootstrap_servers) as producer:
             producer.send(name, b"2").result()
         until(lambda: any(record.topic == name for record in consumer.poll(300)), "the new topic is read", 30)
-        assert f"topic '{name}' exists now" in caplog.text
+        assert f"topic '{name}' is available now" in caplog.text
 
 
 @pytest.mark.parametrize("group", [None, "by-hand"])

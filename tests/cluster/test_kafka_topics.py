@@ -209,7 +209,7 @@ def test_watch_continues_when_the_cluster_returns(tmp_path: Path, caplog: pytest
                 await until(lambda: "metadata of Kafka's topics cannot be refreshed" in caplog.text)
                 with Broker(tmp_path, listen=f"127.0.0.1:{port}"):
                     await until(lambda: topics.poll_soon() or topics.polls > 0)
-                    await until(lambda: "metadata of Kafka's topics is refreshed again" in caplog.text)
+                    await until(lambda: "metadata of Kafka's topics can be refreshed again" in caplog.text)
                     topics.poll_soon()
                     watching.cancel()  # in the same turn of the loop: it is not lost by that
                     await asyncio.wait([watching], timeout=ENDS_S)

@@ -291,7 +291,7 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.here() == [0, 2])
         assert await host.commit(0) is ErrorCode.NONE
-        begins_again = r"shard 0: fenced by another coordinator; it begins again in ([0-9.]+) s"
+        begins_again = r"shard 0: fenced by another coordinator; loading it again in ([0-9.]+) s"
         pauses = [float(seconds) for seconds in re.findall(begins_again, caplog.text)]
         assert pauses == [0.01, 0.02, 0.04]
         assert host.ownership.fences == {0: 3}

@@ -43,7 +43,7 @@ class RackAware(Stateless):
     def assign(
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
-        """Assign the partitions to the members, and keep the members' user data for `assignment_user_data`."""
+        """Assign the partitions to the members, and prepare what `assignment_user_data` sends to each of them."""
         placed = {
             member: replace(subscription, rack=_rack(subscription), owned=())
             for member, subscription in members.items()
@@ -58,7 +58,7 @@ class RackAware(Stateless):
         return result
 
     def assignment_user_data(self) -> Mapping[MemberId, bytes]:
-        """Return the partitions of each member that have a replica in its rack, encoded."""
+        """Return, for each member, which of its partitions have a replica in its rack, encoded."""
         return self._user_data
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:

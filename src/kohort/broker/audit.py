@@ -251,7 +251,7 @@ class AuditLog:
             return
         missing, self._lost_logged = lost - self._lost_logged, lost
         if self._failing:
-            log.warning("audit log %s is written again: %d entries are missing in it", self._file.path, missing)
+            log.warning("writing to audit log %s works again: %d entries are missing in it", self._file.path, missing)
         self._failing = False
 
 

@@ -26,7 +26,7 @@ def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list)
     except Exception as error:
         # An assignor may be third-party code: whatever it raises is an error of the group, not of the broker.
         log.exception(
-            "group %s: the assignor %s raised an exception, so this assignment is not computed",
+            "group %s: the assignor %s raised an exception: no new assignment, members keep their partitions",
             work.group_id,
             work.assignor,
         )
@@ -44,5 +44,7 @@ def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
     try:
         return matching(regex, topics)
     except InvalidInputError as error:
-        log.error("a topic pattern is refused, so members that subscribe by it get no topics: %s", error.message)
+        log.error(
+            "a topic pattern is refused, so members that subscribe with it get no topics from it: %s", error.message
+        )
         return ()

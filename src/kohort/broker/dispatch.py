@@ -243,7 +243,7 @@ class Dispatcher(Generic[D]):
         except KafkaError as error:
             answer = refusal(request, error.code, error.message)
         except OSError as error:
-            log.error("%s failed with KAFKA_STORAGE_ERROR: %s", request.name, error)
+            log.error("request %s failed with KAFKA_STORAGE_ERROR: %s", request.name, error)
             answer = refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         except BadFrame:
             raise

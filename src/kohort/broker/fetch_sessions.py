@@ -133,7 +133,7 @@ class FetchSessions:
         return session
 
     def change_partitions(self, session: FetchSession, forgotten: Iterable[Key], wanted: Mapping[Key, Fetched]) -> bool:
-        """Remove and add partitions of a session; return whether it goes on, or is closed because it is too large."""
+        """Remove and add partitions of a session; return False if it was too large afterwards, and was closed."""
         parts = session.partitions
         before = len(parts)
         for key in forgotten:

@@ -491,7 +491,7 @@ class GroupHost:
     # -- clients
 
     def lease_ms(self, client: ClientSession) -> int:
-        """Return the disconnect lease that a client must keep; 0: none."""
+        """Return the disconnect lease for a client in ms (`kohort.io.processes`); 0: the client gets none."""
         keeps_one = self.group_config.notice_disconnects != "off" and client.is_own
         return self.group_config.disconnect_lease_ms if keeps_one else 0
 
@@ -614,7 +614,7 @@ class GroupHost:
         return [name for name in names if may_see(self, caller, AclOperation.DESCRIBE, Resource.TOPIC, name)]
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
-        """Look up unknown topics, then call `then`. A host with `sure` topics has nothing to look up."""
+        """Look up unknown topics, then call `then`. A host whose topics are `sure` knows all, and looks nothing up."""
         then()
 
     def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
@@ -623,7 +623,7 @@ class GroupHost:
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Report that offsets can't be looked up: a process without a store can't read partitions."""
-        failure = "begin and end of partitions can't be told here: commit positions before consumers start"
+        failure = "start and end offsets can't be looked up here: commit positions before consumers start"
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
 
     def push(self, push: Push) -> None:

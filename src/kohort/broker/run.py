@@ -179,7 +179,10 @@ def run_broker(
     beside: Beside | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> int:
-    """Run the command `kohort broker`; return the exit code. `on_listening` gets the address before it is printed."""
+    """Run the command `kohort broker`, and return its exit code.
+
+    Once clients can connect, `on_listening` is called with the address; then the address is printed.
+    """
     log_to_stderr()
 
     def ready(broker: BrokerServer, ended: asyncio.Event) -> None:

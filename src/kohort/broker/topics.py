@@ -111,7 +111,9 @@ class Topics:
             if on_use:
                 self._log_automatic_creation(topic, request)
             else:
-                log.info("topic %s made with %d partitions: %s", topic.name, topic.partitions, request.name)
+                log.info(
+                    "topic %s created with %d partitions by request %s", topic.name, topic.partitions, request.name
+                )
             self._deleted.pop(topic.name, None)
         if created:
             self._changed()
@@ -129,13 +131,14 @@ class Topics:
     def _log_automatic_creation(self, topic: CatalogTopic, request: Request[Message]) -> None:
         """Log which request created a topic automatically, and whether somebody has just deleted it."""
         if not self.was_just_deleted(topic.name):
-            text = "topic %s made with %d partitions, because it was used: %s"
+            text = "topic %s created with %d partitions, because it was used by request %s"
             log.info(text, topic.name, topic.partitions, request.name)
             return
         at, by = self._deleted[topic.name]
         log.warning(
-            "topic %s is there again, with %d partitions, because it was used: %s. It had been deleted %.0f s before: "
-            "%s. Clients that still use a topic make it again; auto.create.topics.enable=false keeps them from it",
+            "topic %s created again with %d partitions, because it was used by request %s, %.0f s after it was deleted "
+            "by request %s. A client that still uses a deleted topic creates it again, unless "
+            "auto.create.topics.enable=false",
             topic.name,
             topic.partitions,
             request.name,
@@ -172,7 +175,7 @@ class Topics:
             return _nothing_changed(request, len(counts), error)
         grown = [] if validate_only else [result for result in results if isinstance(result, CatalogTopic)]
         for topic in grown:
-            log.info("topic %s has %d partitions now: %s", topic.name, topic.partitions, request.name)
+            log.info("topic %s has %d partitions now, added by request %s", topic.name, topic.partitions, request.name)
         if grown:
             self._changed()
             self._freeze_many()
@@ -192,5 +195,5 @@ class Topics:
 
 
 def _nothing_changed(request: Request[Message], count: int, error: OSError) -> list[CatalogTopic | KafkaError]:
-    log.error("%s failed with KAFKA_STORAGE_ERROR, no topic was changed: %s", request.name, error)
+    log.error("request %s failed with KAFKA_STORAGE_ERROR, no topic was changed: %s", request.name, error)
     return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing was changed: {error}")] * count

@@ -240,7 +240,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
         format: text (values, a line each; the default), json (an object each), arrow (an IPC stream), parquet (a file).
         output: the file to write; standard output when not given. Parquet needs one.
         from_beginning: start at the first record where the group has no committed offset; else only new records come.
-        until_end: stop at the present end of the topics.
+        until_end: stop at the end offsets that the topics have at the start.
         max_messages: stop after this many records.
         idle_timeout: stop when no record came for this many milliseconds.
         print_key: text with the key and a tab before the value.

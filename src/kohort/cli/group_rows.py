@@ -144,7 +144,7 @@ def member_row(group: GroupDescription, member: MemberDescription) -> dict[str, 
 
 
 def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
-    """Return the rows of the partitions for which a group has offsets or members."""
+    """Return a row for each partition in which a group has a committed offset, or which a member owns."""
     return [
         {
             "group": group.description.group_id,

@@ -54,17 +54,18 @@ def convert(
     execute: bool = False,
     common: Common = _COMMON,
 ) -> int:
-    """Rewrite the last entry of a stopped query's checkpoint, so that the other source goes on with it.
+    """Rewrite the last batch in a stopped query's checkpoint, so that the other Kafka source continues the query.
 
-    format("kohort") reads checkpoints of format("kafka") as they are: `--to kohort` is needed only where it says so.
-    State, watermark and batch numbers stay. A copy of each file that is replaced stays beside it. Partitions that other
-    members of the group have read go on where the group is, which a broker is asked for.
+    format("kohort") continues from checkpoints of format("kafka") without a conversion. `--to kohort` is needed only if
+    its error message asks for it. State, watermark and batch numbers stay. A copy of each replaced file is kept beside
+    it. With `--to kafka`, partitions that other members of the group have read further continue from the group's
+    committed offsets. These are read from a broker.
 
     Args:
         directory: the query's checkpointLocation, a local folder. Stop the query first.
-        to: the format that goes on.
-        topic: a topic that the query reads; may be given again. Else the topics that the checkpoint names.
-        execute: do it; without this it is only shown.
+        to: the format of the source that continues the query.
+        topic: a topic that the query reads; may be given again. Default: the topics that the checkpoint names.
+        execute: write the files; without this option they are only listed.
     """
     found = _opened(directory, topic)
 

@@ -116,10 +116,10 @@ class RebalanceListener:
     """Callbacks around a rebalance, called by the thread that polls, inside `poll`. Override the ones you need."""
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Handle partitions that are about to be given up; offsets can still be committed."""
+        """Handle partitions that are about to be revoked; their offsets can still be committed."""
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """Handle partitions that were added; positions can be sought."""
+        """Handle newly assigned partitions; `seek` can change their positions."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
         """Handle partitions that others own by now; commits fail. Calls `on_partitions_revoked` unless overridden."""
@@ -127,7 +127,7 @@ class RebalanceListener:
 
 
 class HoldingListener(RebalanceListener):
-    """A listener whose partitions are given up when the application says so, not when a callback returns.
+    """A listener that keeps revoked partitions until the application calls `release`.
 
     After `on_partitions_wanted`, polls return no records of these partitions. Their positions stay, and can be
     committed. Polls return the other partitions' records and keep the member alive. `release` gives the partitions up
@@ -135,7 +135,7 @@ class HoldingListener(RebalanceListener):
     """
 
     def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
-        """Handle partitions that the group revokes."""
+        """Handle partitions that the group wants back: finish their records, then call `release`."""
 
 
 T = TypeVar("T")

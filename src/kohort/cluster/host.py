@@ -176,7 +176,7 @@ class KafkaGroups:
             try:
                 await self.warn_of_other_members(groups, note)
             except KafkaError as error:
-                log.info("cannot check whether groups have members at Kafka's own coordinator: %s", error)
+                log.info("can't check whether groups have members at Kafka's own coordinator, retrying: %s", error)
 
     async def warn_of_other_members(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
         """Log a warning for each group that is served here and has members at Kafka's own coordinator.
@@ -258,7 +258,7 @@ def _import_failed(question: ImportGroupOffsets, error: KafkaError) -> GroupImpo
 
 
 FIND_MS = 10_000
-"""Timeout for the begin and end offsets of partitions: long enough to find a leader that moves."""
+"""Timeout for a look-up of partitions' start and end offsets: long enough to find a leader that moves."""
 
 
 class CoordinatorHost(GroupHost):

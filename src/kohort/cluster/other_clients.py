@@ -232,7 +232,7 @@ class Refusals:
         return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in words)[:249]
 
     def _log_refusal(self, request: Request[Message], response: Message) -> Message | None:
-        """Log the client, and return the response; None: it is sent later, because the client goes on asking."""
+        """Log the client, and return the response; None: it is sent later, because the client repeats its requests."""
         self._log(request)
         return self._later(request, response)
 

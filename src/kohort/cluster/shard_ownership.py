@@ -177,7 +177,7 @@ class ShardOwnership:
         pause_s = exponential_backoff(tenure.pauses, PAUSE_S, PAUSE_MAX_S)
         self.fences[index] = self.fences.get(index, 0) + 1
         log.warning(
-            "shard %d: fenced by another coordinator; it begins again in %.2f s if it is still assigned here",
+            "shard %d: fenced by another coordinator; loading it again in %.2f s if it is still assigned to this one",
             index,
             pause_s,
         )

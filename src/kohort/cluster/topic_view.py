@@ -430,7 +430,7 @@ class KafkaTopics:
                 self._unanswered = True
             else:
                 if self._unanswered:
-                    log.info("metadata of Kafka's topics is refreshed again")
+                    log.info("metadata of Kafka's topics can be refreshed again")
                 self._unanswered = False
             pause = max(POLL_S, POLL_SHARE * (loop.time() - began)) if not self._unanswered else POLL_S
             with contextlib.suppress(TimeoutError):
@@ -478,7 +478,7 @@ class KafkaTopics:
                 else:
                     await self._poll_names(names)
             except KafkaError as error:
-                log.info("unknown topics could not be looked up at Kafka: %s", error)
+                log.info("unknown topics could not be looked up at Kafka, and still count as unknown: %s", error)
             now = loop.time()
             self._missing = {name: until for name, until in self._missing.items() if until > now}
             self._missing.update((name, now + FIND_AGAIN_S) for name in names if name not in self.by_name)

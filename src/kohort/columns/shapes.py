@@ -146,15 +146,15 @@ class RowRange:
     Attributes:
         start: First row of this record set.
         stop: Row after its last one.
-        next_offset: The offset to fetch from once these rows are consumed. Counts compacted, control and aborted
-            records that were passed.
-        leader_epoch: Leader epoch of the last batch examined; -1 unknown.
-        finished: False when a limit of `DecodeOptions` ended the decode within this record set or before it: decode
-            again from `next_offset`, or fetch again.
+        next_offset: The offset to fetch from once these rows are consumed. It lies after the compacted, control and
+            aborted records that the decode skipped.
+        leader_epoch: Leader epoch of the last batch examined; -1: unknown.
+        finished: False when a limit of `DecodeOptions` was reached in this record set or an earlier one: decode again
+            from `next_offset`, or fetch again.
         incomplete: The buffer ends within a batch. Together with no rows and an unchanged offset: fetch again with a
             higher limit.
         damage: The batch that ended the decode of this record set early, if one did.
-        one_epoch: Whether all examined batches have that leader epoch.
+        one_epoch: Whether all examined batches have the leader epoch `leader_epoch`.
     """
 
     start: int

@@ -48,7 +48,7 @@ class ScheduledCall(Protocol):
 
 
 class Driver(Protocol):
-    """The driver of a shard: schedules its turns, tells the time, and carries out its effects, in one thread."""
+    """The driver of a shard: it schedules its turns, supplies the time, and carries out its effects, in one thread."""
 
     @property
     def metrics(self) -> ShardMetrics:

@@ -369,10 +369,10 @@ REFUSED = {
 class Shard:
     """The coordinator of the groups whose names hash to one journal partition.
 
-    A shard has no event loop of its own; its driver schedules its turns and tells the time.
+    A shard has no event loop and no clock of its own; its driver schedules its turns and supplies the time.
 
     Attributes:
-        expects_takeover: another process is to own the shard. So fencing is expected, and a failure leads to no reload.
+        expects_takeover: another process will own the shard next. Fencing is expected, and a failure causes no reload.
     """
 
     def __init__(

@@ -226,7 +226,7 @@ class GroupChanges:
                 log.warning("%s %s refused: %s", who, found.change, error.message)
                 raise
             except KafkaError as error:
-                log.warning("%s %s not begun: %s", who, found.change, error)
+                log.warning("%s %s not begun, it can be confirmed again: %s", who, found.change, error)
                 self._put_preview(token, found)
                 raise
             rows, errors = _make(admin, found)
@@ -251,7 +251,7 @@ def _texts(errors: Iterable[KafkaError]) -> list[str]:
 
 
 def _goal(asked: PreviewBody) -> Goal | None:
-    """Return where a reset goes; None: it is none.
+    """Return the target of a reset; None for the other changes, which have no target.
 
     Raises:
         InvalidInputError: The fields do not fit together.

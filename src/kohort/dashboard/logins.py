@@ -80,7 +80,7 @@ class DashboardUsers:
                     self._read()
                 except InvalidInputError as error:
                     if self._failures.due(error.message):
-                        log.warning("%s; the users that were read last stay", error.message)
+                        log.warning("%s; the users that were read before stay valid", error.message)
             return self._proofs.get(user)
 
     def _read(self) -> None:

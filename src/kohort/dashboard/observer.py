@@ -1,4 +1,4 @@
-"""The knowledge of a cluster without a request to it: the last read, the history, and the answers made of them."""
+"""A cluster as the dashboard knows it without a request: the last read, the history, and the JSON made of them."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class ClusterObserver(ClosedOnExit):
             self._listeners.discard(listener)
 
     def cluster(self) -> View:
-        """Return how the cluster and the last read are; the read's age is by this machine's clock alone."""
+        """Return the status of the cluster and of the last read, with the read's age by this machine's clock."""
         state = self._watch.state
         age_ms = None if state.report is None else round((time.monotonic() - state.read_s) * 1000)
         return {
@@ -304,7 +304,7 @@ class ClusterObserver(ClosedOnExit):
 
 
 def cluster_view(name: str, state: WatchState, interval_ms: float) -> View:
-    """Return how the cluster and the last read are."""
+    """Return the status of the cluster and of the last read."""
     report = state.report
     return {
         "cluster": name,

@@ -103,11 +103,11 @@ class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DashboardRoutes:
-    """The answers to requests.
+    """The dashboard's HTTP routes, with a handler for each.
 
     Args:
-        observer: Knows the last read.
-        lookups: Asks the cluster.
+        observer: Has the last read of the cluster, and its history.
+        lookups: Sends requests to the cluster.
         access: Who may use the dashboard.
     """
 
@@ -486,7 +486,7 @@ class LimitedServer(uvicorn.Server):
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:  # the process has no more descriptors, or the client is gone
                 if self._failures.due(error.errno):
-                    log.warning("can't accept a connection: %s", error)
+                    log.warning("can't accept a connection, retrying: %s", error)
                 self._make_room()
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue

@@ -118,7 +118,10 @@ class DividePartitions:
 
 @dataclass(frozen=True, slots=True)
 class FindOffsets:
-    """A background task: find the begin or end of partitions without a position. Its result is `OffsetsFound`."""
+    """A background task: look up the start or end offsets of partitions without a position.
+
+    Its result is `OffsetsFound`.
+    """
 
     group_id: str
     member_id: str
@@ -300,7 +303,7 @@ class ConsumerGroupHeartbeatReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamedPartitions:
-    """Partitions of one topic by id and name."""
+    """Some partitions of one topic, with the topic's id and its name."""
 
     topic_id: TopicId
     topic: str

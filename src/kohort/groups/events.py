@@ -524,7 +524,7 @@ class ConnectionLost:
 
     Attributes:
         noticed: evict the members unless they return soon; False: let their sessions run on.
-        lease_ms: the lease that the client keeps, 0: none (see `failure_detector`).
+        lease_ms: the client's disconnect lease in ms, 0: it has none (see `failure_detector`).
         ended: the client's process id if that process is known to have ended, else "".
     """
 

@@ -102,7 +102,7 @@ class GroupMembership(LongPollingGroup):
 
     @abstractmethod
     def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the tombstone of a record with this kind and the rest of its key (`names`). For the ledger.
+        """Apply the tombstone of a record with this kind and the rest of its key (`names`). Only the ledger calls this.
 
         Returns:
             Whether this was the protocol's last record, after which the group no longer uses the protocol.

@@ -16,7 +16,7 @@ NOTHING: Pairs = frozenset()
 
 
 def pair_sort_key(pair: Pair) -> tuple[int, int]:
-    """Return a sort key of integers for a pair, which gives the pairs' own order without comparing UUIDs in Python."""
+    """Return a sort key for pairs: the order of the pairs themselves, but without comparing UUIDs in Python."""
     return pair[0].int, pair[1]
 
 

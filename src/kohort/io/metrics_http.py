@@ -192,7 +192,11 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Ignore a client that disconnected; log other errors with their traceback."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            log.error("metrics for %s failed", client_address, exc_info=error)
+            log.error(
+                "unexpected error while answering the scrape from %s; closing its connection",
+                client_address,
+                exc_info=error,
+            )
 
 
 class MetricsServer:

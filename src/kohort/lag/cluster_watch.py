@@ -31,7 +31,7 @@ NAMED_FAILURES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """The last knowledge of a cluster.
+    """The state of a cluster after its last read.
 
     Attributes:
         is_up: Whether the last read succeeded.
@@ -119,7 +119,11 @@ class ClusterWatch:
             text = str(error) if is_known else f"unexpected error {type(error).__name__}: {error}"
             failure = f"cluster: {text}"
             if not is_known and failure not in self._said:
-                log.error("[cluster %s] unexpected error", self.name, exc_info=error)
+                log.error(
+                    "[cluster %s] unexpected error during a read; retrying at the next interval",
+                    self.name,
+                    exc_info=error,
+                )
             self._log({failure})
             self.state = replace(
                 before,
@@ -133,7 +137,10 @@ class ClusterWatch:
         try:
             self._on_read(self.state)
         except Exception:  # the thread goes on here too
-            log.exception("[cluster %s] unexpected error after a read", self.name)
+            log.exception(
+                "[cluster %s] unexpected error while using the result of a read; the next read follows as usual",
+                self.name,
+            )
 
     def _after_read(self, before: WatchState, report: LagReport, read_ms: float) -> WatchState:
         reasons = [failure.reason for failure in report.failures] + [reason_of(e) for e in report.errors.values()]
@@ -154,15 +161,19 @@ class ClusterWatch:
         )
 
     def _log(self, failures: set[str]) -> None:
-        """Log failures that the last read did not have, and the end of the last one."""
+        """Log failures that the previous read did not have, and the first read without failures."""
         new = sorted(failures - self._said)
         for failure in new[:LOGGED_FAILURES_MAX]:
-            log.warning("[cluster %s] not read: %s; it is read again", self.name, failure)
+            log.warning("[cluster %s] not read: %s; retrying at the next interval", self.name, failure)
         if len(new) > LOGGED_FAILURES_MAX:
             left = len(new) - LOGGED_FAILURES_MAX
-            log.warning("[cluster %s] %d more parts and groups could not be read; they are read again", self.name, left)
+            log.warning(
+                "[cluster %s] %d more parts and groups could not be read; retrying at the next interval",
+                self.name,
+                left,
+            )
         if self._said and not failures:
-            log.info("[cluster %s] everything is read again", self.name)
+            log.info("[cluster %s] reading works again: the last read had no failures", self.name)
         self._said = frozenset(failures)
 
 

@@ -258,7 +258,7 @@ class HistoryWriter(ClosedOnExit):
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, if the disk takes it within 5 s; may be called again."""
+        """Write the pending reads and release the file, unless that takes longer than 5 s. May be called again."""
         self._ended = True
         self._news.set()
         self._thread.join(CLOSE_S)
@@ -361,7 +361,7 @@ class HistoryWriter(ClosedOnExit):
         self._close_connection()
 
     def _write_pending(self) -> None:
-        """Write what waits; what fails waits for the next read."""
+        """Write the pending reads, the oldest first. If the disk fails, they stay pending until the next read."""
         while True:
             with self._lock:
                 if not self._pending:
@@ -384,13 +384,13 @@ class HistoryWriter(ClosedOnExit):
                     self._remove_written(first)
                     with self._lock:
                         self._missed += 1
-                log.exception("[history] unexpected error")
+                log.exception("[history] unexpected error; writing continues with the next read")
                 self._say(f"unexpected error {type(error).__name__}: {error}")
                 continue
             if self.error:
                 self.error = ""
                 missed, self._missed = self._missed, 0
-                log.info("[history] %s is written again; %d reads are missing", self._path, missed)
+                log.info("[history] writing to %s works again; %d reads are missing in it", self._path, missed)
 
     def _remove_written(self, first: _Pending) -> None:
         with self._lock:
@@ -402,7 +402,7 @@ class HistoryWriter(ClosedOnExit):
     def _say(self, text: str) -> None:
         self.error = text
         if self._failures.due(text):
-            log.warning("[history] not written: %s; reads and pages go on", text)
+            log.warning("[history] not written: %s; reads and the dashboard's pages continue", text)
 
     def _opened(self) -> sqlite3.Connection:
         """Return the connection; open the file again if another one has its name now."""
@@ -510,7 +510,7 @@ class HistoryWriter(ClosedOnExit):
             is_full = True
         if is_full:
             connection.execute("PRAGMA incremental_vacuum").fetchall()
-            text = "[history] %s has reached its limit of %d bytes: the oldest is deleted before its retention ends"
+            text = "[history] %s has reached its limit of %d bytes: old data is deleted before its retention ends"
             if self._failures.due("full"):
                 log.warning(text, self._path, self._bytes_max)
 

@@ -182,7 +182,7 @@ class RecordTimes:
     async def _fetched(
         self, cluster: Cluster, searches: list[_Search], timeout_ms: float, failures: list[ReadFailure]
     ) -> list[_Search]:
-        """Fetch once for each search, from all leaders at once; return the searches that go on."""
+        """Fetch once for each search, from all leaders at once; return the searches that are not finished."""
         by_node: dict[tuple[int, bool], list[_Search]] = {}
         for search in searches:
             node = cluster.metadata.leader(search.partition)

@@ -242,7 +242,11 @@ def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
     if before is None or before.wanted != watched.decision.wanted:
         found = watched.decision
         log.info(
-            "[group %s] %d members are wanted, %d are there: %s", found.group, found.wanted, found.members, found.why
+            "[group %s] %d members are wanted, the group has %d: %s",
+            found.group,
+            found.wanted,
+            found.members,
+            found.why,
         )
 
 

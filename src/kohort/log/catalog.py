@@ -320,10 +320,10 @@ def usable_config(topic: str, defaults: LogConfig, configs: Mapping[str, str]) -
         try:
             parse_value(settings(LogConfig)[key], configs[key], key)
         except (KeyError, InvalidInputError) as error:
-            log.error("%s: %s=%s ignored, the default applies: %s", topic, key, configs[key], error)
+            log.error("topic %s: config %s=%s ignored, the default applies: %s", topic, key, configs[key], error)
             del usable[key]
     try:
         return effective_config(defaults, usable)
     except InvalidInputError as error:
-        log.error("%s: both compaction lag configs ignored, the defaults apply: %s", topic, error.message)
+        log.error("topic %s: compaction lag configs ignored, the defaults apply: %s", topic, error.message)
         return effective_config(defaults, {key: usable[key] for key in usable if "compaction.lag" not in key})

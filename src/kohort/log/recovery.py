@@ -55,8 +55,7 @@ def end_at_hole(
 ) -> None:
     """Truncate the log at the first damage from offset `sure` on, if something readable follows it.
 
-    Damage without anything readable after it is an ordinary end, which stays.
-
+    Damage with nothing readable after it is the ordinary end after a crash, and is not changed here.
 
     Args:
         segments: the loaded segments; changed in place.
@@ -445,7 +444,7 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
         if name in checkpoints.OF_PARTITION or name.endswith((".snapshot", ".log.swap", ASIDE, *_LEFTOVERS)):
             continue
         if not SEGMENT_FILE.fullmatch(name):
-            log.warning("%s: %s is no file of a log, and is left alone", path.name, name)
+            log.warning("%s: ignoring the file %s, which is not part of a log", path.name, name)
         elif int(name[:20]) not in bases:
             if bases and bases[0] < int(name[:20]) < bases[-1] and not name.endswith(".txnindex"):
                 missing.add(int(name[:20]))
@@ -581,7 +580,7 @@ def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM
             raise CorruptDataError(f"the file does not know of epoch {newest}")
         return known
     except (CorruptDataError, ValueError) as error:
-        log.warning("%s: rebuilding leader epochs from the batches: %s", path.name, error)
+        log.warning("%s: rebuilding leader-epoch-checkpoint from the batches: %s", path.name, error)
     found: list[tuple[int, int]] = []
     for segment in segments:
         for batch in segment.scan(0, skip=True):

@@ -353,7 +353,13 @@ class LogStore(ClosedOnExit):
         owned = self._owned
         owned.opened()
         how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
-        log.info("%s: %d logs open, %s, in %.0f ms", self.path, len(self._logs), how, 1000 * (time.monotonic() - began))
+        log.info(
+            "%s: %d logs open, data folder %s, in %.0f ms",
+            self.path,
+            len(self._logs),
+            how,
+            1000 * (time.monotonic() - began),
+        )
 
     def _open(self, tp: TopicPartition, config: LogConfig, known: OpenOptions) -> None:
         options = self._ours(known)

@@ -109,7 +109,7 @@ class RegionConsumer(OneProcess):
 
         Raises:
             RegionStoppedError: the region has stopped, or refused this member.
-            TimedOutError: no sequence was complete in time after a `close` that was called in this loop.
+            TimedOutError: `close` was called in this loop, and no sequence completed in time after it.
             KafkaError: the group can't be joined, or the topics can't be read.
         """
         while (piece := self._next_piece()) is not None:
@@ -156,7 +156,10 @@ class RegionConsumer(OneProcess):
             if piece is not None and self._flow.in_hand is piece:
                 if not self._flow.void:
                     self._stager.drop_unsettled()
-                    log.info("%s: the loop ended during a table: its records are read again", self.name)
+                    log.info(
+                        "%s: the loop over tables() ended within a table: its rows are dropped, its records read again",
+                        self.name,
+                    )
                 self._flow.put_back(dirty=dirty)
             if self._flow.in_hand is None:
                 self._hand = None  # last: a signal handler must not wait for this thread before
@@ -298,7 +301,7 @@ class RegionConsumer(OneProcess):
         `close` returns at once too.
 
         Raises:
-            TimedOutError: no sequence was complete in time. The member has left nevertheless, and the region resets.
+            TimedOutError: no sequence completed in time. The member has left nevertheless, and the region resets.
         """
         if os.getpid() != self._pid:
             return

@@ -136,7 +136,12 @@ class LeaderElection:
         if address.term not in self._announced_term:
             self._announced_term.add(address.term)
             where = f"{address.host}:{address.port}"
-            log.info("the control plane of term %s can't be reached at %s: %s", address.term, where, error)
+            log.info(
+                "the control plane of term %s can't be reached at %s, so a new term may begin: %s",
+                address.term,
+                where,
+                error,
+            )
 
     def _compete(self) -> ControlPlaneAddress:
         """Take over while other candidates may do the same; after losing an election, back off exponentially."""

@@ -526,16 +526,16 @@ class Region(ClosedOnExit):
     # -- shutdown
 
     def close(self) -> None:
-        """Close the members, and the control plane if it is here. Do nothing in a forked child.
+        """Close the members, and the control plane if it runs in this process. Do nothing in a forked child.
 
         From a thread that is processing a table, also in a signal handler, `close` asks the members to leave and
-        returns at once. Close the region again, or leave its `with`, after the loop.
+        returns at once. Close the region again, or leave its `with` block, after the loop.
 
         If a signal handler has interrupted another call of the region, `close` returns at once too, and closes when
         that call ends.
 
         Raises:
-            TimedOutError: no sequence was complete in time for a member; everything is closed nevertheless.
+            TimedOutError: a member's last sequence did not complete in time; everything is closed nevertheless.
         """
         ident = threading.get_ident()
         if os.getpid() != self._pid or self._closing == ident:

@@ -376,7 +376,12 @@ class RegionLogWriter:
             except UnknownOutcomeError as error:
                 if attempt == BEGIN_ATTEMPTS:
                     raise
-                log.info("region %s: unknown whether term %s has begun: %s", self._region, self._term, error)
+                log.info(
+                    "region %s: unknown whether term %s has begun, reading the topic and retrying: %s",
+                    self._region,
+                    self._term,
+                    error,
+                )
         raise AssertionError("the last attempt returns or raises")
 
     def _begin(self, host: str, port: int, pin: bytes) -> Known:

@@ -459,7 +459,11 @@ class ControlPlane:
                 self._is_over(error)
                 return
             except KafkaError as error:
-                log.info("region %s: cannot check whether another control plane has taken over: %s", self.region, error)
+                log.info(
+                    "region %s: can't check whether another control plane has taken over, retrying: %s",
+                    self.region,
+                    error,
+                )
 
     def _is_over(self, error: OverError) -> None:
         log.warning("region %s: term %s is over: %s", self.region, self.term, error)
@@ -496,7 +500,11 @@ class ControlPlane:
                 self._pool, lambda: self._book.outsiders(effect.group, effect.parts, ids)
             )
         except KafkaError as error:
-            log.info("group %s could not be described: %s", effect.group, error)
+            log.info(
+                "group %s could not be described, so members from outside the region go unnoticed: %s",
+                effect.group,
+                error,
+            )
             return
         if found is not None:
             self._step(events.GroupSeen(effect.group, found))

@@ -32,12 +32,12 @@ PRIMITIVE_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "do
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """How much a type takes.
+    """The size of a type: of its schema, and of its smallest value.
 
     Attributes:
-        parts: its parts, with its names written out.
-        size: the fewest bytes of a value.
-        free: the most records and nulls of a value, without what its arrays and maps hold: they take no bytes.
+        parts: the number of its parts, where each name of another type counts as that type's parts.
+        size: the bytes of its smallest value.
+        free: the most records and nulls in a value, which take no bytes; those in its arrays and maps do not count.
     """
 
     parts: int

@@ -379,11 +379,11 @@ class ProtobufSchema:
         return found
 
     def _found(self, indexes: tuple[int, ...], *, entries: bool) -> Descriptor | None:
-        """Return the message at indexes.
+        """Return the message at these indexes; None if there is none.
 
         Args:
-            indexes: the indexes.
-            entries: whether the messages that maps and groups make are counted.
+            indexes: one index for each level of nesting, from the file's own messages inwards.
+            entries: whether to count the messages that protoc generates for maps and groups.
         """
         found: Descriptor | None = None
         for index in indexes:
@@ -403,7 +403,7 @@ class ProtobufSchema:
         return found
 
     def _is_made(self, message: Descriptor) -> bool:
-        """Return whether a map or a group makes the message."""
+        """Return whether protoc generated the message for a map or a group."""
         return bool(message.GetOptions().map_entry) or message.full_name in self._groups
 
     def indexes_of(self, message: Descriptor) -> tuple[int, ...]:

@@ -130,7 +130,7 @@ class ChannelServer:
                 sock, (address, *_) = self._listening.accept()
             except OSError as error:
                 if not self._closed.wait(RECONNECT_DELAY_S):  # for example, too many open files
-                    log.warning("sources can't connect, retrying: accept failed: %s", error)
+                    log.warning("connections of sources can't be accepted, retrying: %s", error)
                 continue
             with self._lock:
                 if self._closed.is_set():
@@ -144,7 +144,9 @@ class ChannelServer:
         try:
             threading.Thread(target=self._serve, args=(sock, place), name="kohort-channel-link", daemon=True).start()
         except RuntimeError as error:  # the process has all the threads that it may have
-            log.warning("closing a source's connection, it tries again: no thread for it can be started: %s", error)
+            log.warning(
+                "closing the connection of a source, which will reconnect: no thread can be started for it: %s", error
+            )
             place.give_back()
             with self._lock:
                 self._sockets.discard(sock)
@@ -334,7 +336,7 @@ class ChannelClient:
                 link = self._connect()
             except OSError as error:
                 if not self._logged:
-                    log.info("the application can't be reached on port %s: %s", self._address.port, error)
+                    log.info("the driver program can't be reached on port %s, retrying: %s", self._address.port, error)
                     self._logged = True
             else:
                 self._logged = False
@@ -368,11 +370,11 @@ class ChannelClient:
                     handler(message)
         except ValueError as error:
             log.warning(
-                "[query %s] connecting to the driver program again: its message can't be read: %s", self._query, error
+                "[query %s] reconnecting to the driver program: its message can't be decoded: %s", self._query, error
             )
         except Exception:  # a bug must not end the thread: the application would not be reached again
             log.exception(
-                "[query %s] connecting to the driver program again: unexpected error while handling its message",
+                "[query %s] reconnecting to the driver program: unexpected error while handling its message",
                 self._query,
             )
         finally:

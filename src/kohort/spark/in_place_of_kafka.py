@@ -74,7 +74,7 @@ class Changes:
     def count_change(self, what: str) -> None:
         """Count a change, and log the first of its kind."""
         if what not in self.counts:
-            log.info("in place of kafka: %s", what)
+            log.info("kohort replaces Spark's Kafka source and sink: %s", what)
         self.counts[what] += 1
 
 

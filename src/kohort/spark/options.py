@@ -369,7 +369,7 @@ def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
 
 
 def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
-    """Parse a number for each partition from `{"topic": {"0": 23}}`.
+    """Parse one offset or timestamp for each partition from JSON such as `{"topic": {"0": 23}}`.
 
     Raises:
         InvalidInputError: the text has another form.

@@ -51,7 +51,7 @@ class ProduceResponse(Message, key=0, versions=(3, 13), flexible=9):
                 batch_index_error_message: str | None = string(nullable=True, default=None)
 
             class LeaderIdAndEpoch(Struct):
-                """The partition's leader of now, given with an error that says this broker is not it."""
+                """The partition's current leader, sent with an error that says this broker is not the leader."""
 
                 leader_id: int = int32(default=-1)
                 leader_epoch: int = int32(default=-1)
@@ -166,7 +166,7 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
                 end_offset: int = int64(default=-1)
 
             class LeaderIdAndEpoch(Struct):
-                """The partition's leader of now, given with an error that says this broker is not it."""
+                """The partition's current leader, sent with an error that says this broker is not the leader."""
 
                 leader_id: int = int32(default=-1)
                 leader_epoch: int = int32(default=-1)

@@ -84,7 +84,7 @@ class EncoderSource(FunctionSource):
             self.write_line(f"{self.out} += ({', '.join(items)})")
 
     def structure(self, cls: type[Struct], instance: str) -> None:
-        """Write all fields of one structure, then its tagged fields."""
+        """Write the code that encodes all fields of one structure, then its tagged fields."""
         tagged = []
         for field in cls.FIELDS:
             if not field.present(self.version):
@@ -120,7 +120,7 @@ class EncoderSource(FunctionSource):
         return f"{here} != {self.literal(default)}"
 
     def value(self, field: Field, here: str) -> None:
-        """Write one value, with its length or its null where it has one."""
+        """Write the code that encodes one value, with its length or its null where it has one."""
         if field.kind in FIXED:
             self.run.append((FIXED[field.kind], here))
         elif field.kind == "uuid":
@@ -322,7 +322,7 @@ class DecoderSource(FunctionSource):
         return False
 
     def flush(self) -> None:
-        """Read the values of fixed size gathered so far."""
+        """Write the code that reads the values of fixed size gathered so far."""
         if not self.run:
             return
         layout = "".join(code for code, _ in self.run)
@@ -336,7 +336,7 @@ class DecoderSource(FunctionSource):
         self.uuids.clear()
 
     def structure(self, cls: type[Struct], instance: str) -> None:
-        """Read all fields of one structure, then its tagged fields."""
+        """Write the code that reads all fields of one structure, then its tagged fields."""
         self.write_line(f"{instance} = new({self.constant('C_' + cls.__name__, cls)})")
         tagged = []
         for field in cls.FIELDS:
@@ -352,7 +352,7 @@ class DecoderSource(FunctionSource):
             self.tags(tagged, instance)
 
     def default(self, field: Field, here: str) -> None:
-        """Set a field that the version does not carry to its default."""
+        """Write the code that sets a field to its default, because the version does not carry it."""
         default = field.fresh_default()
         if default is field.default:
             self.write_line(f"{here} = {self.literal(default)}")
@@ -367,7 +367,7 @@ class DecoderSource(FunctionSource):
             self.write_line(f"{here} = {inner}")
 
     def value(self, field: Field, here: str) -> None:
-        """Read one value into `here`."""
+        """Write the code that reads one value into `here`."""
         if field.kind in FIXED:
             self.run.append((FIXED[field.kind], here))
         elif field.kind == "uuid":
@@ -387,7 +387,7 @@ class DecoderSource(FunctionSource):
             self.write_line(f"{here} = {inner}")
 
     def length(self, code: str) -> str:
-        """Return the name of a length just read; -1 is null."""
+        """Write the code that reads a length, and return the variable that holds it; -1 is null."""
         number = self.name("n")
         if not self.flexible:
             self.run.append((code, number))
@@ -430,7 +430,7 @@ class DecoderSource(FunctionSource):
         return f"bytes({piece})" if field.kind == "bytes" and self.views else piece
 
     def compact_text(self, field: Field, here: str) -> None:
-        """Read a string, bytes or a record set of a flexible version.
+        """Write the code that reads a string, bytes or a record set of a flexible version.
 
         Its length is one more than its size, and zero for null.
         """
@@ -450,7 +450,7 @@ class DecoderSource(FunctionSource):
         )
 
     def sequence(self, field: Field, here: str) -> None:
-        """Read an array; its length is checked against the remaining bytes before anything is allocated."""
+        """Write the code that reads an array; it checks the length against the remaining bytes before it allocates."""
         element = field.element
         assert element is not None
         number = self.length("i")
@@ -489,10 +489,11 @@ class DecoderSource(FunctionSource):
         self.null(field, number, here)
 
     def plain_elements(self, array: Field, number: str, items: str) -> str | None:
-        """Read an array of equally sized elements in one go: long, with empty strings and without tagged fields.
+        """Write the code that reads an array in one go, if it is long and its elements have equal sizes.
 
-        Clients commit offsets a hundred at a time with empty metadata. Returns the name of a flag, whether the array
-        was of this kind; None if such elements never have one size.
+        Their strings are empty then, and they have no tagged fields: clients commit offsets a hundred at a time with
+        empty metadata. Returns the name of a flag, whether the array was of this kind; None if such elements never
+        have one size.
         """
         assert array.element is not None
         assert array.element.struct is not None
@@ -529,7 +530,7 @@ class DecoderSource(FunctionSource):
         return plain
 
     def plain_rows(self, cls: type[Struct], rows: str, items: str) -> None:
-        """Append a structure for each row of values, which the expression `rows` yields, to `items`."""
+        """Write the code that appends a structure to `items` for each row of values of the expression `rows`."""
         fields = {field.name: self.name("v") for field in cls.FIELDS if field.present(self.version)}
         item = self.name("x")
         self.write_line(f"for {', '.join(fields.values())}, _ in {rows}:")
@@ -564,7 +565,7 @@ class DecoderSource(FunctionSource):
         return f"rows({self.constant('C_' + cls.__name__, cls)}, {{{', '.join(entries)}}})"
 
     def nullable_struct(self, field: Field, here: str) -> None:
-        """Read a structure behind a byte that is negative for null, or, in a tagged field, zero."""
+        """Write the code that reads a nullable structure: its first byte is negative for null (zero if tagged)."""
         assert field.struct is not None
         marker, inner = self.name("m"), self.name("s")
         self.run.append(("b", marker))
@@ -578,7 +579,7 @@ class DecoderSource(FunctionSource):
         self.depth -= 1
 
     def tags(self, fields: list[Field], instance: str) -> None:
-        """Read the tagged fields that this version knows and skip the others."""
+        """Write the code that reads the tagged fields that this version knows, and skips the others."""
         self.flush()
         if not fields:
             self.write_line("if buf[p]: p = skip_tags(buf, p, end)")

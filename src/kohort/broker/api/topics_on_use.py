@@ -72,7 +72,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
             if error is None:
                 plans[name] = plan
         if error is not None:
-            log.info("topic not created automatically: %s: %s", error.message, request.name)
+            log.info("topic not created automatically: %s (request %s)", error.message, request.name)
             refused[name] = error
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}

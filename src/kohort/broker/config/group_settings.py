@@ -91,7 +91,7 @@ class GroupSettingsFile:
     def valid_settings(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
         """Return the settings of a shard's groups, by group.
 
-        All settings of a group are left out, with a warning, if one is unknown or outside the broker's limits of now.
+        All settings of a group are left out, with a warning, if one is unknown or outside the broker's current limits.
         """
         found: dict[str, GroupSettings] = {}
         for group, configs in self._by_group.items():

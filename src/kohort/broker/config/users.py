@@ -68,7 +68,7 @@ class Users:
             replace_file(self._secret_path, secret, mode=0o600)
         except OSError as error:
             log.warning(
-                "%s could not be written, so that logins before and after a restart can show which users exist: %s",
+                "%s could not be written, so the salts of unknown users change at a restart, and show who exists: %s",
                 self._secret_path,
                 error,
             )

@@ -77,7 +77,7 @@ class LoginConnection(Protocol):
     def closed(self) -> bool: ...
 
     def intercept(self, on_frame: Dispatch, size_max: int | None, /) -> None:
-        """Let `on_frame` take the frames from now on. `size_max` bounds them; None: the listener's limit."""
+        """Pass later frames to `on_frame`. Their size limit is `size_max`; None: the listener's limit."""
 
     def suspend(self) -> None:
         """Take no further request until `unsuspend`."""

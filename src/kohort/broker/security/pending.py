@@ -282,7 +282,13 @@ class TlsHandshake:
             self._pending.forget()
         host, port = self._transport.peer
         if why and self._logins.notices.is_new(host, why):
-            log.warning("[listener %s] closing the connection from %s:%d: %s", self._listener, host, port, why)
+            log.warning(
+                "[listener %s] closing the connection from %s:%d, not authenticated yet: %s",
+                self._listener,
+                host,
+                port,
+                why,
+            )
         if not self._stepping:
             self._release()
 

@@ -183,7 +183,9 @@ class ServerTls:
             context = tls_server_context(config)
         except InvalidInputError as error:
             log.error(
-                "[listener %s] changed certificates ignored: %s; the ones before stay in use", self._name, error.message
+                "[listener %s] changed certificates ignored: %s; the previous ones stay in use",
+                self._name,
+                error.message,
             )
         else:
             if self._config is config:  # no request has replaced them meanwhile

@@ -41,7 +41,7 @@ class ClientSession:
         host: the client's address.
         principal: the client's identity. A request keeps the principal that it arrived with.
         software: the client's name and version from ApiVersions 3 or later.
-        lease_ms: the disconnect lease that the client must keep; 0: none.
+        lease_ms: the client's disconnect lease in ms (`kohort.io.processes`); 0: it has none.
         process: the client's process, as the client named it; "": not named. See `kohort.io.processes`.
         client_id: from the header of ApiVersions; push frames have none.
         shards: the group shards that the client has used, which learn of its disconnect.
@@ -499,7 +499,7 @@ class Connection:
             self._on_readable()
 
     def intercept(self, on_frame: Callable[[Connection, Frame], None], size_max: int | None) -> None:
-        """Pass later frames to `on_frame`. `size_max` bounds them; None: `socket.request.max.bytes` does."""
+        """Pass later frames to `on_frame`. Their size limit is `size_max`; None: `socket.request.max.bytes`."""
         self._on_frame = on_frame
         self._frames.size_max = self._limits.request_bytes_max if size_max is None else size_max
 

@@ -110,7 +110,7 @@ class ByteBudget:
     def _shed(self) -> None:
         holder, since = next(iter(self._since.items()))
         log.warning(
-            "closing the connection from %s: %d bytes of %s for %.0f s, and all connections have %d; the limit is %d",
+            "closing the connection from %s: %d bytes of %s held for %.0f s; all connections hold %d of at most %d",
             holder.name,
             self._sizes[holder],
             self._what,

@@ -372,13 +372,15 @@ class Server:
                 log.info("closing the idle connection from %s", connection.name)
                 connection.close()
             elif not connection.has_asked and connection.opened < began:
-                log.info("closing the connection from %s: no request within %.0f s", connection.name, FIRST_REQUEST_S)
+                log.info(
+                    "closing the connection from %s: no first request within %.0f s", connection.name, FIRST_REQUEST_S
+                )
                 connection.close()
         stopped = now - UNFINISHED_S
         for holder, since in list(self.unfinished.since()):
             if since < stopped and holder.last_active < stopped and holder.is_reading:
                 log.info(
-                    "closing the connection from %s: it began a request, and sent no more of it for %.0f s",
+                    "closing the connection from %s: its request is incomplete, and no more of it came for %.0f s",
                     holder.name,
                     UNFINISHED_S,
                 )

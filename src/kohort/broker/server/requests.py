@@ -134,7 +134,7 @@ class PushRequest:
 
     def refuse(self, body: bytes, why: str) -> None:
         """Send an error response, and close the connection."""
-        log.warning("closing the connection from %s: request refused: %s", self.connection.name, why)
+        log.warning("closing the connection from %s: request of a push consumer refused: %s", self.connection.name, why)
         self.answer(body)
         self.connection.finish()
 

@@ -41,7 +41,7 @@ async def describe_cluster(cluster: Cluster, *, timeout_ms: float | None = None)
 
 
 async def describe_features(cluster: Cluster, *, timeout_ms: float | None = None) -> dict[str, FeatureDescription]:
-    """Describe the finalized levels of features, and the levels that a broker supports (KIP-584)."""
+    """Return each feature's finalized level, and the levels that the answering broker supports (KIP-584)."""
     request = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
 
     async def attempt() -> dict[str, FeatureDescription]:

@@ -30,19 +30,19 @@ class ChangeInputError(InvalidInputError):
 
 
 def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """Add the nearest group's name to the errors of groups that do not exist."""
+    """Add the existing group with the most similar name to the error of each group that does not exist."""
     return groups_with_nearest_of(errors, lambda: [group.group_id for group in admin.list_groups()])
 
 
 def groups_with_nearest_of(
     errors: Mapping[str, KafkaError], names: Callable[[], Iterable[str]]
 ) -> dict[str, KafkaError]:
-    """Add the nearest of some groups' names to the errors of groups that do not exist."""
+    """Add the most similar of `names()` to the error of each group that does not exist."""
     return _with_nearest(errors, ErrorCode.GROUP_ID_NOT_FOUND, names)
 
 
 def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """Add the nearest topic's name to the errors of topics that do not exist."""
+    """Add the existing topic with the most similar name to the error of each topic that does not exist."""
     return _with_nearest(
         errors, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, lambda: [topic.name for topic in admin.list_topics()]
     )
@@ -51,7 +51,7 @@ def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[
 def _with_nearest(
     errors: Mapping[str, KafkaError], missing: ErrorCode, names: Callable[[], Iterable[str]]
 ) -> dict[str, KafkaError]:
-    """Add the nearest of `names()` to errors with the code `missing`; look the names up only if there are any."""
+    """Add the most similar of `names()` to errors with the code `missing`; call `names` only if there are any."""
     there = list(names()) if any(error.code is missing for error in errors.values()) else []
     return {
         name: NotFoundError(f"{error.message}{did_you_mean(name, there)}", error.code)

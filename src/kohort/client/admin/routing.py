@@ -96,7 +96,10 @@ async def at_controller(
 
 
 def refused(result: HasErrorCode, what: str) -> KafkaError:
-    """Make the error of one outcome: with the broker's message if it has one, which may name the resource itself."""
+    """Return the exception for a failed result, with the broker's message if it has one.
+
+    Its text begins with `what`, unless the broker's message already names the resource.
+    """
     code = ErrorCode.of(result.error_code)
     said: str | None = getattr(result, "error_message", None)
     name = what.partition(" ")[2].strip("'")

@@ -64,11 +64,13 @@ def arrow_rows(data: bytes) -> list[dict[str, Any]]:
 def with_schema_registry(
     config: ConsumerConfig, *, prepared: bool = False
 ) -> tuple[ConsumerConfig, SchemaRegistry | None]:
-    """Return a configuration whose values are deserialized by the registry that it names, and that registry's client.
+    """Return a configuration that deserializes values by its schema registry, and the registry's client.
+
+    Without `schema_registry_url`, return the configuration unchanged, and None.
 
     Args:
         config: the configuration.
-        prepared: whether the values' schemas are looked up by `decode_and_prepare` before, and not by deserializing.
+        prepared: whether `decode_and_prepare` looks schemas up beforehand, so that deserializing makes no request.
 
     Raises:
         InvalidInputError: the URL is invalid, or there is another deserializer of values.

@@ -167,7 +167,7 @@ class FetchSessionHandler:
     def request(
         self, cluster: Cluster, config: ConsumerConfig, asked: Mapping[TopicPartition, _PartitionFetch]
     ) -> Between[FetchResponse]:
-        """Make a Fetch for exactly these partitions, in this order if it is full."""
+        """Return the session's next Fetch: all of these partitions in this order, or only what has changed."""
         limit = config.max_partition_fetch_bytes
         wanted, ids = _session_entries(cluster, asked, limit)
         by_id = all(topic_id.int for topic_id in ids.values())

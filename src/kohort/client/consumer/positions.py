@@ -155,7 +155,7 @@ class PositionFinder:
                     continue
             except RetriableError as error:
                 failures += 1
-                log.debug("could not look positions up yet: %s", error)
+                log.debug("positions could not be looked up, retrying: %s", error)
                 wait = self._cluster.backoff_ms(failures)
                 await self._cluster.runtime.first(looked, timeout_ms=wait)
                 continue

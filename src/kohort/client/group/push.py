@@ -274,7 +274,7 @@ class PushMembership(Membership):
             if self._link is None:
                 self._reach()
             elif runtime.now_ms - self._heard_ms >= self.config.session_timeout_ms:
-                self._unlink("nothing was asked for a session")
+                self._unlink("no request from the coordinator within the session timeout")
                 continue
             elif await self._answer_next(self._link):
                 continue
@@ -314,7 +314,11 @@ class PushMembership(Membership):
             if self._link is link and self.cluster.runtime.now_ms >= self._unanswered_ms():
                 self._unlink(f"the coordinator is silent: {error}")
         except KafkaError as error:
-            log.debug("[group %s] the coordinator answers with an error: %s", self.group, error)
+            log.debug(
+                "[group %s] the coordinator answers the probe with an error, its connection is kept: %s",
+                self.group,
+                error,
+            )
         self._probing, self._lived_ms = None, self.cluster.runtime.now_ms
         self._move()
 

@@ -276,7 +276,7 @@ class TlsFiles:
         return stamps
 
     def current(self) -> ssl.SSLContext | None:
-        """Return the context; None for plain connections. If changed files are unusable, those before stay in use."""
+        """Return the context; None for plain connections. Changed files that are unusable are ignored."""
         if self._context is None:
             return None
         stamps = self._file_stamps()
@@ -285,5 +285,5 @@ class TlsFiles:
             try:
                 self._context = tls_context(self._config)
             except InvalidInputError as error:
-                log.warning("changed TLS files ignored: %s; the ones before stay in use", error.message)
+                log.warning("changed TLS files ignored: %s; the previous ones stay in use", error.message)
         return self._context

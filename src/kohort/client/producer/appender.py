@@ -1,4 +1,4 @@
-"""The short way of `send`: a record of bytes into the batch that is open for it.
+"""The fast path of `send`: a record of bytes is appended to the open batch of its partition.
 
 Half of what `send` costs are checks for other records, and calls. `append_open` is one call for the usual record, and
 leaves all others, and all errors, to `ProducerCore.send`. It is compiled (`_appender.pyx`): 0.3 µs for 100 bytes. Where
@@ -39,10 +39,10 @@ class PlainBatchFill:
 
 
 class PlainQueueOpening:
-    """The end of a partition's queue where records go.
+    """The open end of a partition's queue, to which records are appended.
 
     Attributes:
-        open: The batch that still takes records.
+        open: The batch that still takes records; None: there is none.
     """
 
     __slots__ = ("open",)
@@ -95,11 +95,11 @@ class PlainAppender(Generic[D]):
         self._delivery_type, self._new_delivery = delivery_type, delivery_type.__new__
 
     def append_open(self, topic: str, value: Any, key: Any) -> D | None:
-        """Put a record of now, bytes without headers, into the open batch of its partition.
+        """Append a record of bytes without headers, with the current time, to the open batch of its partition.
 
         Returns:
             None, with nothing changed, if the record is of another kind, no batch is open, or it or the memory is full.
-            `ProducerCore.send` then has all rules and errors.
+            `ProducerCore.send` handles these cases, and raises the errors.
         """
         if type(value) is not bytes or type(topic) is not str or not self._bytes_only:
             return None

@@ -246,7 +246,9 @@ class GroupCoordination:
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
         elif self._opened and self._log_throttle.due("trouble"):
-            log.warning("placement: using the last known placement: Kafka can't be reached: %s", error)
+            log.warning(
+                "placement: a request to Kafka failed, retrying; the last known placement stays in use: %s", error
+            )
 
     async def _round(self, cluster: Cluster) -> None:
         """Join the group and sync: take the assignment, which this member computes if it leads."""
@@ -404,7 +406,11 @@ def _assignments(joined: JoinGroupResponse) -> dict[str, LeaderAssignment]:
         try:
             metadata[member.member_id] = JoinMetadata.from_bytes(bytes(member.metadata))
         except CorruptDataError as error:
-            log.warning("placement: member %s gets no shards, its bytes can't be read: %s", member.member_id, error)
+            log.warning(
+                "placement: member %s gets no shards: its JoinGroup metadata can't be decoded: %s",
+                member.member_id,
+                error,
+            )
     return compute_assignments(joined.generation_id, joined.member_id, metadata)
 
 

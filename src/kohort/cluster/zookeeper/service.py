@@ -347,7 +347,7 @@ class ZooKeeperCoordination:
             except KafkaError as error:
                 self._look_failed(error)
             except Exception as error:
-                log.exception("placement: unexpected error, retrying")
+                log.exception("placement: unexpected error while reading or updating it in ZooKeeper, retrying")
                 self._look_failed(KafkaError(f"unexpected error: {error!r}"))
             self._notify_change()
 
@@ -539,7 +539,7 @@ class ZooKeeperCoordination:
             self.is_leader = False
             self._notify_change()
         elif state is SessionState.SUSPENDED:
-            log.warning("placement: using the last known placement: no connection to ZooKeeper")
+            log.warning("placement: connection to ZooKeeper lost, reconnecting; the last known placement stays in use")
         else:
             self._look.set()
 
@@ -615,5 +615,5 @@ def _read_registration(name: str, node: ZNode) -> Registration | None:
     try:
         return Registration.from_bytes(name, node.data)
     except CorruptDataError as error:
-        log.warning("placement: ignoring the node of broker %s, which is no coordinator's: %s", name, error)
+        log.warning("placement: ignoring the node of broker %s, which is not a kohort coordinator's: %s", name, error)
         return None

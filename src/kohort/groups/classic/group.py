@@ -58,7 +58,7 @@ def differs(asked: str | None, actual: str | None) -> bool:
 
 
 class ClassicRequests(ClassicRebalance):
-    """The answers to the requests of a classic group's members."""
+    """The handling of requests from the members of a classic group."""
 
     def member_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
         """Return whether a request's member is in the group and was not replaced by another with its instance id.
@@ -432,7 +432,7 @@ class ClassicRequests(ClassicRebalance):
         return ErrorCode.NONE
 
     def on_pending_end(self, step: Step, member_id: str) -> None:
-        """Drop a pending member id that was not used in time or does not fit into the group; the join phase goes on."""
+        """Drop a pending member id that was not used in time or does not fit the group; the join phase continues."""
         if self.drop_pending(step, member_id):
             self.complete_if_all_joined(step)
 
@@ -609,7 +609,7 @@ class ClassicGroup(ClassicRequests):
     table: ClassVar[Table] = TABLE
 
     def listed_protocol_type(self) -> str:
-        """Return the type that the members have in common; empty without members so far."""
+        """Return the protocol type of the members, for ListGroups; empty until a first member has joined."""
         return self.protocol_type or ""
 
     # -- Permission to commit in a classic group. Source: spec 1.1, KIP-447

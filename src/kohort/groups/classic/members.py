@@ -350,7 +350,10 @@ class ClassicMembers(GroupMembership):
         yield (Kind.GROUP, self.group_id)
 
     def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
-        """Apply a tombstone; return False: without records the group stays classic, for its offsets. For the ledger."""
+        """Apply a tombstone; return False: without records the group stays classic, for its offsets.
+
+        Only the ledger calls this.
+        """
         if kind is Kind.GROUP:
             self.saved = None
         elif kind is Kind.GENERATION:
@@ -358,11 +361,11 @@ class ClassicMembers(GroupMembership):
         return False
 
     def take_saved(self, record: GroupSaved) -> None:
-        """Apply a stable generation or an empty group. For the ledger."""
+        """Apply the record of a stable generation, or of an empty group. Only the ledger calls this."""
         self.saved = record
 
     def take_started(self, record: GenerationStarted) -> None:
-        """Apply the begin of a generation. For the ledger."""
+        """Apply the record that a generation has begun. Only the ledger calls this."""
         self.started = record.generation
 
     takes: ClassVar[Takes] = {

@@ -290,7 +290,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
             step.run(timer, member.rebalance_timeout_ms)
 
     def classic_heartbeat(self, step: Step, event: Heartbeat) -> None:
-        """Process a classic member's heartbeat, and tell it whether it must move."""
+        """Answer a classic member's Heartbeat: REBALANCE_IN_PROGRESS if it must rejoin for another assignment."""
         error = self.classic_member_error(event.member_id, event.instance_id, event.generation)
         if error is ErrorCode.NONE:
             member = self.members[event.member_id]

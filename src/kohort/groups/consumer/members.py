@@ -345,7 +345,7 @@ class ConsumerMembers(GroupMembership):
         yield (Kind.EPOCH, self.group_id)
 
     def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
-        """Apply a tombstone; return True for the epoch's, which is the group's last. For the ledger."""
+        """Apply a tombstone; return True for the epoch's, which is the group's last. Only the ledger calls this."""
         if kind is Kind.MEMBER:
             self.drop_member(names[0])
         elif kind is Kind.TARGET_EPOCH:
@@ -360,26 +360,26 @@ class ConsumerMembers(GroupMembership):
         return kind is Kind.EPOCH
 
     def take_epoch(self, record: EpochBumped) -> None:
-        """Apply a new epoch, which needs a new target. For the ledger."""
+        """Apply the record of a new epoch, which needs a new target. Only the ledger calls this."""
         self.epoch = record.epoch
         self.metadata_hash = record.metadata_hash
 
     def take_target_epoch(self, record: TargetEpochSet) -> None:
-        """Apply the epoch that completes a target. For the ledger."""
+        """Apply the record of the epoch that completes a target. Only the ledger calls this."""
         self.target_epoch = record.epoch
         self._moving = None
         self.assigned_ms = record.assigned_ms
 
     def take_target(self, record: TargetAssigned) -> None:
-        """Apply a member's target. For the ledger."""
+        """Apply the record of a member's target. Only the ledger calls this."""
         self.targets[record.member_id] = unpack(record.partitions)
 
     def take_regex(self, record: RegexResolved) -> None:
-        """Apply a resolved regular expression. For the ledger."""
+        """Apply the record of a resolved regular expression. Only the ledger calls this."""
         self.regexes[record.regex] = record
 
     def take_member(self, member: MemberSaved) -> None:
-        """Apply a member's new metadata. For the ledger."""
+        """Apply the record of a member's new metadata. Only the ledger calls this."""
         self._count(self.members.get(member.member_id), -1)
         self.members[member.member_id] = member
         self._count(member, 1)
@@ -388,7 +388,7 @@ class ConsumerMembers(GroupMembership):
         self._note_move(member.member_id)
 
     def drop_member(self, member_id: str) -> None:
-        """Apply the removal of a member. For the ledger."""
+        """Apply the removal of a member. Called only while a record or tombstone is applied."""
         member = self.members.pop(member_id, None)
         self._count(member, -1)
         self._note_move(member_id)
@@ -406,7 +406,7 @@ class ConsumerMembers(GroupMembership):
             _shift(self._matched, member.subscribed_regex, sign)
 
     def take_current(self, record: MemberAssigned) -> None:
-        """Apply a member's new assignment. For the ledger."""
+        """Apply the record of a member's new assignment. Only the ledger calls this."""
         self.drop_current(record.member_id)
         current = self.current[record.member_id] = CurrentAssignment.of(record)
         for pair in current.assigned | current.pending:
@@ -414,7 +414,7 @@ class ConsumerMembers(GroupMembership):
         self._note_move(record.member_id)
 
     def drop_current(self, member_id: str) -> None:
-        """Apply the removal of a member's assignment. For the ledger."""
+        """Apply the removal of a member's assignment. Called only while a record or tombstone is applied."""
         before = self.current.pop(member_id, None)
         if before is not None:
             for pair in before.assigned | before.pending:

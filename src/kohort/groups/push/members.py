@@ -215,7 +215,7 @@ class PushMembers(GroupMembership):
                 del self.holders[pair]
 
     def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
-        """Apply a tombstone; return True for the group's own record, the last one. For the ledger."""
+        """Apply a tombstone; return True for the group's own record, the last one. Only the ledger calls this."""
         if kind is Kind.PUSH_OWNED:
             self._release(names[0])
         elif kind is Kind.PUSH_MEMBER:

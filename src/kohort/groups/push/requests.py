@@ -50,7 +50,10 @@ class PushRequests(PushMembers):
     """The requests to the members of a push group."""
 
     def session_bound_ms(self, step: Step, saved: PushMemberSaved) -> int:
-        """Return the silence after which a member is evicted: its session, or the time of the most failed requests."""
+        """Return how long a member may be silent before it is evicted.
+
+        This is its session timeout, or the time of `push_failed_requests_max` request intervals if that is longer.
+        """
         return max(saved.session_timeout_ms, step.config.push_failed_requests_max * interval_ms(saved))
 
     # -- requests
@@ -126,7 +129,7 @@ class PushRequests(PushMembers):
         return dict(sorted(found.items()))
 
     def find_offsets(self, step: Step, member: PushMember, missing: list[TopicPartition], *, from_begin: bool) -> None:
-        """Request the begin or end of partitions, unless that is under way."""
+        """Look up the start or end offsets of partitions, unless a look-up is under way."""
         if member.finding >= 0:
             return
         member.finding = step.ticket()

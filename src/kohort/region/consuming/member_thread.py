@@ -136,7 +136,8 @@ class PlaneLink:
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
                 log.warning(
-                    "%s: a call to its sink or to the region's topic does not return: thread left behind", self._name
+                    "%s: closed, but a call to its sink or the region's topic does not return: its thread still runs",
+                    self._name,
                 )
 
     def _run(self) -> None:
@@ -454,7 +455,7 @@ class MemberThread(ABC):
             if sent:
                 self._consumer.commit(sent, timeout_ms=COMMIT_MS)
         except KafkaError as error:
-            log.info("%s: could not reset the group's offsets: %s", self.name, error)
+            log.info("%s: could not reset the group's offsets, the next checkpoint commits them: %s", self.name, error)
             if isinstance(error, TimedOutError):
                 waiting.unanswered |= sent
 

@@ -62,7 +62,9 @@ class Publisher:
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
-                log.warning("%s: its sink does not answer while publishing: thread left behind", self._name)
+                log.warning(
+                    "%s: closed, but its sink does not answer: the publishing thread is still running", self._name
+                )
 
     def _run(self) -> None:
         try:

@@ -138,7 +138,7 @@ class MemberMachine(Member):
             self.release_partitions(event.parts)
 
     def pend(self, cause: str, parts: tuple[Part, ...]) -> None:
-        """Request a reset: records of these partitions are among what was staged."""
+        """Request a reset of the region, because rows from these lost partitions are among the staged ones."""
         self.do(events.StopPolling(clear=True))
         self.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
         self.cut, self.contributed, self.ends = None, 0, {}

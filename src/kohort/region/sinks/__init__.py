@@ -78,7 +78,7 @@ class Sink(Protocol):
         """
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys, all at once, as this sequence; durable when it returns.
+        """Publish the rows of these keys as this sequence, all at once; they are durable when the call returns.
 
         The effect happens once per (region, sequence), however often, by however many callers and after whatever
         interruption it is called. Sequences are published in order: a caller knows that the earlier ones are done.
@@ -90,14 +90,14 @@ class Sink(Protocol):
         """
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove all published rows, as this sequence: earlier sequences are never shown again.
+        """Remove all published rows. This counts as the sequence: earlier ones are never shown again.
 
         A sink that shows this number may contain rows nevertheless. The topic may be an older copy, and the number
         may come from a sequence that the copy lacks. The call may therefore skip its work only if the sink was
         emptied as this sequence, or shows a later one.
 
-        Rows staged in epochs before `floor` are discarded; in later epochs members stage meanwhile. The effect is
-        durable when the call returns, and the call is repeated as `publish` is.
+        Rows that were staged in epochs before `floor` are discarded too. Those of later epochs stay, since members may
+        be staging them now. The effect is durable when the call returns. The call is retried as `publish` is.
 
         Another caller may still be publishing an earlier sequence. It may then get an error, or learn that the
         sequence is done.

@@ -412,11 +412,14 @@ class DeltaTable(InFolder):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that can't be written; return the rows as they are staged."""
+        """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
         return self._checked(table)[1]
 
     def _checked(self, table: pa.Table) -> tuple[OwnerMarker, pa.Table]:
-        """Return the rows as they are staged, with the claim that they fit; another thread may cache an older one."""
+        """Return the owner marker whose schema the rows fit, and the rows in the form that is staged.
+
+        The marker is returned because another thread may cache an older one meanwhile.
+        """
         claim = self._claim()
         unknown = set(table.column_names).difference(claim.rows().names)
         if any(not is_empty(table.schema.field(name)) for name in unknown):

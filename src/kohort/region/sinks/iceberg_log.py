@@ -266,7 +266,7 @@ class IcebergLog:
             ) from error
 
     def _discard(self, table: Table, refused: Snapshot) -> None:
-        """Remove the manifests of a snapshot that can't come into the table any more."""
+        """Delete the manifests of a snapshot whose commit was refused, if the table can no longer get it."""
         now = self.load()
         before, head = table.current_snapshot(), now.current_snapshot()
         moved_on = head is not None and (before is None or before.snapshot_id != head.snapshot_id)

@@ -347,7 +347,7 @@ class IcebergTable(Bound):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that can't be written; return the rows as they are staged."""
+        """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
         claim = self._claim()
         unknown = set(table.column_names).difference(claim.rows().names)
         if any(not is_empty(table.schema.field(name)) for name in unknown):

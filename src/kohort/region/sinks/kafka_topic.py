@@ -255,7 +255,7 @@ class KafkaTopic(Bound):
     # Staging.
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that the topic's brokers would refuse; return the rows as they are staged."""
+        """Raise an error for the first row that the brokers would refuse; else return the rows in the form staged."""
         rules = self._rules()
         check_fits(f"topic {self.topic}", rules.schema, filled_schema(plain(table.schema), rules.schema))
         keyed = ["key"] if rules.keyed else []

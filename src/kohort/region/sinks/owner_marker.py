@@ -24,11 +24,11 @@ CLAIM = "region.json"
 _ADDED = "columns-"
 """Prefix of the files that name added columns: `columns-1.json` is the first."""
 UNFINISHED = ".part"
-"""Suffix of files that are not written to the end."""
+"""Suffix of files that are not completely written yet."""
 
 
 class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of `region.json`.
+    """The content of `region.json`, which names the region that writes here, and has the schema of its rows.
 
     Attributes:
         format: the format's version, 1.

@@ -318,7 +318,7 @@ class ParquetFolder(InFolder):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that can't be written; return the rows as they are staged."""
+        """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
         kept = self._fitting(table.schema)
         refuse_nulls(table, [field.name for field in kept if not field.nullable])
         rows = conformed(table, kept)
@@ -400,7 +400,7 @@ class ParquetFolder(InFolder):
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove all published rows, as this sequence."""
+        """Remove all published rows. This counts as the sequence."""
         if self._is_owned():
             self._remove_shown(sequence, floor)
 

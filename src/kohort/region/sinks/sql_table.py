@@ -275,7 +275,7 @@ class SqlTable(Bound):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that can't be written; return the rows as they are staged."""
+        """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
         kept = self._fixed()
         check_fits(f"table {self.table}", kept, filled_schema(plain(table.schema), kept))
         return shaped(table, kept, self.keys)
@@ -463,7 +463,7 @@ def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
 
 
 def _translate_other_error(error: Exception) -> KafkaError | None:
-    """Translate an error from before the connection, or from a value that the driver refuses."""
+    """Translate an error of connecting by psycopg, or of a value that the driver can't write; None: another error."""
     if type(error).__module__.partition(".")[0] == "psycopg":
         return Postgres().translated_errors(error)
     if isinstance(error, pa.ArrowException | OverflowError | ValueError):

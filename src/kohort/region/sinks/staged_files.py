@@ -124,7 +124,7 @@ def show(files: FileCalls, staged: str, shown: str) -> None:
 
 
 def stem_of(name: str) -> str:
-    """Return the key's text in the name of a staged file, also of an unfinished one."""
+    """Return the text of the staged key (`StagedKey.text`) in the name of a staged file, finished or not."""
     return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
 
 

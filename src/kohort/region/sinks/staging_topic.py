@@ -1,4 +1,4 @@
-"""The topic beside a sink's topic: its owner marker in partition 0, staged rows in partition 1.
+"""The staging topic of a sink's topic: the owner marker in partition 0, staged rows in partition 1.
 
 A staged table is an Arrow stream cut into pieces, one record each:
 
@@ -61,7 +61,7 @@ class SinkMarker(msgspec.Struct, frozen=True, omit_defaults=True):
         schema: the schema of all rows, serialised by Arrow, in base64.
         place: the name by which the region knows the sink.
         topic_id: of the topic with the rows: another topic of that name has none of them.
-        emptied: whether the topic was emptied as this sequence.
+        emptied: whether `sequence` removed all rows of the topic.
     """
 
     format: int
@@ -83,14 +83,14 @@ class _Attempt:
 
 
 class StagingTopic:
-    """The topic beside one sink's topic."""
+    """The staging topic of one sink's topic: its owner marker and its staged rows."""
 
     def __init__(self, servers: str, topic: str, settings: Mapping[str, Any]) -> None:
         self.topic, self._target, self._servers, self._settings = self.name_of(topic), topic, servers, settings
 
     @staticmethod
     def name_of(topic: str) -> str:
-        """Return the name of the topic beside."""
+        """Return the name of the staging topic for a sink's topic."""
         return f"{topic}.kohort-sink"
 
     def create_if_missing(self, admin: Admin) -> None:

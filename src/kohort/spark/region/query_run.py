@@ -514,7 +514,7 @@ def _stop_quietly(query: Any) -> None:
     try:
         query.stop()
     except Exception as error:  # noqa: BLE001 - the caller checks whether it has ended
-        log.info("a stopped run ended with: %s", _first_line(error))
+        log.info("stopping a run raised an error, which is ignored: %s", _first_line(error))
 
 
 def _first_line(error: BaseException) -> str:

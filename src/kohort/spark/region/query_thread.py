@@ -270,7 +270,12 @@ class QueryThread(MemberThread):
         try:
             ends, staged, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:
-            log.warning("[member %s] can't contribute to %s, so the region will be reset: %s", self.name, cut, error)
+            log.warning(
+                "[member %s] can't determine its part of checkpoint %s, so the region will be reset: %s",
+                self.name,
+                cut,
+                error,
+            )
             self._step(happens.NotQuiet(cut, str(error)))
             return
         self._give(cut, self._ends(ends), staged, state)

@@ -78,7 +78,10 @@ class SourceAssignments:
         return True
 
     def end(self, batch: int, run: int) -> None:
-        """Mark a batch as done by its sink and the checkpoint's log; batch numbers repeat in each run."""
+        """Mark a batch as done: the sink and the checkpoint's log have it.
+
+        A batch of another run is ignored, because each run may use the same batch numbers.
+        """
         with self._changed:
             if (self._run, self._running) != (run, batch):
                 return
@@ -94,7 +97,7 @@ class SourceAssignments:
             self._changed.notify_all()
 
     def end_batch(self) -> None:
-        """Mark the run and its batch as ended."""
+        """Mark the running batch as ended, if there is one, because its run was stopped."""
         with self._changed:
             self._running = None
         self._done()

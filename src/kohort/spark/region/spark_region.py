@@ -175,7 +175,9 @@ Ends = Mapping[tuple[str, str, int], int]
 
 
 def present_ends(queries: Iterable[DeclaredQuery]) -> Ends:
-    """Return the present end offsets of the partitions that these queries read; of a pinned query, only its own.
+    """Return the current end offsets of the partitions that these queries read.
+
+    For a pinned query these are only the partitions that are pinned to it.
 
     Raises:
         KafkaError: the offsets can't be read.
@@ -503,7 +505,7 @@ class SparkRegion:
             return caught_up(self._region.describe(), targets)
         except TimedOutError as error:
             log.info(
-                "[region %s] control plane does not answer: %s", self.name, error
+                "[region %s] control plane does not answer, retrying: %s", self.name, error
             )  # another application takes over
             return False
 
@@ -566,7 +568,13 @@ _OWN = SparkRegionSettings.__annotations__.keys() - ConnectionSettings.__annotat
 
 
 class _Started:
-    """A running query with its members."""
+    """A started query with its members.
+
+    Attributes:
+        beside: whether the query also reads sources outside the region.
+        members: one member for each source of the query.
+        query: the object that runs the query; None until the region has admitted it.
+    """
 
     def __init__(self, beside: bool) -> None:
         self.beside = beside
@@ -597,8 +605,8 @@ class _Started:
                 member.thread.join(max(0.0, until_s - time.monotonic()))
             if member.thread.is_alive():
                 log.warning(
-                    "[member %s] abandoned at close: its last checkpoint did not complete in time (timeout_s); the "
-                    "region resets to the one before",
+                    "[member %s] abandoned at close: its last checkpoint did not complete within timeout_s; the region "
+                    "resets to the previous checkpoint",
                     member.name,
                 )
                 member.abandon()

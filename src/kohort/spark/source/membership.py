@@ -642,7 +642,7 @@ def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: Limit) 
 def waits_for_assignment(member: GroupMember, limit_ms: int) -> str:
     """Return the warning of a query that has waited for its partitions for `WAIT_WARNING_MS`."""
     return (
-        f"[group {member.group_id}] the query waits for its partitions: {member.why_unassigned()}; it fails after "
+        f"[group {member.group_id}] the query has no partitions yet: {member.why_unassigned()}; it fails after "
         f"{limit_ms} ms (joinTimeoutMs). A rebalance waits for the running batches of all members"
     )
 
@@ -663,8 +663,8 @@ def long_batch_warning(bound: Limit, *, heard: bool) -> str:
         heard: whether the sink is known to be running; otherwise the query may only be waiting for its trigger.
     """
     text = (
-        f"a batch has been running for longer than {bound}: when another member joins or "
-        "leaves now, the group does not wait for it, its partitions are given away, and it is read again"
+        f"a batch has been running for longer than {bound}: if another member joins or leaves now, the rebalance "
+        "does not wait for the batch; its partitions may get new owners, which read its records again"
     )
     if heard:
         return f"{text}; make batches smaller, or raise the option above the longest one"

@@ -98,12 +98,12 @@ class OffsetCoordinator(Protocol):
     def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
         """Wait until the partitions to read are known; return them with the start of each.
 
-        Spark takes an empty result for "nothing new", and a query may end on it. So "not known yet" must not look like
-        it.
+        While they are unknown, the call waits. Spark would take an empty result for "nothing new", and might end the
+        query.
 
         Args:
-            start: the previous batch.
-            at: where the query continues in the partitions that it had before.
+            start: the end of the previous batch.
+            at: the next offset of each partition that the query had before.
 
         Returns:
             None if a region forbids planning now, and waiting would not help.
@@ -138,7 +138,7 @@ class OffsetCoordinator(Protocol):
         """Begin a batch: until it ends, no partition is released; return False if the assignment has changed."""
 
     def read(self) -> bool:
-        """Note that Spark asks for the batch's tasks.
+        """Record that Spark has asked for the batch's tasks.
 
         Return False if the batch was abandoned and must be planned again.
 

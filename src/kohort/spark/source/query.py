@@ -187,7 +187,7 @@ class SourceQuery:
         self._batch = 0
 
     def aim_at_present(self) -> None:
-        """Plan nothing beyond the partitions' present ends from now on."""
+        """Fix the partitions' current end offsets as the end of the query: no later batch reads beyond them."""
         partitions = self._catalog.partitions(known=None)
         self._aimed = self._catalog.present({tp.topic for tp in partitions}).ids
         self._targets = self._catalog.ends(partitions)
@@ -219,7 +219,7 @@ class SourceQuery:
             try:
                 self._end_running()
             except CommitFailedError as error:
-                log.warning("offsets could not be committed, the query fails at its next trigger: %s", error)
+                log.warning("a completed batch could not be committed; the query fails at its next trigger: %s", error)
                 self._failure = error
             except KafkaError as error:
                 log.warning("batch %s is done, but its commit failed and will be retried: %s", end.batch, error)

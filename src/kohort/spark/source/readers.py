@@ -522,7 +522,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reason_first
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read only up to the present ends.
+        """Implement `Trigger.AvailableNow`: read up to the partitions' current end offsets, and no further.
 
         Raises:
             InvalidInputError: the query is in a region.

@@ -54,7 +54,7 @@ def folder() -> Path:
 
 
 class ReaderLock:
-    """A lock on a name, which one reader on this machine has until `release` or the end of its process."""
+    """A lock on a name: one reader on this machine holds it until `release` or the end of its process."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
@@ -131,7 +131,7 @@ class Load:
 
 
 class SingleReader:
-    """The locks of one query on its `load()`s."""
+    """The locks of one query, one for each `load()` that it reads: they keep other queries from reading it too."""
 
     def __init__(self) -> None:
         self._locks: list[ReaderLock] = []

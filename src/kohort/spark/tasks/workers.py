@@ -49,12 +49,13 @@ def choose(master: str, set_to: str | None, own: str) -> Choice:
             return Choice(own)
         if _same(set_to, own):
             return Choice()
-        return Choice(own, f"{VARIABLE} is {set_to}; the workers of this local session run {own}, as the program does")
+        return Choice(
+            own, f"{VARIABLE} is {set_to}, but the workers of this local session run {own}, as the program does"
+        )
     if set_to is None:
         return Choice(
-            warning=f"{VARIABLE} is not set, so that the workers of {master} run the python3 of their PATH: kohort "
-            f"must be installed there, or set {VARIABLE} to an interpreter that has it, on every machine, before the "
-            "session is made"
+            warning=f"{VARIABLE} is not set, so the workers of {master} run the python3 of their PATH: install kohort "
+            f"for it, or set {VARIABLE} to an interpreter that has kohort on every machine, before the session is made"
         )
     return Choice()
 

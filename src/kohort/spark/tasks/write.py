@@ -198,7 +198,7 @@ def _check_type(name: str, kind: DataType) -> None:
 
 
 def _with_times(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with the present time where a row has none."""
+    """Return the batch with the current time where a row has no timestamp."""
     at = batch.schema.get_field_index("timestamp")
     column = batch.column(at)
     now_ms = time.time_ns() // 1_000_000

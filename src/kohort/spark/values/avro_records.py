@@ -207,7 +207,7 @@ class RegistryFailure(Exception):
 
 
 def _from_registry(url: str) -> Callable[[int], str | None]:
-    """Return a function that asks a registry for the text of an Avro schema, which gives None for an unknown id."""
+    """Return a function that looks up an Avro schema's text in a registry by id; it returns None for an unknown id."""
     registry = SchemaRegistry(url)
 
     def schema_with(number: int) -> str | None:
