@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.apache_kafka import SERVER_OPTIONS, ApacheKafka
 from tests.support.maven import MavenUnavailable
 
-from bench.harness import JVM_WARM_S
+from bench.harness import JVM_WARM_S, RunFailed
 from kohort import Broker
 
 SETTINGS = {
@@ -68,9 +68,15 @@ class Coordinator:
         return cpu_s_of(self.pid())
 
     def memory_mib(self) -> float:
-        """Return the resident memory of the coordinator's process."""
-        lines = Path(f"/proc/{self.pid()}/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+        """Return the resident memory of the coordinator's process.
+
+        Raises:
+            RunFailed: it has ended.
+        """
+        for line in Path(f"/proc/{self.pid()}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1024
+        raise RunFailed(f"the process of {self.name} has ended")
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def test_message_of_another_type_is_refused(order: ProtobufSchema) -> None:
     ],
 )
 def test_object_of_another_version_is_refused(order: ProtobufSchema, old: str, new: str, differs: str) -> None:
-    """Its bytes would be written, which the registered schema reads otherwise or not at all."""
+    """Protobuf would write bytes that the registered schema reads otherwise or not at all."""
     assert old in ORDER
     name = "Receipt" if "number" in old else "Order"
     other = GetMessageClass(compiled(ORDER.replace(old, new), (), "it").message_named(name))()
@@ -211,7 +211,7 @@ def test_object_of_another_version_is_refused(order: ProtobufSchema, old: str, n
 
 
 def test_object_of_the_same_text_is_written(order: ProtobufSchema) -> None:
-    """As a generated class is: of another pool, and with other comments and options."""
+    """A generated class is of another pool, and has other comments and options."""
     text = ORDER.replace("package shop;", 'package shop; option java_package = "x"; // says nothing')
     for name in ("Order", "Receipt"):
         other = GetMessageClass(compiled(text, (), "it").message_named(name))()

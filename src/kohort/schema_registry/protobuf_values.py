@@ -562,7 +562,8 @@ def unknown_enum_name(enum: EnumDescriptor) -> str:
 
 def _enum_writer(enum: EnumDescriptor) -> Callable[[Any], int]:
     """Return a function that makes numbers of names, and leaves numbers as they are."""
-    numbers, unknown = {value.name: value.number for value in enum.values}, unknown_enum_name(enum)
+    numbers: dict[str, int] = {value.name: value.number for value in enum.values}
+    unknown = unknown_enum_name(enum)
 
     def number_of(found: Any) -> int:
         if isinstance(found, str) and found in numbers:
