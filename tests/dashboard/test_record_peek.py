@@ -155,9 +155,9 @@ def test_only_records_that_are_shown_are_made_ready(
     made: list[int] = []
     whole = record_peek.record_view
 
-    def counted(record: Any) -> dict[str, Any]:
+    def counted(record: Any, decoding: Any) -> dict[str, Any]:
         made.append(record.offset)
-        return whole(record)
+        return whole(record, decoding)
 
     monkeypatch.setattr(record_peek, "record_view", counted)
     assert values(look(our_broker, topic, contains="v", limit=2)) == ["v59", "v58"]
