@@ -197,10 +197,13 @@ class KafkaError(Exception):
     Attributes:
         code: the protocol's error code; UNKNOWN_SERVER_ERROR where the protocol was not involved.
         message: what happened, for a reader.
+        after_lost_answer: whether an earlier try of the same change was sent and had no answer. It may have been
+            carried out, and this error may be its consequence.
     """
 
     code: ErrorCode
     message: str
+    after_lost_answer: bool = False
     default_code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
 
     def __init__(self, message: str = "", code: ErrorCode | None = None) -> None:

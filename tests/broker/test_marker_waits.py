@@ -11,13 +11,15 @@ from kohort import Broker
 from kohort.broker.shards import java_hash
 from kohort.broker.transactions import coordinator
 from kohort.broker.transactions.coordinator import WAITING_MAX, MarkerWaits
+from kohort.broker.transactions.log import Status
 from kohort.errors import ErrorCode
 from kohort.wire.batch import iter_headers
-from kohort.wire.transactions import EndTxnRequest
+from kohort.wire.transactions import DescribeTransactionsRequest, EndTxnRequest
 from tests.broker.group_member import committed
 from tests.broker.raw import RawClient, create_topic
 from tests.broker.test_groups import when_loaded
 from tests.broker.test_transactions import Producer, stable_end
+from tests.support.waiting import until
 
 SETTINGS: dict[str, Any] = {"group.initial.rebalance.delay.ms": 0, "offsets.topic.num.partitions": 2}
 HERE = next(f"here-{number}" for number in range(99) if java_hash(f"here-{number}") % 2 == 0)
@@ -156,3 +158,35 @@ def test_a_transaction_ends_in_a_partition_that_could_not_be_opened_once_it_is_r
         with RawClient(broker.bootstrap_servers) as client:
             assert Producer(client, "x", 2).init() == ErrorCode.NONE, "it waits for the marker"
             assert stable_end(client, "t") == 2, "the record and its marker"
+
+
+def test_a_batch_that_comes_while_its_transaction_ends_is_refused_with_an_error_that_its_client_knows(
+    tmp_path: Path,
+) -> None:
+    """Clients before transaction version 2 fail after CONCURRENT_TRANSACTIONS; they try again after this one."""
+    with Broker(tmp_path, SETTINGS) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            producer = Producer(client, "x")
+            assert producer.init() == ErrorCode.NONE
+            for topic in ("t", "u"):
+                create_topic(client, topic)
+                assert producer.add(topic, 0) == [ErrorCode.NONE]
+                assert producer.write(topic, 0, b"v") == ErrorCode.NONE
+        broker.kill()
+        (tmp_path / "t-0").rename(tmp_path / "kept")
+        (tmp_path / "t-0").write_text("no folder")
+        broker.restart()
+        with RawClient(broker.bootstrap_servers) as client, RawClient(broker.bootstrap_servers) as ending:
+            ending.send(
+                EndTxnRequest(
+                    transactional_id="x", producer_id=producer.id, producer_epoch=producer.epoch, committed=False
+                ),
+                4,
+            )
+            producer.client = client
+            asked = DescribeTransactionsRequest(transactional_ids=["x"])
+            ends = Status.PREPARE_ABORT.shown
+            until(lambda: client.ask(asked).transaction_states[0].transaction_state == ends, "the transaction ends")
+            for version, error in ((1, ErrorCode.NOT_ENOUGH_REPLICAS), (2, ErrorCode.CONCURRENT_TRANSACTIONS)):
+                producer.version = version
+                assert producer.write("u", 0, b"late") == error

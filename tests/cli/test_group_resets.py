@@ -12,7 +12,8 @@ from kohort import Admin, Broker, Consumer, TopicPartition
 from kohort.broker.server.fault_kinds import Fault
 from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
-from kohort.client.offsets import OffsetAndMetadata
+from kohort.client.offsets import AFTER_LOST_ANSWER, OffsetAndMetadata
+from kohort.errors import ErrorCode
 
 
 @pytest.fixture
@@ -196,6 +197,49 @@ def test_change_whose_answer_is_lost_may_have_been_done(
         assert found.code == 1
         assert f"group '{name}' may have been " in found.err and "look again: " in found.err
         assert [row["done"] for row in found.json] == [None] if as_json else found.out == ""
+
+
+@pytest.mark.parametrize(
+    ("api", "error", "words"),
+    [
+        ("OffsetCommit", ErrorCode.UNKNOWN_MEMBER_ID, ("reset-offsets", "--topic", "NAME", "--to-latest")),
+        ("OffsetDelete", ErrorCode.NON_EMPTY_GROUP, ("delete-offsets", "--topic", "NAME")),
+        ("DeleteGroups", ErrorCode.NON_EMPTY_GROUP, ("delete",)),
+    ],
+    ids=["reset-offsets", "delete-offsets", "delete"],
+)
+@pytest.mark.parametrize("lost", [True, False], ids=["sent before", "never sent before"])
+def test_refusal_of_a_repetition_says_nothing_of_the_first_try(
+    our_broker: Broker,
+    capsys: pytest.CaptureFixture[str],
+    api: str,
+    error: ErrorCode,
+    words: tuple[str, ...],
+    lost: bool,
+) -> None:
+    """The first was carried out and its answer lost; a member has joined before the second."""
+    servers, name = our_broker.bootstrap_servers, f"twice-{uuid.uuid4().hex[:8]}"
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(name, 1, 1)]).all()
+        admin.alter_consumer_group_offsets(name, {TopicPartition(name, 0): 0}).all()
+        fill(servers, name, 3)
+        if lost:
+            our_broker.faults.add(Fault(api, "close_after"))
+        our_broker.faults.add(Fault(api, "fail", error=error))
+        action, *more = [word.replace("NAME", name) for word in words]
+        capsys.readouterr()
+        try:
+            run(["groups", action, name, *more, "--execute", "--json", "--bootstrap-server", servers])
+        finally:
+            our_broker.faults.clear()
+        captured = capsys.readouterr()
+        said = Said(1, captured.out, captured.err)
+        assert [row["done"] for row in said.json] == [None if lost else False]
+        assert (AFTER_LOST_ANSWER in said.err) == ("look again: " in said.err) == lost
+        offsets = admin.list_consumer_group_offsets(name).values
+        found = offsets[TopicPartition(name, 0)] if offsets else None
+        before = found is not None and found.offset == 0
+        assert before != lost, "the first was carried out"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from kohort.groups.events import (
     OffsetFetch,
     ReleaseLongPolls,
 )
-from kohort.groups.records import EpochBumped, ReconciliationState, RegexResolved
+from kohort.groups.records import EpochBumped, MemberSaved, ReconciliationState, RegexResolved
 from kohort.ids import TopicPartition
 from tests.groups import harness
 from tests.groups.harness import Trial, owned, topic_id
@@ -293,6 +294,32 @@ def test_a_static_member_rejoins_to_what_it_had() -> None:
     assert trial.beat("a", 2, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
     assert trial.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert trial.beat("a", -1, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
+
+
+@pytest.mark.parametrize("first", ["i", None], ids=["static", "dynamic"])
+def test_a_member_does_not_change_its_instance_id(first: str | None) -> None:
+    """A second one outlived the member, and the next who used it broke the shard (apache/kafka #23542)."""
+    trial = make_trial()
+    trial.beat("a", instance_id=first)
+    refused = trial.beat("a", instance_id="j")
+    assert refused.error is ErrorCode.INVALID_REQUEST
+    assert "cannot change its instance id" in str(refused.error_message)
+    assert trial.beat("a", 2, instance_id=first).error is ErrorCode.NONE
+    assert trial.beat("a", -1, instance_id=first).error is ErrorCode.NONE
+    for instance_id in ("i", "j"):
+        assert trial.beat(f"new-{instance_id}", instance_id=instance_id).error is ErrorCode.NONE
+
+
+def test_a_member_that_had_another_instance_id_in_an_older_journal_is_known_by_its_last_one() -> None:
+    trial = make_trial()
+    trial.beat("a", instance_id="i")
+    (saved,) = [record for record in trial.journal if isinstance(record, MemberSaved)]
+    trial.journal.append(replace(saved, instance_id="j"))
+    trial.restart()
+    assert trial.beat("b", instance_id="i").error is ErrorCode.NONE
+    assert trial.beat("c", instance_id="j").error is ErrorCode.UNRELEASED_INSTANCE_ID
+    assert trial.beat("a", -1, instance_id="j").error is ErrorCode.NONE
+    assert trial.beat("c", instance_id="j").error is ErrorCode.NONE
 
 
 def test_a_static_member_that_stays_away_is_evicted() -> None:

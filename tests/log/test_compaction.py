@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohort.log import Compaction, LogConfig, Marker, OpenOptions, PartitionLog, compact_now
+from kohort.log import Compaction, Isolation, LogConfig, Marker, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import DamagedError
 from kohort.log.store import close_for_compaction
 from kohort.wire.batch import parse_header
@@ -68,9 +68,9 @@ def test_tombstones_go_after_their_time_on_a_second_run(tmp_path: Path) -> None:
     log.roll()
     compact_now(log, NOW + 5000)
     assert records(log) == [(1, b"b", b"2"), (2, b"a", None)]
-    compact_now(log, NOW + 500)
+    compact_now(log, NOW + 5999)
     assert records(log) == [(1, b"b", b"2"), (2, b"a", None)]
-    compact_now(log, NOW + 5000)
+    compact_now(log, NOW + 6000)
     assert records(log) == [(1, b"b", b"2")]
     assert log.end_offset == 3
 
@@ -383,3 +383,66 @@ def test_a_compacted_file_that_is_in_its_place_is_not_looked_for_elsewhere(
     log.settle()
     newest = {b"k%d" % (number % 3): b"%d" % number * 20 for number in range(30)}
     assert {key: value for _, key, value in records(log)} == newest
+
+
+def committed_values(log: PartitionLog) -> list[bytes | None]:
+    """The values that a client's reader of committed records hands out, fetch by fetch."""
+    found: list[bytes | None] = []
+    offset = log.log_start_offset
+    while offset < log.end_offset:
+        read = log.read(offset, 1 << 20, Isolation.READ_COMMITTED)
+        waiting = sorted((entry.first_offset, entry.producer_id) for entry in read.aborted or ())
+        aborted: set[int] = set()
+        data = memoryview(read.bytes())
+        while data:
+            header = parse_header(data)
+            while waiting and waiting[0][0] <= header.last_offset:
+                aborted.add(waiting.pop(0)[1])
+            if header.is_control:
+                aborted.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in aborted):
+                found += [record.value for record in read_records(data)]
+            data = data[header.size :]
+        offset = read.next_offset
+    return found
+
+
+@pytest.mark.parametrize("reopened", ["never", "clean", "crashed"])
+def test_records_after_an_abort_whose_marker_is_gone_are_read(tmp_path: Path, reopened: str) -> None:
+    """A reader skips what a producer wrote after an abort until it meets the marker (KAFKA-5196)."""
+    config = small(cleanup_policy=("compact",), segment_bytes=400, delete_retention_ms=0)
+    log = PartitionLog.open(tmp_path / "t-0", config)
+    facts = {"producer_id": 3, "producer_epoch": 0, "transactional": True}
+    log.append(keyed((b"a", b"before")), NOW)
+    log.append(keyed((b"b", b"aborted"), base_sequence=0, **facts), NOW)
+    log.append_marker(Marker(3, 0, False, 0), NOW)
+    log.append(keyed((b"c", b"committed"), base_sequence=1, **facts), NOW)
+    log.append_marker(Marker(3, 0, True, 0), NOW)
+    log.roll()
+    expected = [b"before", b"committed"]
+    assert committed_values(log) == expected
+    for run in range(3):
+        compact_now(log, NOW + 10 * run)
+        assert committed_values(log) == expected
+    kinds = [parse_header(found).is_control for found in log.batches(0)]
+    assert kinds == [False, False, True], "the aborted record and its marker are gone"
+    if reopened == "clean":
+        log.close()
+    if reopened != "never":
+        options = OpenOptions(clean=reopened == "clean", cleaned_offset=log.cleaned_offset)
+        log = PartitionLog.open(log.path, config, options)
+        assert not log.recovery.rebuilt_indexes
+        assert committed_values(log) == expected
+
+
+def test_a_tombstone_of_old_records_stays_as_long_as_a_reader_may_need_it(tmp_path: Path) -> None:
+    """The records' own timestamps say nothing of that: mirrored and imported ones are old (KAFKA-4529)."""
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), delete_retention_ms=1000))
+    log.append(keyed((b"a", b"1"), (b"b", b"2"), at=NOW - 10**9), NOW)
+    log.append(keyed((b"a", None), at=NOW - 10**9), NOW)
+    log.roll()
+    for after_ms in (0, 10, 900):
+        compact_now(log, NOW + after_ms)
+        assert records(log) == [(1, b"b", b"2"), (2, b"a", None)], "a reader may have seen the value just before"
+    compact_now(log, NOW + 1000)
+    assert records(log) == [(1, b"b", b"2")]

@@ -8,9 +8,22 @@ from pathlib import Path
 
 import crc32c
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, OffsetError, RecordsRefusedError
-from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, LogConfig, OpenOptions, PartitionLog
+from kohort.log import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST,
+    MAX_TIMESTAMP,
+    Isolation,
+    LogConfig,
+    LoopBudget,
+    Marker,
+    OpenOptions,
+    PartitionLog,
+)
 from kohort.log.files import FileCache
 from kohort.log.store import enforce
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, parse_header
@@ -178,6 +191,73 @@ def test_special_timestamps(log: PartitionLog) -> None:
     log.delete_records(1)
     assert log.offset_for_timestamp(EARLIEST).offset == log.offset_for_timestamp(EARLIEST_LOCAL).offset == 1
     assert log.offset_for_timestamp(NOW + 1).offset == 2
+
+
+LATEST_OF = st.lists(
+    st.tuples(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.sampled_from(["none", "gzip"]), st.booleans()),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(LATEST_OF, st.integers(0, 60), st.booleans())
+def test_the_largest_timestamp_is_that_of_a_record_that_is_there(
+    tmp_path_factory: pytest.TempPathFactory,
+    appends: list[tuple[list[int], str, bool]],
+    deleted: int,
+    opens: bool,
+) -> None:
+    """Neither that of a deleted record, nor of one in an open transaction for a reader of committed ones."""
+    log = PartitionLog.open(tmp_path_factory.mktemp("latest") / "t-0", small(segment_bytes=300))
+    there: list[tuple[int, int]] = []
+    stable = 2**63 - 1
+    for number, (times, codec, transactional) in enumerate(appends):
+        facts = {"producer_id": number, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+        rows = [BatchRecord(0, NOW + at, b"k", b"v") for at in times]
+        data = build_batch(rows, compression=codec, **(facts if transactional and opens else {}))  # type: ignore[arg-type]
+        base = log.append(data, NOW).base_offset
+        there += [(base + place, NOW + at) for place, at in enumerate(times)]
+        if transactional and opens:
+            stable = min(stable, base)
+    start = min(deleted, log.end_offset)
+    log.delete_records(start)
+
+    def expected(end: int) -> tuple[int, int, int]:
+        live = [(-at, offset) for offset, at in there if start <= offset < end]
+        return (min(live)[1], -min(live)[0], 0) if live else (-1, -1, -1)
+
+    assert log.offset_for_timestamp(MAX_TIMESTAMP) == expected(log.end_offset)
+    assert log.offset_for_timestamp(MAX_TIMESTAMP, Isolation.READ_COMMITTED) == expected(min(stable, log.end_offset))
+    again = PartitionLog.open(log.path, small(segment_bytes=300), OpenOptions(clean=False, log_start_offset=start))
+    assert again.offset_for_timestamp(MAX_TIMESTAMP) == expected(log.end_offset)
+
+
+def test_a_search_for_the_largest_timestamp_gives_way_in_a_large_segment(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig())
+    log.append(batch(b"first", at=NOW + 500), NOW)
+    for number in range(80):
+        log.append(batch(b"x" * 20_000, at=NOW + number), NOW)
+    log.delete_records(1)
+    search = log.search_by_time(MAX_TIMESTAMP, Isolation.READ_UNCOMMITTED, LoopBudget())
+    jobs = [job() for job in search]
+    assert len(jobs) > 2
+    assert log.offset_for_timestamp(MAX_TIMESTAMP) == (80, NOW + 79, 0)
+
+
+def test_committed_readers_are_not_sent_back_behind_the_start(log: PartitionLog) -> None:
+    """The transaction began in what was deleted, and is still open."""
+    facts = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    log.append(batch(b"a", b"b", base_sequence=0, **facts), NOW)
+    log.append(batch(b"c", b"d", base_sequence=2, **facts), NOW)
+    log.delete_records(3)
+    assert log.last_stable_offset == 3
+    end = log.offset_for_timestamp(LATEST, Isolation.READ_COMMITTED).offset
+    assert end == 3
+    assert not log.read(end, 100, Isolation.READ_COMMITTED).ranges
+    log.append_marker(Marker(7, 0, True, 0), NOW)
+    assert log.last_stable_offset == 5
+    assert log.read(end, 1000, Isolation.READ_COMMITTED).next_offset == 5
 
 
 def test_leader_epochs(tmp_path: Path) -> None:

@@ -278,3 +278,22 @@ def test_a_repeated_batch_is_acknowledged_once_it_is_flushed(tmp_path: Path, mon
     again = PartitionLog.open(tmp_path / "t-0", LogConfig(flush_messages=1), CRASHED)
     assert again.append(sent(1), NOW).duplicate
     assert again.flushed_offset == 2
+
+
+def test_the_first_batch_after_a_marker_that_raised_the_epoch_has_sequence_0(log: PartitionLog) -> None:
+    """One before it was refused while the transaction ended. It comes again, and would be lost (as in KAFKA-15591)."""
+    log.append(sent(0, b"a", transactional=True), NOW)
+    log.append_marker(Marker(7, 1, True, 0), NOW)
+    later, first = sent(1, b"later", epoch=1, transactional=True), sent(0, b"first", epoch=1, transactional=True)
+    assert refused(log, later) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.append(first, NOW).base_offset == 2
+    assert log.append(later, NOW).base_offset == 3
+    log.append_marker(Marker(7, 1, True, 0), NOW)
+    assert log.append(sent(2, b"c", epoch=1, transactional=True), NOW).base_offset == 5
+
+
+def test_a_marker_of_a_forgotten_producer_takes_any_sequence_after_it(log: PartitionLog) -> None:
+    log.append(sent(0, b"a", b"b"), NOW)
+    log.producers.expire(NOW + 1)
+    log.append_marker(Marker(7, 0, True, 0), NOW)
+    assert log.append(sent(2, b"c"), NOW).base_offset == 3

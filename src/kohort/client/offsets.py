@@ -20,6 +20,9 @@ from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
 
+AFTER_LOST_ANSWER = "an earlier try was sent and had no answer: it may have been carried out"
+"""What the error of a repeated change says, after `KafkaError.after_lost_answer`."""
+
 # -- Offsets and assignments for the client's callers. Values only
 
 
@@ -325,6 +328,11 @@ async def commit_offsets(
     coordinator = Coordinator(group)
     topic_ids = known_ids(cluster, offsets) if ids is None else ids
     names = {topic_id: topic for topic, topic_id in topic_ids.items()}
+    unanswered = 0
+
+    def leaving() -> None:
+        nonlocal unanswered
+        unanswered += 1
 
     async def attempt() -> KafkaError | None:
         request = OffsetCommitRequest(
@@ -334,7 +342,10 @@ async def commit_offsets(
             group_instance_id=identity.instance_id,
             topics=[_commit_topic(topic, numbers, offsets, topic_ids) for topic, numbers in by_topic(offsets).items()],
         )
-        answer = await cluster.send(Between(request, highest=None if topic_ids else HIGHEST_BY_NAME), coordinator)
+        nonlocal unanswered
+        wanted = Between(request, highest=None if topic_ids else HIGHEST_BY_NAME)
+        answer = await cluster.send(wanted, coordinator, leaving=leaving)
+        unanswered -= 1
         failed = [
             (
                 TopicPartition(topic.name or names.get(topic.topic_id, ""), part.partition_index),
@@ -350,7 +361,7 @@ async def commit_offsets(
                 cluster.forget_coordinator(coordinator)
             if code in NO_SUCH_TOPIC and await is_gone(cluster, partition.topic, topic_ids):
                 return error_for(code, f"commit for group {group!r}: topic {partition.topic!r} was deleted since")
-            raise _commit_error(group, partition, code, len(failed))
+            raise _commit_error(group, partition, code, len(failed), after_lost_answer=unanswered > 0)
         return None
 
     refused = await cluster.retrying(attempt, f"commit for group {group!r}", timeout_ms) if offsets else None
@@ -386,13 +397,16 @@ def _commit_topic(
     return topic_type(name=topic, topic_id=ids.get(topic, NO_TOPIC_ID), partitions=entries)
 
 
-def _commit_error(group: str, partition: TopicPartition, code: ErrorCode, count: int) -> KafkaError:
+def _commit_error(
+    group: str, partition: TopicPartition, code: ErrorCode, count: int, *, after_lost_answer: bool
+) -> KafkaError:
     more = f" and {count - 1} more" if count > 1 else ""
-    error = error_for(code, f"commit for group {group!r} of {partition}{more}: {code.text}")
+    before = f" ({AFTER_LOST_ANSWER})" if after_lost_answer else ""
+    error = error_for(code, f"commit for group {group!r} of {partition}{more}: {code.text}{before}")
     if isinstance(error, CommitFailedError):
-        return CommitFailedError(
-            f"commit for group {group!r} of {partition}{more}: this member's generation is over", code
-        )
+        text = f"commit for group {group!r} of {partition}{more}: this member's generation is over{before}"
+        error = CommitFailedError(text, code)
+    error.after_lost_answer = after_lost_answer
     return error
 
 

@@ -23,7 +23,6 @@ from typing import Self, TypeAlias
 
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.filesystem import write_all
-from kohort.log.index import AbortedRange
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import finish_swap
 from kohort.log.results import OpenFile
@@ -57,6 +56,7 @@ class Compaction:
         self._now_ms = now_ms
         self._tombstones_before_ms = now_ms - log.config.delete_retention_ms
         self._cleaned, self._cuts = log.cleaned_offset, log.cuts
+        self._settled = log.cleaned_by(self._tombstones_before_ms)
         self._segments = _cleanable(log, now_ms)
         self._upto = self._segments[-1].end_offset if self._segments else 0
         self._last: dict[bytes, int] = {}
@@ -183,7 +183,7 @@ class Compaction:
 
     def _keep(self, data: bytes, header: BatchHeader, kept: list[bytes]) -> Iterator[bool]:
         """Add what remains of a batch to `kept`."""
-        old = header.base_offset < self._cleaned and header.max_timestamp < self._tombstones_before_ms
+        old = header.base_offset < self._settled and header.max_timestamp < self._tombstones_before_ms
         if not header.is_control:
             yield from self._run(header, partial(self._filter, data, header, kept, old))
             return
@@ -213,11 +213,11 @@ class Compaction:
             return 0
         for cleaned, group in self._swaps:
             swap = cleaned.with_suffix("")
+            log.forget_index_checksums(group)
             self._fs.replace(cleaned, swap)
-            aborted = [entry for segment in group for entry in segment.transactions.entries]
-            log.unfinished = partial(_put_in_place, log, swap, group, aborted)
+            log.unfinished = partial(_put_in_place, log, swap, group)
             log.settle()
-        log.cleaned_offset = max(log.cleaned_offset, self._upto)
+        log.note_cleaned(self._upto, self._now_ms)
         return before - log.size_bytes()
 
     def discard(self) -> None:
@@ -227,18 +227,16 @@ class Compaction:
                 self._fs.unlink(cleaned)
 
 
-def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment], aborted: list[AbortedRange]) -> None:
+def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment]) -> None:
     """Replace segments by the compacted file. May be called again after an OSError, and then continues.
 
-    The segments can't be read until it has succeeded, because some of their files may be gone.
-
+    The segments can't be read until it has succeeded, because some of their files may be gone. The new segment has no
+    transaction index: none of its records is aborted, and the marker of an entry may be gone. Readers would skip the
+    producer's later records as aborted until they meet that marker. Source: KAFKA-5196.
     """
     for segment in group:
         segment.release_file(OSError(errno.EIO, "a compacted file could not take its place yet", str(segment.path)))
     merged = finish_swap(log.path, swap, log.files, log.config)
-    for entry in aborted:
-        if entry not in merged.transactions.entries:
-            merged.transactions.append(entry)
     for segment in group:
         if segment.base_offset != merged.base_offset:
             segment.transactions.reset()

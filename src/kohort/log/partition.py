@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -71,6 +71,8 @@ EARLIEST_LOCAL = -4
 _log = logging.getLogger("kohort.log")
 
 _SNAPSHOT_EVERY_BYTES = 16 << 20
+_CLEANINGS_KEPT = 64
+"""Into how many parts `delete.retention.ms` is divided, to remember one compaction of each."""
 _INT_MAX = 2**31 - 1
 
 
@@ -96,10 +98,10 @@ class PartitionLog:
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_decompressed_ratio", "_epochs", "_index_checksums", "_names_new", "_persist",
-        "_since_snapshot", "_snapshot_offset", "_topic_id", "_validator", "active", "cleaned_offset", "cuts",
-        "end_offset", "files", "flushed_offset", "leader_epoch", "log_start_offset", "missing", "path", "producers",
-        "recovery", "segments", "unfinished",
+        "_bases", "_cleanings", "_config", "_decompressed_ratio", "_epochs", "_index_checksums", "_names_new",
+        "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id", "_validator", "active", "cleaned_offset",
+        "cuts", "end_offset", "files", "flushed_offset", "leader_epoch", "log_start_offset", "missing", "path",
+        "producers", "recovery", "segments", "unfinished",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
@@ -118,6 +120,7 @@ class PartitionLog:
         self.segments: list[Segment] = []
         self._bases: list[int] = []
         self._index_checksums: dict[int, checkpoints.IndexChecksum] = {}
+        self._cleanings: list[tuple[int, int]] = []
         self._epochs: list[tuple[int, int]] = []
         self.leader_epoch = self.cuts = 0
         self.log_start_offset = self.end_offset = self.flushed_offset = self.cleaned_offset = 0
@@ -158,6 +161,7 @@ class PartitionLog:
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         log._begin_epoch(options)
         log.cleaned_offset = options.cleaned_offset
+        log._cleanings = [(0, options.cleaned_offset)]  # when an earlier process cleaned is not known: long ago
         flushed = options.clean or log.missing
         log.flushed_offset = log.end_offset if flushed else min(options.verified_offset or 0, log.end_offset)
         return log
@@ -233,9 +237,12 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of the earliest open transaction, or `end_offset`."""
+        """The first offset of the earliest open transaction, or `end_offset`; never before `log_start_offset`.
+
+        Otherwise a reader of committed records, whose position was deleted, would be sent back to a deleted offset.
+        """
         first = self.producers.first_open_offset()
-        return self.end_offset if first is None else first
+        return self.end_offset if first is None else max(first, self.log_start_offset)
 
     # -- appending
 
@@ -349,19 +356,24 @@ class PartitionLog:
         self._write_index_checksums()
         return fresh
 
-    def _write_index_checksums(self) -> None:
-        """Write the checksums of the transaction indexes, which their format lacks."""
+    def forget_index_checksums(self, segments: Sequence[Segment]) -> None:
+        """Write the checksums without those of segments whose transaction indexes are about to be removed."""
+        if any(segment.transactions.entries for segment in segments):
+            self._write_index_checksums({segment.base_offset for segment in segments})
+
+    def _write_index_checksums(self, without: Collection[int] = ()) -> None:
+        """Write the checksums of the transaction indexes, which their format lacks, but not those of some segments."""
         known = self._index_checksums
         found: dict[int, checkpoints.IndexChecksum] = {}
         for segment in self.segments:
             index = segment.transactions
-            if index.entries:
+            if index.entries and segment.base_offset not in without:
                 before = known.get(segment.base_offset)
                 count = len(index.entries)
                 if before is None or before.entries != count:
                     before = checkpoints.IndexChecksum(count, index.checksum(count))
                 found[segment.base_offset] = before
-        if found != known:
+        if found != known or without:
             checkpoints.write_index_checksums(self.path, found, self.files.fs)
             self._index_checksums = found
 
@@ -463,14 +475,27 @@ class PartitionLog:
             epoch = epoch_at(self._epochs, self.log_start_offset)
             return TimestampOffset(self.log_start_offset, -1, epoch if epoch >= 0 else self.leader_epoch)
         if timestamp == MAX_TIMESTAMP:
-            timestamp = max((s.max_timestamp for s in self.segments if s.size), default=-1)
-            if timestamp < 0:
-                return TimestampOffset(-1, -1, -1)
+            return (yield from self._search_latest(end, budget))
         for segment in self.segments:
             found = yield from segment.search_by_time(timestamp, self.log_start_offset, budget)
             if found is not None:
                 return found if found.offset < end else TimestampOffset(-1, -1, -1)
         return TimestampOffset(-1, -1, -1)
+
+    def _search_latest(self, end: int, budget: LoopBudget | None) -> Search[TimestampOffset]:
+        """Search the first record with the largest timestamp of those that are there, before `end`."""
+        start, latest = self.log_start_offset, TimestampOffset(-1, -1, -1)
+        there = [s for s in self.segments if s.size and s.max_timestamp >= 0 and start < min(end, s.end_offset)]
+        for segment in sorted(there, key=lambda s: (-s.max_timestamp, s.base_offset)):
+            if segment.max_timestamp < latest.timestamp:
+                break
+            is_later = segment.max_timestamp == latest.timestamp and segment.base_offset > latest.offset
+            if is_later or segment.base_offset >= end:
+                continue
+            found = yield from segment.search_latest(start, end, budget)
+            if found is not None and (-found.timestamp, found.offset) < (-latest.timestamp, latest.offset):
+                latest = found
+        return latest
 
     # -- leader epochs
 
@@ -522,6 +547,25 @@ class PartitionLog:
                 raise
             self.drop_segments(bisect_right(self._bases, before_offset) - 1)
         return self.log_start_offset
+
+    def note_cleaned(self, offset: int, now_ms: int) -> None:
+        """Note that compaction has processed everything before an offset."""
+        self.cleaned_offset = max(self.cleaned_offset, offset)
+        step = max(1, self._config.delete_retention_ms // _CLEANINGS_KEPT)
+        if self._cleanings and self._cleanings[-1][0] // step == now_ms // step:
+            self._cleanings.pop()
+        self._cleanings.append((now_ms, self.cleaned_offset))
+
+    def cleaned_by(self, ms: int) -> int:
+        """Return the offset before which compaction had processed everything at a time; 0 if that is not known.
+
+        A tombstone stays for `delete.retention.ms` after compaction removed the values before it, however old it is.
+        A reader that had seen a value by then must also meet its tombstone. Source: KAFKA-4529.
+        """
+        known = self._cleanings
+        while len(known) > 1 and known[1][0] <= ms:
+            del known[0]
+        return min(known[0][1], self.cleaned_offset) if known and known[0][0] <= ms else 0
 
     def truncate_to(self, offset: int) -> None:
         """Remove the batch with `offset` and all later ones.

@@ -37,15 +37,21 @@ class ProducerBatch(NamedTuple):
 
 
 class PartitionProducer:
-    """The state of one producer id in this partition. `seen_ms` is the wall-clock time of its last append."""
+    """The state of one producer id in this partition.
 
-    __slots__ = ("batches", "coordinator_epoch", "epoch", "first_open_offset", "seen_ms")
+    Attributes:
+        seen_ms: the wall-clock time of its last append.
+        begins_anew: whether a marker has raised the epoch, of which no batch is there yet: the first has sequence 0.
+    """
+
+    __slots__ = ("batches", "begins_anew", "coordinator_epoch", "epoch", "first_open_offset", "seen_ms")
 
     def __init__(self, epoch: int, seen_ms: int) -> None:
         self.epoch = epoch
         self.coordinator_epoch = -1
         self.first_open_offset = -1
         self.seen_ms = seen_ms
+        self.begins_anew = False
         self.batches: deque[ProducerBatch] = deque(maxlen=BATCHES_KEPT)
 
 
@@ -110,7 +116,7 @@ class Producers:
     ) -> None:
         if last is None:
             assert producer is not None
-            if not producer.batches and header.producer_epoch == producer.epoch:
+            if not (producer.batches or producer.begins_anew) and header.producer_epoch == producer.epoch:
                 return
             last = (producer.epoch, producer.batches[-1].last_sequence if producer.batches else -1)
         epoch, last_sequence = last
@@ -134,6 +140,7 @@ class Producers:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
         producer.seen_ms = now_ms
+        producer.begins_anew = False
         if header.base_sequence >= 0:
             producer.batches.append(_written(header, base_offset))
         if header.is_transactional and producer.first_open_offset < 0:
@@ -178,7 +185,7 @@ class Producers:
         if producer is None:
             producer = self._add(producer_id, epoch, now_ms)
         elif producer.epoch != epoch:
-            producer.epoch = epoch
+            producer.epoch, producer.begins_anew = epoch, True
             producer.batches.clear()
         producer.seen_ms = now_ms
         producer.coordinator_epoch = coordinator_epoch

@@ -471,7 +471,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
     if file_exists(swap, fs):
         sync_folder(path, fs)
         for file in map(Path, fs.listdir(path)):
-            old = file.suffix in (".log", ".index", ".timeindex") and file.stem.isdecimal()
+            old = file.suffix in (".log", ".index", ".timeindex", ".txnindex") and file.stem.isdecimal()
             if old and base <= int(file.stem) < end:
                 fs.unlink(path / file)
     segment = Segment(path, base, files, config.index_interval_bytes)

@@ -6,9 +6,10 @@ import contextlib
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
 from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, survey
@@ -23,6 +24,7 @@ from kohort.log.unverified import UnverifiedBytes
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, BatchHeader, CorruptBatchError, parse_header
 from kohort.wire.compression import TooLargeError, decompress
 from kohort.wire.record_walk import find_record
+from kohort.wire.records import read_records
 
 # -- The file and indexes of a segment: appends, and verification of what an earlier process wrote
 
@@ -440,6 +442,7 @@ class SegmentFile:
 
 __all__ = ["Located", "Segment"]
 
+F = TypeVar("F")
 _HINTS_MAX = 256
 _LOOK_BYTES = 256 << 10
 
@@ -465,6 +468,23 @@ def find_in_batch(
         return find_record(body, start, header, timestamp, offset)
     except CorruptBatchError as error:
         raise CorruptBatchError(f"the batch at offset {header.base_offset} can't be read: {error.message}") from None
+
+
+def find_newest(where: FileRange, _: BatchHeader, offset: int, limit: int) -> int | None:
+    """Return the largest timestamp of the records from `offset` on, None if there are none.
+
+    Any thread may call this. The records may decompress to `limit` bytes.
+
+    Raises:
+        TooLargeError: they take more.
+        CorruptDataError: the batch can't be read.
+    """
+    records = read_records(where.bytes(), limit)
+    return max((record.timestamp for record in records if record.offset >= offset), default=None)
+
+
+def _give_way() -> None:
+    """Do nothing in another thread, so that the loop serves others in between."""
 
 
 class Segment(SegmentFile):
@@ -660,22 +680,60 @@ class Segment(SegmentFile):
             DamagedError: there is damage before it.
         """
         for batch in self.batches_at_or_after(timestamp) if self.max_timestamp >= timestamp else ():
-            found = yield from self._search_batch(batch, timestamp, offset, budget)
+            found = yield from self._search_batch(batch, find_in_batch, (timestamp, offset), budget)
             if found is not None:
                 return TimestampOffset(*found, batch.header.partition_leader_epoch)
         return None
 
+    def search_latest(self, start: int, end: int, budget: LoopBudget | None) -> Search[TimestampOffset | None]:
+        """Search the first record with the largest timestamp among those from `start` to before `end`.
+
+        Args:
+            start: the log start offset: earlier records of this segment may have been deleted.
+            end: the end of what the reader may see: this segment may have later records.
+            budget: as in `search_by_time`.
+
+        Raises:
+            DamagedError: there is damage.
+        """
+        found = yield from self.search_by_time(self.max_timestamp, start, budget)
+        if found is not None and found.offset < end:
+            return found
+        latest: Located | None = None
+        best, scanned, first = -1, 0, self.locate(start)
+        for batch in () if first is None else self.scan(first.position):
+            header = batch.header
+            if header.base_offset >= end:
+                break
+            scanned += header.size
+            if budget is not None and scanned >= _LOOK_BYTES:
+                scanned = 0
+                yield _give_way
+            if header.base_offset >= start:
+                if header.max_timestamp > best:
+                    latest, best = batch, header.max_timestamp
+                continue
+            newest = yield from self._search_batch(batch, find_newest, (start,), budget)
+            if newest is not None:
+                latest, best = batch, newest
+        if latest is None:
+            return None
+        found_there = yield from self._search_batch(latest, find_in_batch, (best, start), budget)
+        return None if found_there is None else TimestampOffset(*found_there, latest.header.partition_leader_epoch)
+
     def _search_batch(
-        self, batch: Located, timestamp: int, offset: int, budget: LoopBudget | None
-    ) -> Search[tuple[int, int] | None]:
-        job = partial(
-            find_in_batch, FileRange(self.open(), batch.position, batch.header.size), batch.header, timestamp, offset
-        )
+        self,
+        batch: Located,
+        find: Callable[..., F],
+        wanted: tuple[int, ...],
+        budget: LoopBudget | None,
+    ) -> Search[F]:
+        job = partial(find, FileRange(self.open(), batch.position, batch.header.size), batch.header, *wanted)
         if budget is None:
             return job(RECORDS_BYTES_MAX)
         with contextlib.suppress(TooLargeError, TooMuchForLoopError):
             return job(budget.covers(batch.header.size, batch.header.compression))
-        found: tuple[int, int] | None = yield partial(job, RECORDS_BYTES_MAX)
+        found: F = yield partial(job, RECORDS_BYTES_MAX)
         return found
 
     def read_batch(self, batch: Located) -> bytes:

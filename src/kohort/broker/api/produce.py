@@ -47,6 +47,8 @@ class _Turn(NamedTuple):
 
 ABORTABLE_SINCE = 11
 """The first version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
+CONCURRENT_SINCE = 12
+"""The first version whose clients try again after CONCURRENT_TRANSACTIONS. Source: KAFKA-18662."""
 SIZE_END = 12
 """Position after the size of a batch, which counts the bytes from there."""
 ATTRIBUTES_AT = 22
@@ -255,6 +257,8 @@ def _refusal(request: Request[ProduceRequest], index: int, error: KafkaError) ->
     code = error.code
     if code is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SINCE:
         code = ErrorCode.TRANSACTION_ABORTABLE
+    if code is ErrorCode.CONCURRENT_TRANSACTIONS and request.version < CONCURRENT_SINCE:
+        code = ErrorCode.NOT_ENOUGH_REPLICAS
     refused = _Partition(index=index, error_code=code, base_offset=-1, error_message=error.message)
     if isinstance(error, RecordsRefusedError):
         refused.record_errors = [

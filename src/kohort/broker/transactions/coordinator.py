@@ -255,10 +255,10 @@ class Transactions:
             if len(self._known) >= IDS_MAX or self._id_chars + len(transactional_id) > ID_CHARS_MAX:
                 done(ErrorCode.POLICY_VIOLATION, -1, -1)
                 return
-            made = Transaction(transactional_id, self._host.fresh_producer_id(), 0, timeout_ms)
-            self._answer(made, done)
+            fresh_id = self._host.fresh_producer_id
+            self._answer(transactional_id, lambda: Transaction(transactional_id, fresh_id(), 0, timeout_ms), done)
             return
-        if producer[0] != -1 and not _is_producer(known, *producer):
+        if producer[0] != -1 and not (_is_producer(known, producer) or _is_next_producer(known, producer)):
             done(ErrorCode.PRODUCER_FENCED, -1, -1)
             return
         if known.status is Status.ONGOING:
@@ -267,14 +267,14 @@ class Transactions:
                 return
             producer = (-1, -1)
         if self._known[transactional_id].status.preparing:
-            again = partial(self.init, transactional_id, timeout_ms, (-1, -1), done)
+            again = partial(self.init, transactional_id, timeout_ms, producer, done)
             self._when_ended(transactional_id, again, lambda error: done(error, -1, -1))
             return
         known = self._known[transactional_id]
-        if producer[0] != -1 and producer != (known.producer_id, known.epoch):
+        if producer[0] != -1 and producer != (known.producer_id, known.epoch) and known.epoch <= EPOCH_MAX:
             done(ErrorCode.NONE, known.producer_id, known.epoch)  # the response was lost; nothing was written since
             return
-        self._answer(self._bumped(replace(known, timeout_ms=timeout_ms)), done)
+        self._answer(transactional_id, lambda: self._bumped(replace(known, timeout_ms=timeout_ms)), done)
 
     def _bumped(self, known: Transaction) -> Transaction:
         """Return the state with the producer's next epoch, or with another producer id when epochs are used up."""
@@ -285,11 +285,11 @@ class Transactions:
             fresh, producer_id=self._host.fresh_producer_id(), previous_producer_id=known.producer_id, epoch=0
         )
 
-    def _answer(self, transaction: Transaction, done: Done) -> None:
+    def _answer(self, transactional_id: str, make: Callable[[], Transaction], done: Done) -> None:
         try:
-            saved = self._save(transaction)
-        except OSError as error:
-            log.error(ID_NOT_WRITTEN, transaction.id, error)
+            saved = self._save(make())
+        except OSError as error:  # of the state, or of a new producer id
+            log.error(ID_NOT_WRITTEN, transactional_id, error)
             done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
             return
         done(ErrorCode.NONE, saved.producer_id, saved.epoch)
@@ -355,6 +355,8 @@ class Transactions:
             return None, ErrorCode.INVALID_REQUEST
         if known is None and not self.serves(transactional_id):
             return None, ErrorCode.UNKNOWN_SERVER_ERROR
+        if known is not None and _is_next_producer(known, producer):
+            return None, self._waits.refusal(transactional_id)
         if known is None or known.producer_id != producer[0]:
             return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if known.epoch != producer[1]:
@@ -376,7 +378,10 @@ class Transactions:
             done: called once with the result.
         """
         known = self._known.get(transactional_id)
-        if known is None or producer[0] not in (known.producer_id, known.previous_producer_id):
+        if known is not None and _is_next_producer(known, producer):
+            done(self._waits.refusal(transactional_id), -1, -1)
+            return
+        if known is None or producer[0] < 0 or producer[0] not in (known.producer_id, known.previous_producer_id):
             error = ErrorCode.INVALID_PRODUCER_ID_MAPPING if transactional_id else ErrorCode.INVALID_REQUEST
             if not self.serves(transactional_id):
                 error = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -385,9 +390,7 @@ class Transactions:
         outcome = (
             (Status.COMPLETE_COMMIT, Status.PREPARE_COMMIT) if commit else (Status.COMPLETE_ABORT, Status.PREPARE_ABORT)
         )
-        again = new_epoch and (
-            producer == (known.producer_id, known.epoch - 1) or producer[0] == known.previous_producer_id
-        )
+        again = new_epoch and producer != (known.producer_id, known.epoch) and _is_producer(known, producer)
         if producer != (known.producer_id, known.epoch) and not again:
             done(ErrorCode.PRODUCER_FENCED, -1, -1)
             return
@@ -406,15 +409,15 @@ class Transactions:
     def _answer_when_ended(self, transactional_id: str, done: Done) -> None:
         """Answer EndTxn without an error when the markers are written or the wait is over.
 
-        The outcome is durable in both cases.
+        The outcome is durable in both cases. The producer's next epoch is that of this transaction: another producer
+        may have taken the one after it in the meantime.
         """
+        known = self._known[transactional_id]
+        rotated = known.next_producer_id != -1
+        producer_id, epoch = (known.next_producer_id, 0) if rotated else (known.producer_id, known.epoch)
 
         def answer_without_error(_ignored: ErrorCode = ErrorCode.NONE) -> None:
-            known = self._known[transactional_id]
-            if known.next_producer_id == -1:
-                done(ErrorCode.NONE, known.producer_id, known.epoch)
-            else:
-                done(ErrorCode.NONE, known.next_producer_id, 0)
+            done(ErrorCode.NONE, producer_id, epoch)
 
         self._when_ended(transactional_id, answer_without_error, answer_without_error)
 
@@ -427,12 +430,8 @@ class Transactions:
             start_ms=known.start_ms if known.status is Status.ONGOING else _wall_ms(),
             client_version=2 if new_epoch else 0,
         )
-        if new_epoch:
-            prepared = replace(prepared, epoch=known.epoch + 1)
-            if prepared.epoch > EPOCH_MAX:
-                prepared = replace(prepared, next_producer_id=self._host.fresh_producer_id())
         try:
-            prepared = self._save(prepared)
+            prepared = self._save(self._with_next_epoch(prepared) if new_epoch else prepared)
         except OSError as error:
             log.error(
                 "transaction %s: its %s could not be written, the producer gets COORDINATOR_NOT_AVAILABLE: %s",
@@ -445,15 +444,27 @@ class Transactions:
         self._begin_markers(prepared)
         self._answer_when_ended(known.id, done)
 
+    def _with_next_epoch(self, known: Transaction) -> Transaction:
+        """Return the state with the next epoch, for its markers; after the last epoch another producer id follows.
+
+        The epoch above the last one is for markers only: the next one would not fit into a record. Source: KAFKA-20090.
+
+        Raises:
+            OSError: a producer id could not be reserved.
+        """
+        if known.epoch < EPOCH_MAX:
+            return replace(known, epoch=known.epoch + 1)
+        return replace(known, epoch=EPOCH_MAX + 1, next_producer_id=self._host.fresh_producer_id())
+
     def _fence(self, known: Transaction) -> bool:
         """Abort under a new epoch, which fences the producer of the old one.
 
         Returns:
             False if the abort could not be written.
         """
-        aborted = replace(known, status=Status.PREPARE_ABORT, epoch=known.epoch + 1)
+        aborted = replace(known, status=Status.PREPARE_ABORT)
         try:
-            self._begin_markers(self._save(aborted))
+            self._begin_markers(self._save(self._with_next_epoch(aborted)))
         except OSError as error:
             log.error("transaction %s could not be aborted and stays open: %s", known.id, error)
             return False
@@ -615,11 +626,21 @@ class Transactions:
         self._host.loop.call_later(self._host.config.transactional_id_check_ms / 1000, self._expire)
 
 
-def _is_producer(known: Transaction, producer_id: int, epoch: int) -> bool:
-    """Return whether this id and epoch belong to the current producer or its direct predecessor."""
+def _is_producer(known: Transaction, producer: tuple[int, int]) -> bool:
+    """Return whether this id and epoch belong to the current producer or its direct predecessor.
+
+    An id that is used up has a successor only for its last epoch, and only until the next id has another one. An older
+    producer of that id is a zombie.
+    """
+    producer_id, epoch = producer
     if producer_id == known.producer_id:
         return epoch in (known.epoch, known.epoch - 1)
-    return producer_id == known.previous_producer_id and known.epoch == 0
+    return 0 <= producer_id == known.previous_producer_id and epoch >= EPOCH_MAX and known.epoch == 0
+
+
+def _is_next_producer(known: Transaction, producer: tuple[int, int]) -> bool:
+    """Return whether this is the producer after a transaction that is still being ended: EndTxn may have named it."""
+    return known.status.preparing and known.next_producer_id != -1 and producer == (known.next_producer_id, 0)
 
 
 def _wall_ms() -> int:

@@ -355,7 +355,7 @@ def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartitio
 
 
 class OutcomeUnknownError(KafkaError):
-    """A change that may have been made: its answer was lost, or a repetition found the group gone."""
+    """A change that may have been made: its answer was lost, or only a repetition of it was refused."""
 
 
 def is_done(error: KafkaError | None) -> bool | None:
@@ -442,7 +442,7 @@ def _make_change(
     for key in keys:
         if key not in results.values:
             refusal = results.errors.get(key, RetriableError("the broker's answer does not have it"))
-            is_unknown = isinstance(refusal, RetriableError) or refusal.code in unknown
+            is_unknown = isinstance(refusal, RetriableError) or refusal.code in unknown or refusal.after_lost_answer
             errors[key] = _outcome_unknown(refusal, may_be(key)) if is_unknown else refusal
     return errors
 

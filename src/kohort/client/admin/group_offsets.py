@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from kohort.client.admin.routing import at_coordinators, at_leaders
+from kohort.client.admin.routing import Attempts, at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
 from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.offsets import HIGHEST_BY_NAME, OffsetAndMetadata, offset_fetch
@@ -101,12 +101,16 @@ async def alter_consumer_group_offsets(
         ],
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
-        answer = await cluster.send(Between(request, highest=HIGHEST_BY_NAME), BrokerById(node))
+    attempts = Attempts[str]()
+
+    async def ask(node: int, names: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
+        wanted = Between(request, highest=HIGHEST_BY_NAME)
+        answer = await cluster.send(wanted, BrokerById(node), leaving=attempts.sending(names))
         return {group: _moved(answer.topics) or answer.topics}
 
-    topics = (await at_coordinators(cluster, [group], ask, f"set offsets of {group!r}", timeout_ms)).result(group)
-    return _outcomes(topics, group)
+    what = f"set offsets of {group!r}"
+    topics = (await at_coordinators(cluster, [group], ask, what, timeout_ms, attempts=attempts)).result(group)
+    return _outcomes(topics, group, attempts)
 
 
 async def delete_consumer_group_offsets(
@@ -131,17 +135,20 @@ async def delete_consumer_group_offsets(
         ],
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
-        answer = await cluster.send(request, BrokerById(node))
+    attempts = Attempts[str]()
+
+    async def ask(node: int, names: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
+        answer = await cluster.send(request, BrokerById(node), leaving=attempts.sending(names))
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
             return {group: error_for(code, f"group {group!r}: {code.text}")}
         return {group: answer.topics}
 
-    results = await at_coordinators(cluster, [group], ask, f"delete offsets of {group!r}", timeout_ms)
+    what = f"delete offsets of {group!r}"
+    results = await at_coordinators(cluster, [group], ask, what, timeout_ms, attempts=attempts)
     if group in results.errors:
         return PartitionResults({}, {TopicPartition(*key): results.errors[group] for key in partitions})
-    return _outcomes(results.result(group), group)
+    return _outcomes(results.result(group), group, attempts)
 
 
 async def list_offsets(
@@ -193,7 +200,7 @@ def _moved(topics: Sequence[_Topic]) -> KafkaError | None:
     return None
 
 
-def _outcomes(topics: Sequence[_Topic], group: str) -> PartitionResults[None]:
+def _outcomes(topics: Sequence[_Topic], group: str, attempts: Attempts[str]) -> PartitionResults[None]:
     values: dict[TopicPartition, None] = {}
     errors: dict[TopicPartition, KafkaError] = {}
     for topic in topics:
@@ -201,7 +208,7 @@ def _outcomes(topics: Sequence[_Topic], group: str) -> PartitionResults[None]:
             key = TopicPartition(topic.name, part.partition_index)
             if part.error_code:
                 code = ErrorCode.of(part.error_code)
-                errors[key] = error_for(code, f"{key} of group {group!r}: {code.text}")
+                errors[key] = attempts.refusal(group, error_for(code, f"{key} of group {group!r}: {code.text}"))
             else:
                 values[key] = None
     return PartitionResults(values, errors)

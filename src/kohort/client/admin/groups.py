@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
-from kohort.client.admin.routing import at_coordinators, refused
+from kohort.client.admin.routing import Attempts, at_coordinators, refused
 from kohort.client.admin.values import (
     GroupDescription,
     GroupListing,
@@ -247,15 +247,17 @@ async def delete_consumer_groups(
     cluster: Cluster, groups: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Delete groups without members, with their offsets."""
+    attempts = Attempts[str]()
 
     async def ask(node: int, names: list[str]) -> dict[str, KafkaError | None]:
-        answer = await cluster.send(DeleteGroupsRequest(groups_names=names), BrokerById(node))
+        request = DeleteGroupsRequest(groups_names=names)
+        answer = await cluster.send(request, BrokerById(node), leaving=attempts.sending(names))
         return {
             result.group_id: refused(result, f"group {result.group_id!r}") if result.error_code else None
             for result in answer.results
         }
 
-    return await at_coordinators(cluster, list(groups), ask, "delete groups", timeout_ms)
+    return await at_coordinators(cluster, list(groups), ask, "delete groups", timeout_ms, attempts=attempts)
 
 
 async def remove_members_from_consumer_group(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from kohort.client.admin.values import Results
 from kohort.client.net.cluster import GROUP, Cluster, Coordinator
+from kohort.client.offsets import AFTER_LOST_ANSWER
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 
@@ -19,6 +22,47 @@ class HasErrorCode(Protocol):
     """A part of a response with an error code, and possibly a message."""
 
     error_code: int
+
+
+_MAY_BE_DONE = (
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+)
+"""Retriable errors after which a change may have been made. After all others nothing was."""
+
+
+class Attempts(Generic[K]):
+    """The tries of a change for each key, so that the refusal of a repetition is not taken for that of the change.
+
+    A change whose answer was lost is sent again. The second request may be refused because the first was carried out,
+    or because something else has changed since.
+    """
+
+    def __init__(self) -> None:
+        self._sent: Counter[K] = Counter()
+
+    def sending(self, keys: Iterable[K]) -> Callable[[], None]:
+        """Return the callback for `Cluster.send` that counts a try of these keys."""
+        return partial(self._sent.update, list(keys))
+
+    def outcome(self, key: K, found: V | KafkaError) -> V | KafkaError:
+        """Return a key's outcome, whose error says when an earlier try may have been carried out."""
+        if not isinstance(found, KafkaError):
+            return found
+        if isinstance(found, RetriableError):
+            self._sent[key] -= found.code not in _MAY_BE_DONE
+            return found
+        return self.refusal(key, found)
+
+    def refusal(self, key: K, error: KafkaError) -> KafkaError:
+        """Return an error that also says when an earlier try may have been carried out."""
+        if self._sent[key] < 2:
+            return error
+        marked = error_for(error.code, f"{error.message} ({AFTER_LOST_ANSWER})")
+        marked.after_lost_answer = True
+        return marked
 
 
 _BROKER_TIME_SHARE = 0.8
@@ -76,13 +120,20 @@ async def at_controller(
     ask: Callable[[Sequence[K]], Awaitable[Mapping[K, V | KafkaError]]],
     what: str,
     timeout_ms: float | None,
+    attempts: Attempts[K] | None = None,
 ) -> Results[K, V]:
-    """Send a request to the controller, and retry at the new controller what the old one refused."""
+    """Send a request to the controller, and retry at the new controller what the old one refused.
+
+    Args:
+        attempts: The tries of a change, if `ask` counts them.
+    """
     done: dict[K, V | KafkaError] = {}
+    tried = Attempts[K]() if attempts is None else attempts
 
     async def attempt() -> None:
         moved: KafkaError | None = None
-        for name, outcome in (await ask([name for name in names if name not in done])).items():
+        for name, found in (await ask([name for name in names if name not in done])).items():
+            outcome = tried.outcome(name, found)
             if isinstance(outcome, RetriableError):
                 moved = outcome
             else:
@@ -122,16 +173,20 @@ async def at_coordinators(
     what: str,
     timeout_ms: float | None,
     kind: int = GROUP,
+    *,
+    attempts: Attempts[str] | None = None,
 ) -> Results[str, V]:
     """Send requests to the coordinator of each group or transactional id, again where coordinators have moved.
 
     Args:
         ask: Called with a node id and its groups; returns a value or a KafkaError for each.
+        attempts: The tries of a change, if `ask` counts them.
 
     Returns:
         An outcome for each key.
     """
     done: dict[str, V | KafkaError] = {}
+    tried = Attempts[str]() if attempts is None else attempts
 
     async def attempt() -> None:
         nodes: dict[int, list[str]] = {}
@@ -150,7 +205,8 @@ async def at_coordinators(
                 outcomes = await ask(node, names)
             except RetriableError as error:
                 outcomes = dict.fromkeys(names, error)
-            for key, outcome in outcomes.items():
+            for key, found in outcomes.items():
+                outcome = tried.outcome(key, found)
                 if isinstance(outcome, RetriableError):
                     cluster.forget_coordinator(Coordinator(key, kind), str(outcome))
                     moved = outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kohort.client.admin.routing import at_controller, at_leaders, broker_time, refused
+from kohort.client.admin.routing import Attempts, at_controller, at_leaders, broker_time, refused
 from kohort.client.admin.values import (
     CreatedTopic,
     NewTopic,
@@ -61,11 +61,14 @@ async def create_topics(
             return refused(result, f"topic {result.name!r}")
         return CreatedTopic(result.name, result.topic_id, result.num_partitions, result.replication_factor)
 
+    attempts = Attempts[str]()
+
     async def ask(names: Sequence[str]) -> dict[str, CreatedTopic | KafkaError]:
-        answer = await cluster.send(build(names), CONTROLLER, timeout_ms=timeout_ms)
+        leaving = None if validate_only else attempts.sending(names)
+        answer = await cluster.send(build(names), CONTROLLER, timeout_ms=timeout_ms, leaving=leaving)
         return {result.name: outcome(result) for result in answer.topics}
 
-    return await at_controller(cluster, [topic.name for topic in topics], ask, "create topics", timeout_ms)
+    return await at_controller(cluster, [topic.name for topic in topics], ask, "create topics", timeout_ms, attempts)
 
 
 def _creatable(topic: NewTopic) -> CreateTopicsRequest.CreatableTopic:
@@ -89,6 +92,7 @@ async def delete_topics(
     cluster: Cluster, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Delete topics with their records, and groups' offsets for them."""
+    attempts = Attempts[str]()
 
     async def ask(names: Sequence[str]) -> dict[str, KafkaError | None]:
         request = DeleteTopicsRequest(
@@ -96,19 +100,20 @@ async def delete_topics(
             topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
             timeout_ms=broker_time(cluster, timeout_ms),
         )
-        answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms)
+        answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms, leaving=attempts.sending(names))
         return {
             result.name or "": refused(result, f"topic {result.name!r}") if result.error_code else None
             for result in answer.responses
         }
 
-    return await at_controller(cluster, list(topics), ask, "delete topics", timeout_ms)
+    return await at_controller(cluster, list(topics), ask, "delete topics", timeout_ms, attempts)
 
 
 async def create_partitions(
     cluster: Cluster, totals: Mapping[str, int], *, validate_only: bool = False, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Raise topics' partition counts to the given totals."""
+    attempts = Attempts[str]()
 
     async def ask(names: Sequence[str]) -> dict[str, KafkaError | None]:
         request = CreatePartitionsRequest(
@@ -119,13 +124,14 @@ async def create_partitions(
             timeout_ms=broker_time(cluster, timeout_ms),
             validate_only=validate_only,
         )
-        answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms)
+        leaving = None if validate_only else attempts.sending(names)
+        answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms, leaving=leaving)
         return {
             result.name: refused(result, f"topic {result.name!r}") if result.error_code else None
             for result in answer.results
         }
 
-    return await at_controller(cluster, list(totals), ask, "create partitions", timeout_ms)
+    return await at_controller(cluster, list(totals), ask, "create partitions", timeout_ms, attempts)
 
 
 async def delete_records(

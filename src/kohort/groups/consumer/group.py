@@ -166,6 +166,9 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
                 return self.replace_static(step, event, holder, member_id)
             if holder is None and not joins:
                 return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+            if holder is None and known:  # it would be left with two names, one of which outlives it
+                text = f"Member {member_id} cannot change its instance id to {event.instance_id}."
+                return Refusal(ErrorCode.INVALID_REQUEST, text)
         if joins:
             limit = step.config.consumer_max_size
             error = admission.check_place(limit, len(self.members), has_place=known)

@@ -380,7 +380,10 @@ class ConsumerMembers(GroupMembership):
 
     def take_member(self, member: MemberSaved) -> None:
         """Apply the record of a member's new metadata. Only the ledger calls this."""
-        self._count(self.members.get(member.member_id), -1)
+        before = self.members.get(member.member_id)
+        self._count(before, -1)
+        if before is not None and before.instance_id != member.instance_id:
+            self._drop_instance(before)
         self.members[member.member_id] = member
         self._count(member, 1)
         if member.instance_id is not None:
@@ -392,9 +395,12 @@ class ConsumerMembers(GroupMembership):
         member = self.members.pop(member_id, None)
         self._count(member, -1)
         self._note_move(member_id)
-        instance_id = None if member is None else member.instance_id
-        if instance_id is not None and self.static_ids.get(instance_id) == member_id:
-            del self.static_ids[instance_id]
+        if member is not None:
+            self._drop_instance(member)
+
+    def _drop_instance(self, member: MemberSaved) -> None:
+        if self.static_ids.get(member.instance_id) == member.member_id:
+            del self.static_ids[member.instance_id]
 
     def _count(self, member: MemberSaved | None, sign: int) -> None:
         """Add (1) or subtract (-1) a member's topics, so that a join does not cost a pass over all members."""
