@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.lag.test_exporter import NOBODY, Samples, page
@@ -18,10 +20,11 @@ from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.broker.server.fault_kinds import Fault
 from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
+from kohort.client.group import member as member_module
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode
 from kohort.lag import LagStatus
-from kohort.lag.exporter_shares import SHARES, SHARES_TOPIC, share_of
+from kohort.lag.exporter_shares import SHARES, SHARES_TOPIC, ExporterShares, share_of
 
 GROUPS = [f"shared-{number}" for number in range(24)]
 TOPICS = ["shared-topic-0", "shared-topic-1"]
@@ -109,7 +112,7 @@ def test_exporters_split_the_groups_and_take_over_from_one_that_is_killed(
 
 def test_no_group_is_on_two_pages_while_shares_move(start: Start, broker: Broker, config: Path) -> None:
     """Each page is fetched twice around the other: what is on both times on one was there when the other was made."""
-    exporters = Exporters(start, broker.bootstrap_servers, config)
+    exporters = Exporters(start, broker.bootstrap_servers, config, interval_ms=3_600_000)  # no read takes a group away
     first = exporters.begin()
     until(exporters.is_split, "one exporter has all groups", 60)
     second = exporters.begin()
@@ -167,6 +170,21 @@ def test_exporter_that_was_stopped_shows_no_group_of_its_successor(start: Start,
     assert groups_of(woken) & groups_of(page(second)) == set()
     exporters.running[first] = stopped
     until(exporters.is_split, "both have groups again", 60)
+
+
+def test_shares_end_by_the_clock_before_the_client_hears_of_it(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped for a session answers a scrape before its client's thread has looked at the clock."""
+    servers = broker.bootstrap_servers
+    shares = ExporterShares("c", "exporters", SHARES_TOPIC, servers, {"session.timeout.ms": "6000"})
+    try:
+        until(lambda: len(shares.owned()) == SHARES, "it has all shares", 60)
+        with monkeypatch.context() as later:
+            later.setattr(member_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 6))
+            assert shares.owned() == {}
+        assert len(shares.owned()) == SHARES
+    finally:
+        shares.close()
+    assert shares.owned() == {}
 
 
 @pytest.mark.kafka

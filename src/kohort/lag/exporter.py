@@ -70,7 +70,7 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kohort_exporter_failures": ("What could not be read in the last read, by reason", (*_OF_CLUSTER, "reason")),
     "kohort_exporter_reads": ("Reads", (*_OF_CLUSTER, "outcome")),
     "kohort_exporter_shares": (
-        f"Shares of the groups that this exporter reads, {SHARES} of all exporters; only with --share",
+        f"Shares of the groups that this exporter shows, {SHARES} of all exporters; only with --share",
         _OF_CLUSTER,
     ),
     "kohort_exporter_partitions_left_out": ("Partitions of groups beyond the page's limit", _OF_CLUSTER),
@@ -144,10 +144,10 @@ def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
         families.add_sample("kohort_exporter_failures", (name, reason), state.failures.get(reason, 0))
     for outcome in ("whole", "partial", "failed"):
         families.add_sample("kohort_exporter_reads", (name, outcome), state.reads.get(outcome, 0))
-    shares = cluster.shown_shares
-    if cluster.shares is not None:
-        families.add_sample("kohort_exporter_shares", (name,), len(cluster.shares.owned()))
-    if cluster.current is not None:
+    shares, is_current = cluster.shown_shares, cluster.current is not None
+    if shares is not None:
+        families.add_sample("kohort_exporter_shares", (name,), len(shares) if is_current else 0)
+    if is_current:
         for (group, kind), count in state.changes.items():
             if shares is None or share_of(group) in shares:
                 families.add_sample("kohort_consumergroup_changes", (name, group, kind), count)
