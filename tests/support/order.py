@@ -56,6 +56,7 @@ LONG = tuple(
         "spark/test_checkpoint_move.py",
         "spark/test_in_place_of_kafka.py",
         "spark/test_kafka_offsets.py",
+        "lag/test_exporter_shares.py",
         "cli/test_record_output.py",
         "cli/test_records.py",
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from kohort.errors import KafkaError
 from kohort.lag.evaluation import LagReport
+from kohort.lag.exporter_shares import ExporterShares, share_of
 from kohort.lag.reading import LagReader
 from kohort.lag.snapshot import reason_of
 from kohort.lag.timeline import GroupChange, changes_between
@@ -43,6 +44,7 @@ class WatchState:
         reads: The number of reads, by outcome.
         changes: The number of changes, by group and kind, of groups that were there before.
         latest_changes: The changes between the last two reads, by group; none after a read that failed.
+        shares: The shares with whose groups the last read that succeeded began, each with its term.
     """
 
     is_up: bool = False
@@ -54,6 +56,7 @@ class WatchState:
     reads: Mapping[str, int] = field(default_factory=dict)
     changes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     latest_changes: tuple[tuple[str, GroupChange], ...] = ()
+    shares: Mapping[int, int] = field(default_factory=dict)
 
 
 class ClusterWatch:
@@ -66,6 +69,7 @@ class ClusterWatch:
         reader: Reads the cluster; closed with the watch.
         interval_s: The time from the beginning of a read to the next one.
         on_read: Called on the watch's thread after each read, with the new state.
+        shares: The shares of the cluster that this process reads; closed with the watch. None: it reads all.
 
     Attributes:
         name: The cluster's name; the label `cluster_name` of metrics.
@@ -78,19 +82,26 @@ class ClusterWatch:
         reader: LagReader,
         interval_s: float,
         on_read: Callable[[WatchState], None] = lambda state: None,
+        shares: ExporterShares | None = None,
     ) -> None:
-        self.name, self.state = name, WatchState()
+        self.name, self.state, self.shares = name, WatchState(), shares
         self._reader, self._interval_s, self._on_read = reader, interval_s, on_read
         self._ended = threading.Event()
+        self._is_due = threading.Event()
+        if shares is not None:
+            shares.on_gain = self._is_due.set
         self._said: frozenset[str] = frozenset()
         self._thread = threading.Thread(target=self._run, name=f"kohort-lag {name}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the reader."""
+        """End the thread and the reader, and give the shares up."""
         self._ended.set()
+        self._is_due.set()
         self._reader.close()
         self._thread.join()
+        if self.shares is not None:
+            self.shares.close()
 
     @property
     def current(self) -> LagReport | None:
@@ -101,17 +112,26 @@ class ClusterWatch:
         age_s = time.monotonic() - self.state.read_s
         return report if age_s <= max(STALE_MIN_S, STALE_INTERVALS * self._interval_s) else None
 
+    @property
+    def shown_shares(self) -> frozenset[int] | None:
+        """The shares whose groups this process has now, and had when the last read began; None: all groups are its."""
+        if self.shares is None:
+            return None
+        return frozenset(share for share, term in self.shares.owned().items() if self.state.shares.get(share) == term)
+
     def _run(self) -> None:
         while not self._ended.is_set():
             started = time.monotonic()
+            self._is_due.clear()
             self._read_cluster()
-            self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
+            self._is_due.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
     def _read_cluster(self) -> None:
         before, started = self.state, time.monotonic()
         try:
+            owned = self._begin_shares()
             report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
-            self.state = self._after_read(before, report, (time.monotonic() - started) * 1000)
+            self.state = self._after_read(before, report, owned, (time.monotonic() - started) * 1000)
         except Exception as error:  # a bug must not end the thread: the lag would stand still
             if self._ended.is_set():
                 return
@@ -142,7 +162,22 @@ class ClusterWatch:
                 self.name,
             )
 
-    def _after_read(self, before: WatchState, report: LagReport, read_ms: float) -> WatchState:
+    def _begin_shares(self) -> Mapping[int, int]:
+        """Make the next read one of the shares that this process has; return these.
+
+        Raises:
+            KafkaError: It takes no part.
+        """
+        if self.shares is None:
+            return {}
+        self.shares.check()
+        owned = self.shares.owned()
+        self._reader.is_read = lambda name: share_of(name) in owned
+        return owned
+
+    def _after_read(
+        self, before: WatchState, report: LagReport, shares: Mapping[int, int], read_ms: float
+    ) -> WatchState:
         reasons = [failure.reason for failure in report.failures] + [reason_of(e) for e in report.errors.values()]
         messages = {f"{failure.part}: {failure.text}" for failure in report.failures}
         messages |= {f"group {name}: {error}" for name, error in report.errors.items()}
@@ -158,6 +193,7 @@ class ClusterWatch:
             _added(before.reads, ["partial" if reasons else "whole"]),
             _counted(before, report, latest),
             latest,
+            shares,
         )
 
     def _log(self, failures: set[str]) -> None:

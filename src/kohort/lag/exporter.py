@@ -16,7 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kohort.lag.cluster_watch import ClusterWatch
-from kohort.lag.evaluation import GroupLag, PartitionLag
+from kohort.lag.evaluation import GroupLag, LagReport, PartitionLag
+from kohort.lag.exporter_shares import SHARES, share_of
 from kohort.lag.snapshot import REASONS
 
 PARTITIONS_MAX = 100_000
@@ -68,6 +69,10 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kohort_exporter_last_read_timestamp_seconds": ("When the last read succeeded", _OF_CLUSTER),
     "kohort_exporter_failures": ("What could not be read in the last read, by reason", (*_OF_CLUSTER, "reason")),
     "kohort_exporter_reads": ("Reads", (*_OF_CLUSTER, "outcome")),
+    "kohort_exporter_shares": (
+        f"Shares of the groups that this exporter shows, {SHARES} of all exporters; only with --share",
+        _OF_CLUSTER,
+    ),
     "kohort_exporter_partitions_left_out": ("Partitions of groups beyond the page's limit", _OF_CLUSTER),
 }
 """Every metric: its meaning and labels. Counters get the ending `_total` on the page."""
@@ -95,21 +100,20 @@ class LagExporter(Collector):
         left = PARTITIONS_MAX
         for cluster in self._clusters:
             _add_cluster(families, cluster)
-            report = cluster.current
+            shares, report = cluster.shown_shares, cluster.current  # in this order: the report is not the older one
             if report is None:
                 continue
             out = 0
-            for group in report.groups.values():
+            for name, group in report.groups.items():
+                if not (shares is None or share_of(name) in shares):
+                    continue
                 is_shown = len(group.partitions) <= left
                 left -= len(group.partitions) if is_shown else 0
                 out += 0 if is_shown else len(group.partitions)
                 _add_group(families, cluster.name, group)
                 for part in group.partitions if is_shown else ():
                     _add_partition(families, (cluster.name, group.description.group_id), part)
-            for tp, bounds in list(report.bounds.items())[:PARTITIONS_MAX]:
-                place = (cluster.name, tp.topic, str(tp.partition))
-                families.add_sample("kafka_partition_earliest_offset", place, bounds.log_start)
-                families.add_sample("kafka_partition_latest_offset", place, bounds.log_end)
+            _add_logs(families, cluster.name, report, shares)
             families.add_sample("kohort_exporter_partitions_left_out", (cluster.name,), out)
         return list(families.by_name.values())
 
@@ -140,9 +144,22 @@ def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
         families.add_sample("kohort_exporter_failures", (name, reason), state.failures.get(reason, 0))
     for outcome in ("whole", "partial", "failed"):
         families.add_sample("kohort_exporter_reads", (name, outcome), state.reads.get(outcome, 0))
-    if cluster.current is not None:
+    shares, is_current = cluster.shown_shares, cluster.current is not None
+    if shares is not None:
+        families.add_sample("kohort_exporter_shares", (name,), len(shares) if is_current else 0)
+    if is_current:
         for (group, kind), count in state.changes.items():
-            families.add_sample("kohort_consumergroup_changes", (name, group, kind), count)
+            if shares is None or share_of(group) in shares:
+                families.add_sample("kohort_consumergroup_changes", (name, group, kind), count)
+
+
+def _add_logs(families: _Families, cluster: str, report: LagReport, shares: frozenset[int] | None) -> None:
+    """Add the ends of the partitions: those that groups read, or with shares those of every topic of a share."""
+    shown = [(tp, bounds) for tp, bounds in report.bounds.items() if shares is None or share_of(tp.topic) in shares]
+    for tp, bounds in shown[:PARTITIONS_MAX]:
+        place = (cluster, tp.topic, str(tp.partition))
+        families.add_sample("kafka_partition_earliest_offset", place, bounds.log_start)
+        families.add_sample("kafka_partition_latest_offset", place, bounds.log_end)
 
 
 def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:

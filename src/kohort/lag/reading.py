@@ -102,6 +102,8 @@ class LagReading:
         offsets_max: The most unread offsets whose timestamps are fetched.
         rebalances: How many of the last rebalances kohort's coordinators are to describe for each group.
         others: Positions that no coordinator has, by name. They were read before this read of the log ends.
+        is_read: Returns whether a group is read, and whether all partitions of a topic are; None: every group, and the
+            partitions that groups read.
     """
 
     cluster: Cluster
@@ -110,6 +112,7 @@ class LagReading:
     offsets_max: int = OFFSETS_MAX
     rebalances: int = 0
     others: Mapping[str, GroupReading | KafkaError] = field(default_factory=dict)
+    is_read: Callable[[str], bool] | None = None
     _deadline_ms: float = 0.0
     _listing: dict[str, GroupListing] = field(default_factory=dict)
     _listed: frozenset[int] = frozenset()
@@ -128,7 +131,8 @@ class LagReading:
         self._deadline_ms = self.cluster.runtime.now_ms + self.timeout_ms
         if names is None:
             await self._list_groups()
-        wanted = sorted(self._listing) if names is None else list(dict.fromkeys(names))
+        listed = self._listing if self.is_read is None else filter(self.is_read, self._listing)
+        wanted = sorted(listed) if names is None else list(dict.fromkeys(names))
         described = await self._described(wanted)
         if names is not None and any(isinstance(found, KafkaError) for found in described.values()):
             await self._list_groups()  # a share group, or a misspelt name
@@ -145,7 +149,7 @@ class LagReading:
             else:
                 groups[name] = GroupReading(found, self._has_members(found), *committed)
         self._add_others(groups, errors)
-        bounds, taken_ms = await self._bounds(groups.values(), also)
+        bounds, taken_ms = await self._bounds(groups.values(), [*also, *await self._topics_read()])
         times = await self._times(groups.values(), bounds)
         if await self._is_away():
             raise self._silent[min(self._listed)]  # the last whole read tells more than a part of this one
@@ -163,6 +167,8 @@ class LagReading:
     def _add_others(self, groups: dict[str, GroupReading], errors: dict[str, KafkaError]) -> None:
         """Add the positions that no coordinator has; a group keeps its name."""
         for name, found in self.others.items():
+            if self.is_read is not None and not self.is_read(name):
+                continue
             if name in groups or name in errors or name in self._listing:
                 text = "a group of the cluster has this name: give another one"
                 self._failures.append(ReadFailure(name, "refused", text))
@@ -170,6 +176,18 @@ class LagReading:
                 errors[name] = found
             else:
                 groups[name] = found
+
+    async def _topics_read(self) -> list[TopicPartition]:
+        """Return the partitions of the topics that are read whether or not a group has an offset there."""
+        if self.is_read is None:
+            return []
+        try:
+            topics = await self.cluster.describe_topics(None, self._left_ms())
+        except KafkaError as error:
+            self._failures.append(ReadFailure.of("metadata", error))
+            return []
+        named = [topic for name, topic in topics.items() if not (topic.internal or topic.error) and self.is_read(name)]
+        return [TopicPartition(topic.name, number) for topic in named for number in topic.partitions]
 
     async def _is_away(self) -> bool:
         """Return whether all brokers have gone since they listed their groups. One closed connection is no proof."""
@@ -522,6 +540,9 @@ class LagReader(ClosedOnExit):
         offsets_max: The most unread offsets whose timestamps a read fetches.
         rebalances: How many of the last rebalances of each group a read asks kohort's coordinators for; 0: none. Other
             coordinators record none.
+        is_read: Called with the name of each group and of each topic: a read of all groups leaves out those for which
+            it returns False, and has the ends of all partitions of those topics for which it returns True. None: no
+            group is left out, and ends are those of partitions that groups read.
         read_others: Called at the beginning of each read, for positions that no coordinator has, such as those in
             checkpoints of Spark (`kohort.spark.checkpoint_lag`). They are in the report beside the groups. If it has
             a method `close`, the reader's `close` calls that, to end a read that waits for them.
@@ -535,6 +556,7 @@ class LagReader(ClosedOnExit):
         self.window_ms = WINDOW_MS
         self.offsets_max = OFFSETS_MAX
         self.rebalances = 0
+        self.is_read: Callable[[str], bool] | None = None
         self.read_others: ReadOthers = dict
         self._client = ThreadClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._times = RecordTimes()
@@ -564,7 +586,10 @@ class LagReader(ClosedOnExit):
         if time.monotonic() * 1000 - self._asked_again_ms > REFUSALS_KEPT_MS:
             self._asked_again_ms = time.monotonic() * 1000
             self._times.forget_refusals()
-        reading = LagReading(cluster, limit, self._times, self.offsets_max, self.rebalances, self.read_others())
+        is_read = self.is_read if groups is None else None
+        reading = LagReading(
+            cluster, limit, self._times, self.offsets_max, self.rebalances, self.read_others(), is_read
+        )
         snapshot = self._client.call(reading.read_groups(None if groups is None else list(groups), also))
         self.listing = snapshot.listing
         self.report = evaluate(snapshot, self.report, self.window_ms)

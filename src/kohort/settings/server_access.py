@@ -1,4 +1,7 @@
-"""Access to a server that has no users: one rule, and one text, for all of kohort's servers."""
+"""Access to a server that has no users: one rule, and one text, for all of kohort's servers.
+
+The same rule for what kohort sends without encryption: only to this machine, unless the operator agrees.
+"""
 
 from __future__ import annotations
 
@@ -87,3 +90,22 @@ def refuse_beyond_loopback(
         f"{host}:{port} can be reached from other machines, and the {server} is {secret}open to everyone who can "
         f"connect. Ways to go on: {proven}{ways.insecure} (everyone may {consequence})"
     )
+
+
+def refuse_plain_beyond_loopback(url: str, host: str, consequence: str, insecure: str) -> None:
+    """Refuse to send to another machine without encryption.
+
+    Args:
+        url: Where to send to, for the error.
+        host: Its host.
+        consequence: What everyone on the way may do then.
+        insecure: What the error calls the operator's consent.
+
+    Raises:
+        InvalidInputError: The host is another machine.
+    """
+    if not is_loopback(host):
+        raise InvalidInputError(
+            f"{url} is on another machine, and what is sent there is open to everyone on the way. Ways to go on: an "
+            f"https:// URL, or {insecure} (everyone on the way may {consequence})"
+        )

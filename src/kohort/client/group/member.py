@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
@@ -117,6 +118,15 @@ class GroupMember(Lookups, ClosedOnExit):
         """
         with self._client.lock:
             return self._membership.owns
+
+    def is_in_session(self) -> bool:
+        """Return whether the coordinator has answered within the session timeout and the lease.
+
+        False means that others may have the partitions. The revocation may show later: a process that was stopped knows
+        by its clock.
+        """
+        with self._client.lock:
+            return self._membership.is_in_session(time.monotonic() * 1000)
 
     def revocation(self) -> Revocation | None:
         """Return the pending revocation, until `release`; None if no revocation is pending.

@@ -256,6 +256,10 @@ class Membership(ABC):
         """
         return self._lease.holds(self.cluster.runtime.elapsed_ms())
 
+    def is_in_session(self, now_ms: float) -> bool:
+        """Return whether the coordinator has answered within the session timeout and the lease, by this clock."""
+        return self.owns and now_ms < self._session_end_ms
+
     async def leave(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
         """Leave the group at once, if joined, and stop. A static member's partitions wait for its return.
 
