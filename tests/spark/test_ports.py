@@ -105,7 +105,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an end of a stream": {"stream": True, "endingOffsets": "latest"},
     "a time behind its end": {"startingTimestamp": MIDDLE_MS, "endingTimestamp": 1_005_000},
     "offsets behind a time": {"startingOffsets": '{"n-a":{"0":9,"1":9}}', "endingTimestamp": 1_000_000},
-    "a time before 1970": {"startingOffsetsByTimestamp": '{"n-a":{"0":-1,"1":0}}'},
     "records that retention has removed": {
         "subscribe": "n-old",
         "startingOffsets": '{"n-old":{"0":0,"1":0}}',
