@@ -16,5 +16,6 @@ def test_times_carry_their_unit() -> None:
         7,
         3_600_000,
     ]
-    with pytest.raises(InvalidInputError, match="must be a time"):
-        duration_ms("maxTriggerDelay", "soon")
+    for text in ("soon", "", "1e999s", "5 parsecs"):
+        with pytest.raises(InvalidInputError, match="must be a time"):
+            duration_ms("maxTriggerDelay", text)

@@ -449,6 +449,21 @@ def test_ranges_are_read_exactly(servers: str, topic: str, monkeypatch: pytest.M
         assert sum(rest) == 100
 
 
+def test_a_range_behind_the_end_of_a_truncated_log_is_an_error_or_passed_over(
+    servers: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SPARK-26267: records that an unclean election took end a query or are passed over, as it has chosen."""
+    fill(servers, topic, 40)
+    partition = TopicPartition(topic, 2)
+    with RangeReader(servers, columns=("offset",)) as reader:
+        with pytest.raises(OffsetError, match=r"offsets 50 to 90 .*holds 0 to 10"):
+            list(reader.read(partition, 50, 90))
+        assert list(reader.read(partition, 50, 90, fail_on_data_loss=False)) == []
+        assert "records lost: " in caplog.text
+        with pytest.raises(OffsetError, match=r"offsets 50 to 90 .*holds 0 to 10"):
+            list(reader.read_batches(partition, 50, 90))
+
+
 def test_asyncio_reads_the_same(servers: str, topic: str) -> None:
     fill(servers, topic, 500)
 

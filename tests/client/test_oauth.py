@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kohort import Admin
-from kohort.client.net.security import SaslError, TlsFiles
+from kohort.client.net.security import SaslError, TlsFiles, sasl_mechanism
 from kohort.client.oauth import TokenEndpoint
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import InvalidInputError
@@ -177,6 +177,36 @@ def test_client_logs_in_at_a_broker_by_the_token_of_an_endpoint(secured: Secured
         with Admin(secured.address("SASL"), **settings(asked.url, **others)) as admin:
             with pytest.raises(SaslError, match="invalid_token"):
                 admin.describe_cluster()
+
+
+def test_extensions_go_to_the_broker_with_the_token(secured: SecuredBroker) -> None:
+    """confluent-kafka-python #1795: Confluent Cloud needs logicalCluster and identityPoolId beside the token."""
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    jaas = f"{module} required extension_logicalCluster='lkc-1' extension_identityPoolId='pool-2';"
+    pairs = "logicalCluster=lkc-1,identityPoolId=pool-2"
+    hook = {"sasl.oauth.token": secured.token, "sasl.oauthbearer.token.endpoint.url": None}
+    with endpoint() as asked:
+        asked.answers = [answer(secured.token())]
+        for others in (
+            {"sasl.oauthbearer.extensions": pairs},
+            {"sasl.jaas.config": jaas},
+            {"sasl.jaas.config": jaas, **hook},
+        ):
+            chosen = settings(asked.url, **others)
+            mechanism = sasl_mechanism(client_config(ConnectionConfig, "127.0.0.1:1", chosen))
+            assert mechanism.start().endswith(b"\x01logicalCluster=lkc-1\x01identityPoolId=pool-2\x01\x01")
+            with Admin(secured.address("SASL"), **chosen) as admin:
+                assert admin.describe_cluster().nodes
+
+
+@pytest.mark.parametrize("pairs", ["auth=x", "logicalCluster", "a-b=c", "a=\x01", "=x", "a="])
+def test_an_extension_that_can_not_be_sent_is_refused(pairs: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"sasl\.oauthbearer\.extensions: "):
+        Admin("127.0.0.1:1", **settings("http://127.0.0.1:1/", **{"sasl.oauthbearer.extensions": pairs}))
+    if "=" in pairs[1:]:
+        jaas = {"sasl.jaas.config": f"x.Module required extension_{pairs.replace('=', '=' + chr(34))}{chr(34)};"}
+        with pytest.raises(InvalidInputError, match="extension_…|can't be read"):
+            Admin("127.0.0.1:1", **settings("http://127.0.0.1:1/", **jaas))
 
 
 def test_client_takes_new_certificates_for_new_connections(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -105,6 +105,9 @@ JAVAS = "org.apache.kafka.common.security.scram.ScramLoginModule"
         f'{JAVAS} required username="alice" password="a\\"b\\\\c d";',
         f'{JAVAS} required\n  username=alice\n  password="a\\"b\\\\c d"\n  tokenauth="false";',
         f'{JAVAS}  required  password = "a\\"b\\\\c d"  username = "alice" ; ',
+        f"{JAVAS} required username='alice' password='a\"b\\\\c d';",
+        f"{JAVAS}\trequired\n\tusername='al\\151ce'\n\tpassword='a\\\"b\\134c d';\n",
+        f'kafkashaded.{JAVAS} required username=\'alice\' password="a\\"b\\\\c d";',
     ],
 )
 def test_a_login_is_read_as_javas_clients_write_it(text: str) -> None:
@@ -114,6 +117,35 @@ def test_a_login_is_read_as_javas_clients_write_it(text: str) -> None:
         ConnectionConfig, None, {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": text}
     )
     assert sasl_mechanism(config).start() == b'\0alice\0a"b\\c d'
+
+
+def test_a_login_may_have_every_character_of_a_connection_string_in_either_quotes() -> None:
+    """Apicurio Registry Operator #75, camel-kamelets #2975: single quotes, semicolons and equal signs in a password."""
+    password = "Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=a'c/+="
+    for quote in ('"', "'"):
+        written = password.replace(quote, f"\\{quote}")
+        found = jaas_options(
+            f"{JAVAS} required username={quote}$ConnectionString{quote} password={quote}{written}{quote};"
+        )
+        assert found == {"username": "$ConnectionString", "password": password}
+    assert jaas_options(f"{JAVAS} required a='\\n\\t\\q\\8\\0';")["a"] == "\n\tq8\0"
+
+
+@pytest.mark.parametrize(
+    ("options", "after"),
+    [
+        ('username="a" password="sec"ret"', "option username"),
+        ("username=a password=Endpoint=sb://x/;SharedAccessKey=secret", "option password"),
+        ("username='a' password='secret", "option username"),
+        ("password", "before its first option"),
+        ("username='a'; x.PlainLoginModule required password='secret'", "option username"),
+    ],
+)
+def test_a_login_that_java_can_not_read_is_refused_and_not_cut_off(options: str, after: str) -> None:
+    """From kafka-gitops #43: a quote within a password ended it, and the login failed with the rest of it."""
+    with pytest.raises(InvalidInputError, match=f"{after}.* must be in double or single quotes") as caught:
+        jaas_options(f"{JAVAS} required {options};")
+    assert "sec" not in caught.value.message
 
 
 @pytest.mark.parametrize("text", ['username="a" password="b";', f'{JAVAS} required username="a"', "x"])

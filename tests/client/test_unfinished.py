@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartition
+from kohort.client.consumer import commits
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import KafkaError
 from tests.support.waiting import until
 
@@ -77,6 +79,12 @@ def read_in_a_block(servers: str, topic: str, reads: Read, leave: Callable[[], o
         reads(consumer, leave)
 
 
+def read_assigned(servers: str, place: TopicPartition, reads: Read) -> None:
+    with Consumer(servers, group_id=place.topic, **SETTINGS) as consumer:
+        consumer.assign([place])
+        reads(consumer, raise_left)
+
+
 def raise_left() -> None:
     raise LeftError("in the loop")
 
@@ -129,6 +137,34 @@ def test_loop_that_is_left_by_break_has_finished_its_record(servers: str, topic:
         with suppress(LeftError):
             loop(consumer, raise_left)
     assert committed(servers, topic) == HANDED_OUT
+
+
+@pytest.mark.parametrize("way", ["seek", "seek_to_beginning", "another assignment"])
+def test_records_read_again_after_a_commit_beyond_them_are_not_committed_unfinished(
+    servers: str, topic: str, way: str
+) -> None:
+    """From aiokafka #1046: a seek back to records that failed; an earlier commit beyond them does not finish them."""
+    place = TopicPartition(topic, 0)
+
+    def read(consumer: Consumer, leave: Callable[[], object]) -> int:
+        while consumer.position(place) < RECORDS:
+            consumer.poll(200)
+        consumer.commit()
+        if way == "another assignment":
+            consumer.assign([])
+            with Admin(servers) as admin:
+                admin.alter_consumer_group_offsets(topic, {place: OffsetAndMetadata(2)}).all()
+            consumer.assign([place])
+        elif way == "seek":
+            consumer.seek(place, 2)
+        else:
+            consumer.seek_to_beginning(place)
+        return poll(consumer, leave)
+
+    start = 0 if way == "seek_to_beginning" else 2
+    with pytest.raises(LeftError):
+        read_assigned(servers, place, read)
+    assert committed(servers, topic) == start + 10
 
 
 def test_offset_that_the_application_has_committed_is_not_taken_back(servers: str, topic: str) -> None:
@@ -300,3 +336,22 @@ def test_a_close_by_another_thread_ends_a_poll_and_leaves_the_group(servers: str
         (group,) = admin.describe_consumer_groups([topic]).all().values()
     assert group.members == ()
     assert committed(servers, topic) == RECORDS
+
+
+def test_offset_that_does_not_move_is_committed_again_before_it_expires(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From librdkafka #1372: nothing came for two days, and a restart read everything again. No member here."""
+    monkeypatch.setattr(commits, "RECOMMIT_MS", 0)
+    place = TopicPartition(topic, 0)
+    chosen = SETTINGS | {"auto_commit_interval_ms": 50}
+    with Consumer(servers, group_id=topic, **chosen) as consumer, Admin(servers) as admin:
+        consumer.assign([place])
+
+        def is_committed() -> bool:
+            consumer.poll(20)
+            return committed(servers, topic) == RECORDS
+
+        until(is_committed, "all records are committed", 60)
+        admin.delete_consumer_group_offsets(topic, [place]).all()
+        until(is_committed, "the offset is committed again", 60)

@@ -17,8 +17,11 @@ from kohort.settings.config import settings
 from kohort.spark.data_source import KohortDataSource
 from kohort.spark.java_settings import REFUSED, REFUSED_OF_SINK, REFUSED_OF_SOURCE, WITHOUT_EFFECT
 from kohort.spark.option_names import distance
-from kohort.spark.options import numbers_of_json, parse_options, partitions_of_json
+from kohort.spark.options import client_settings, numbers_of_json, parse_options, partitions_of_json
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
+from kohort.spark.sink_options import parse_sink_options
+from kohort.spark.source.readers import Reading
+from kohort.spark.tasks.write import Writing
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
 
@@ -29,6 +32,35 @@ def test_words_are_taken_in_the_case_that_spark_and_javas_client_take_them_in() 
     options = parse_options(LEAST | given | {"kafka.security.protocol": "ssl"}, streaming=True)
     assert (options.starting_strategy, options.group_protocol) == ("latest", "consumer")
     assert options.kafka["security.protocol"] == "SSL"
+    stores = {"kafka.ssl.truststore.type": "jks", "kafka.ssl.keystore.type": "Pkcs12"}
+    found = parse_options(LEAST | stores | {"kafka.ssl.endpoint.identification.algorithm": "HTTPS"}).kafka
+    assert (found["ssl.truststore.type"], found["ssl.keystore.type"]) == ("JKS", "PKCS12")
+    assert found["ssl.endpoint.identification.algorithm"] == "https"
+    assert (
+        parse_options(LEAST | {"kafka.ssl.endpoint.identification.algorithm": " "}).kafka[
+            "ssl.endpoint.identification.algorithm"
+        ]
+        == ""
+    )
+
+
+def test_passwords_are_in_no_printout_of_a_read_or_a_write() -> None:
+    """SPARK-27748, ABRiS #212: options are printed where an error is reported with its variables."""
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    given = LEAST | {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.jaas.config": f"{module} required username='a' password='secret';",
+        "kafka.ssl.truststore.password": "secret",
+        "schemaRegistryUrl": "http://me:secret@127.0.0.1:8081",
+        "valueFormat": "avro",
+    }
+    options = parse_options(given)
+    reading = Reading.of(options.bootstrap_servers, client_settings(options), ("value",), True)
+    sink = parse_sink_options(given | {"topic": "flights"})
+    writing = Writing(sink.bootstrap_servers, tuple(sink.producer_settings().items()), "flights", frozenset(["value"]))
+    printed = [repr(found) for found in (options, reading, sink, writing)]
+    assert [text for text in printed if "secret" in text] == []
+    assert all("flights" in text or "value" in text for text in printed)
 
 
 def test_names_are_matched_without_case_and_kafka_settings_are_kept() -> None:
@@ -110,9 +142,13 @@ def test_json_forms() -> None:
         TopicPartition("a", 0): 5,
         TopicPartition("a", 1): -2,
     }
-    for bad in ("", "[]", '{"a":5}', '{"a":{"x":1}}'):
+    assert numbers_of_json("startingOffsets", '{"a":{"0":5.0}}') == {TopicPartition("a", 0): 5}
+    for bad in ("", "[]", '{"a":5}', '{"a":{"x":1}}', '{"a":{"0":5.5}}', '{"a":{"0":true}}', '{"a":{"0":null}}'):
         with pytest.raises(InvalidInputError, match="startingOffsets must be JSON"):
             numbers_of_json("startingOffsets", bad)
+    for bad in ('{"a":"01"}', '{"a":{"0":1}}', '{"a":[0.5]}', '{"a":[true]}', '{"a":0}'):
+        with pytest.raises(InvalidInputError, match="assign must be JSON"):
+            partitions_of_json("assign", bad)
 
 
 def test_columns_come_in_the_order_asked_for() -> None:
@@ -223,6 +259,8 @@ def test_assignors_are_named_as_javas_classes_too() -> None:
     java = "org.apache.kafka.clients.consumer."
     more = {"kafka.partition.assignment.strategy": f"{java}CooperativeStickyAssignor, {java}RangeAssignor"}
     assert parse_options({**LEAST, **more}).kafka["partition.assignment.strategy"] == "cooperative-sticky,range"
+    more = {"kafka.partition.assignment.strategy": f"kafkashaded.{java}RoundRobinAssignor"}
+    assert parse_options({**LEAST, **more}).kafka["partition.assignment.strategy"] == "roundrobin"
     with pytest.raises(InvalidInputError, match=r"names org\.me\.Mine, a class of Java's; there are range, roundrobin"):
         parse_options({**LEAST, "kafka.partition.assignment.strategy": "org.me.Mine"})
 

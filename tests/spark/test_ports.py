@@ -21,6 +21,7 @@ from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
 from kohort.client.producer.producer import Producer
 from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
 from kohort.spark.options import parse_options
 from kohort.spark.sink_options import parse_sink_options
 
@@ -69,6 +70,12 @@ ALIKE: dict[str, dict[str, Any]] = {
         "kafka.unheard.of": "x",
         "kafka.client.dns.lookup": "use_all_dns_ips",
     },
+    "what retention has left": {
+        "subscribe": "n-old",
+        "startingOffsets": '{"n-old":{"0":0,"1":0}}',
+        "endingOffsets": '{"n-old":{"0":2,"1":4}}',
+        "failOnDataLoss": "false",
+    },
     "a stream": {"stream": True, "startingOffsets": "earliest"},
     "a stream in parts": {"stream": True, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 7},
     "a stream from a time": {"stream": True, "startingTimestamp": MIDDLE_MS},
@@ -96,6 +103,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a deserializer of values": {"kafka.value.deserializer": "x.Y"},
     "interceptors": {"kafka.interceptor.classes": "x.Y"},
     "an end of a stream": {"stream": True, "endingOffsets": "latest"},
+    "a time behind its end": {"startingTimestamp": MIDDLE_MS, "endingTimestamp": 1_005_000},
+    "offsets behind a time": {"startingOffsets": '{"n-a":{"0":9,"1":9}}', "endingTimestamp": 1_000_000},
+    "records that retention has removed": {
+        "subscribe": "n-old",
+        "startingOffsets": '{"n-old":{"0":0,"1":0}}',
+        "endingOffsets": '{"n-old":{"0":2,"1":2}}',
+    },
 }
 """Reads that both sources refuse."""
 SHORT = (
@@ -117,6 +131,9 @@ SHORT = (
     "offsets of another partition",
     "a time that no record has",
     "a reset",
+    "what retention has left",
+    "records that retention has removed",
+    "a time behind its end",
 )
 """The reads that `make test` makes, one or two of each kind; `make test-long` makes all."""
 ALIKE_NOW, REFUSED_NOW = (
@@ -145,6 +162,8 @@ OF_SOURCE: dict[str, str] = {
     "group.id": "g",
     "kafka.auto.offset.reset": "earliest",
     "kafka.isolation.level": "read_committed",
+    "kafka.max.partition.fetch.bytes": "1",
+    "kafka.fetch.max.bytes": "1",
 }
 """A value for each option of the source; options that are not named take any."""
 
@@ -172,11 +191,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def fill(servers: str) -> None:
-    """Topics n-a, n-a-dlq and n-B, with keys, headers, a tombstone and an aborted transaction."""
+    """Topics n-a, n-a-dlq, n-B and n-old, with keys, headers, a tombstone and an aborted transaction.
+
+    The first three records of each partition of n-old are gone.
+    """
     with Admin(servers) as admin:
-        admin.create_topics([NewTopic(topic, 2) for topic in ("n-a", "n-a-dlq", "n-B")]).all()
+        admin.create_topics([NewTopic(topic, 2) for topic in ("n-a", "n-a-dlq", "n-B", "n-old")]).all()
     with Producer(servers) as producer:
-        for topic, count in (("n-a", 20), ("n-a-dlq", 6), ("n-B", 6)):
+        for topic, count in (("n-a", 20), ("n-a-dlq", 6), ("n-B", 6), ("n-old", 10)):
             for number in range(count):
                 producer.send(
                     topic,
@@ -186,6 +208,8 @@ def fill(servers: str) -> None:
                     timestamp_ms=1_000_000 + number * 1_000,
                     headers=[("h", b"v"), ("h", b"")] if number % 3 else [],
                 )
+    with Admin(servers) as admin:
+        admin.delete_records({TopicPartition("n-old", number): 3 for number in range(2)}).all()
     with Producer(servers, transactional_id="aborts") as producer:
         producer.init_transactions()
         producer.begin_transaction()

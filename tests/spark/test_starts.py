@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.client.group.member import GroupMember
 from kohort.client.offsets import OffsetAndMetadata
+from kohort.client.producer.producer import Producer
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
 
 __all__ = ["own_signals", "place"]
@@ -63,12 +65,66 @@ def test_an_offset_of_the_group_beyond_the_end_says_how_to_mend_it(filled: Place
         ({"endingOffsets": (10, 12)}, r"endingOffsets.*12 of .*-1.*0 to 10"),
         ({"startingOffsets": (8, 0), "endingOffsets": (5, 5)}, r"8 of .*-0.*5"),
         ({"startingOffsets": (-7, 0)}, r"startingOffsets.*-7"),
+        ({"startingOffsetsByTimestamp": (-1, 0)}, r"startingOffsetsByTimestamp asks for the time -1 of .*-0"),
+        ({"endingOffsetsByTimestamp": (0, -2)}, r"endingOffsetsByTimestamp asks for the time -2 of .*-1"),
     ],
 )
 def test_bounds_of_a_batch_read_that_can_not_be(filled: Place, given: dict[str, Any], words: str) -> None:
     said = {name: offsets(filled, *value) for name, value in given.items()}
     with pytest.raises(InvalidInputError, match=f"(?s){words}"):
         batch_reader(filled.options(**({"group.id": None} | said))).partitions()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"startingTimestamp": 8_000, "endingTimestamp": 3_000}, r"startingTimestamp .* endingTimestamp for 2"),
+        ({"startingOffsets": [8, 9], "endingTimestamp": 3_000}, r"startingOffsets .* 8 of .*-0, endingTimestamp for 2"),
+        (
+            {"startingOffsetsByTimestamp": [8_000, 1_000], "endingOffsets": [3, 3]},
+            r"startingOffsetsByTimestamp .* 4 of .*-0, endingOffsets for 3",
+        ),
+    ],
+)
+def test_a_start_behind_the_end_is_refused_and_not_read_as_nothing(
+    place: Place, bounds: dict[str, Any], words: str
+) -> None:
+    """SPARK-52096: times that were mixed up gave an empty read, where Spark's source fails."""
+    place.make()
+    first_ms = int(time.time() * 1000) - 60_000
+    with Producer(place.servers) as producer:
+        for number in range(20):
+            stamp = first_ms + number // 2 * 2_000
+            producer.send(place.topic(), b"%d" % number, partition=number % 2, timestamp_ms=stamp)
+    given = {
+        name: offsets(place, *(first_ms * ("Timestamp" in name) + number for number in bound))
+        if isinstance(bound, list)
+        else first_ms + bound
+        for name, bound in bounds.items()
+    }
+    with pytest.raises(InvalidInputError, match=f"the start of the read is behind its end: {words}"):
+        batch_reader(place.options(**({"group.id": None} | given))).partitions()
+
+
+@pytest.mark.parametrize("ends", [(3, 4), (4, 2), (9, 9)])
+def test_a_range_that_retention_has_removed_is_an_error_of_a_batch_read_and_no_empty_one(
+    filled: Place, ends: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """SPARK-18373, byzer-lang #1242: what was asked for and is gone is data loss, also if nothing of it is left."""
+    filled.admin.delete_records(dict.fromkeys(filled.partitions(), 4)).all()
+    bounds = {"startingOffsets": offsets(filled, 0, 0), "endingOffsets": offsets(filled, *ends)}
+    given = filled.options(**({"group.id": None} | bounds))
+    with pytest.raises(OffsetError, match=rf"(?s)offset 0 was asked for of {filled.topic()}-0.*4 to 10.*failOnDataL"):
+        batch_reader(given).partitions()
+    reader = batch_reader(given | {"failOnDataLoss": "false"})
+    assert len(values_of(reader, reader.partitions())) == sum(max(0, end - 4) for end in ends)
+    assert caplog.text.count("records may be lost") == 2
+
+
+def test_a_range_without_offsets_loses_nothing(filled: Place) -> None:
+    filled.admin.delete_records(dict.fromkeys(filled.partitions(), 4)).all()
+    bounds = {"startingOffsets": offsets(filled, 2, 0), "endingOffsets": offsets(filled, 2, 0)}
+    assert batch_reader(filled.options(**({"group.id": None} | bounds))).partitions() == []
 
 
 def test_a_batch_read_from_an_offset_of_the_group_beyond_the_end(filled: Place) -> None:

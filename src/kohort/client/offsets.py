@@ -258,7 +258,11 @@ async def _ask_leader(
         ]
         topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
     request = ListOffsetsRequest(replica_id=-1, isolation_level=int(read_committed), topics=topics)
-    answer = await cluster.send(request, BrokerById(node))
+    try:
+        answer = await cluster.send(request, BrokerById(node))
+    except KafkaError:
+        moved.update(by_topic(wanted))  # another broker may lead by now, and nothing else refreshes these topics
+        raise
     failure: KafkaError | None = None
     for topic_response in answer.topics:
         for part in topic_response.partitions:

@@ -130,6 +130,10 @@ class ConnectionSettings(TypedDict, total=False):
     sasl_oauthbearer_scope: str | None
     """The scope that the token endpoint is asked for. Default: None."""
 
+    sasl_oauthbearer_extensions: Sequence[str]
+    """NAME=VALUE pairs that go to the broker with the token, with commas between; Java writes them as extension_NAME in
+    sasl.jaas.config. Default: ''."""
+
 
 class ConsumerSettings(ConnectionSettings, total=False):
     """A consumer's settings."""

@@ -15,6 +15,8 @@ from kohort.settings.config import settings as config_settings
 from kohort.settings.validation import ValidationError, hides_value, shown, validator_for
 
 C = TypeVar("C", bound="ConnectionConfig")
+_EXTENSION_NAME = re.compile(r"[A-Za-z]+")
+_EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
 
 
 def check_offset_reset(value: str) -> None:
@@ -25,6 +27,19 @@ def check_offset_reset(value: str) -> None:
         duration_ms(value.removeprefix("by_duration:"))
         return
     raise ValueError(f"must be earliest, latest, none or by_duration:PT…, not {value!r}")
+
+
+def check_extensions(pairs: tuple[str, ...]) -> None:
+    """Raise ValueError unless each pair can go to a broker with a bearer token.
+
+    Source: RFC 7628, section 3.1; KIP-342.
+    """
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
+            raise ValueError(f"must be NAME=VALUE in letters and printable ASCII, not {pair!r}")
+        if name.lower() == "auth":
+            raise ValueError("the name auth is the token's own")
 
 
 def check_poll_records(value: int) -> None:
@@ -231,6 +246,13 @@ class ConnectionConfig:
     )
     sasl_oauthbearer_scope: str | None = declare_setting(
         "sasl.oauthbearer.scope", None, why="the scope that the token endpoint is asked for"
+    )
+    sasl_oauthbearer_extensions: tuple[str, ...] = declare_setting(
+        "sasl.oauthbearer.extensions",
+        (),
+        why="NAME=VALUE pairs that go to the broker with the token, with commas between; Java writes them as "
+        "extension_NAME in sasl.jaas.config",
+        check=check_extensions,
     )
 
     @property

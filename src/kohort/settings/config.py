@@ -66,14 +66,15 @@ class SettingDeclaration:
 
 
 def declare_setting(name: str, default: Any, **facts: Any) -> Any:
-    """Declare a dataclass field that is a setting.
+    """Declare a dataclass field that is a setting; a secret is left out of the configuration's `repr`.
 
     Args:
         name: Kafka's property name.
         default: the value when the user gives none.
         **facts: the other attributes of `SettingDeclaration`: unit, why, low, high, choices, aliases, elsewhere, check.
     """
-    return dataclasses.field(default=default, metadata={_DECLARATION: SettingDeclaration(name, **facts)})
+    declared = SettingDeclaration(name, **facts)
+    return dataclasses.field(default=default, repr=not hides_value(name), metadata={_DECLARATION: declared})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

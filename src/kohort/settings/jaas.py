@@ -6,23 +6,52 @@ import re
 
 from kohort.errors import InvalidInputError
 
-_JAAS = re.compile(r'([\w.@-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";]+))', re.DOTALL)
+_OPTION = re.compile(
+    r"""([\w.@-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))(?=[\s;])\s*""", re.DOTALL
+)
+_FLAG = re.compile(r"(?:required|requisite|sufficient|optional)(?=[\s;])\s*", re.IGNORECASE)
+_ESCAPE = re.compile(r"\\([0-3]?[0-7]{1,2}|.)", re.DOTALL)
+_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+"""Letters that mean another character behind a backslash. Source: Java's StreamTokenizer, which reads login modules."""
 
 
 def jaas_options(text: str) -> dict[str, str]:
     """Parse the options of a JAAS login module: `…ScramLoginModule required username="a" …;`.
 
-    A value without spaces needs no quotes; in quotes, a backslash escapes the next character.
+    A value stands in double or single quotes, where a backslash escapes the next character. A value without a space, a
+    quote or a semicolon needs no quotes.
 
     Raises:
-        InvalidInputError: The text is not a login module.
+        InvalidInputError: The text is not one login module. The message does not quote it, as it has a password.
     """
-    module, _, rest = text.strip().partition(" ")
-    if not module or "=" in module or not rest.rstrip().endswith(";"):
+    module, *rest = text.strip().split(None, 1)
+    found = rest[0] if rest else ""
+    if "=" in module or ";" in module or not found.endswith(";"):
         raise InvalidInputError(
             "sasl.jaas.config must be a login module, `required`, its options and a semicolon, as in "
             '\'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="…";\''
         )
-    return {
-        name: plain or re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) for name, quoted, plain in _JAAS.findall(rest)
-    }
+    flag = _FLAG.match(found)
+    at = 0 if flag is None else flag.end()
+    options: dict[str, str] = {}
+    while (option := _OPTION.match(found, at)) is not None:
+        name, double, single, plain = option.groups()
+        options[name] = plain if plain is not None else _unescaped(single if double is None else double)
+        at = option.end()
+    if found[at:] != ";":
+        after = f"after the option {list(options)[-1]}" if options else "before its first option"
+        raise InvalidInputError(
+            f"sasl.jaas.config can't be read {after}: a value with a space, a quote or a semicolon must be in double "
+            "or single quotes, with a backslash before such a quote and before each backslash in it, and one semicolon "
+            "ends the login module"
+        )
+    return options
+
+
+def _unescaped(quoted: str) -> str:
+    return _ESCAPE.sub(lambda found: _character(found[1]), quoted)
+
+
+def _character(escape: str) -> str:
+    """Return the character of an escape: three octal digits, a letter as in `_ESCAPED`, or the character itself."""
+    return chr(int(escape, 8)) if escape.isdecimal() and escape < "8" else _ESCAPED.get(escape, escape)

@@ -47,7 +47,7 @@ def duration_ms(name: str, text: str) -> int:
     unit = word[len(number) :].strip() or "ms"
     try:
         return int(float(number) * _UNITS_MS[unit])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         raise InvalidInputError(f"{name} must be a time like 15m, 30s or 200ms, not {text!r}") from None
 
 

@@ -125,6 +125,11 @@ ASSIGNORS = {
     )
 }
 """The classes of Java's assignors, and their names here."""
+_IN_UPPER_CASE = ("security.protocol", "ssl.keystore.type", "ssl.truststore.type")
+_IDENTIFICATION = "ssl.endpoint.identification.algorithm"
+"""Settings whose words Java's clients take in any case."""
+_SHADED = re.compile(r"^[a-z]*shaded[.]")
+"""The prefix of Kafka's classes where a platform has moved them, as Databricks has to `kafkashaded`."""
 OF_CONSUMERS = frozenset(settings(ConsumerConfig)) - frozenset(settings(ConnectionConfig))
 OF_PRODUCERS = frozenset(settings(ProducerConfig)) - frozenset(settings(ConnectionConfig)) | {
     "key.serializer",
@@ -194,7 +199,9 @@ def _as_named_here(name: str, value: str) -> str:
     """
     if name == "partition.assignment.strategy":
         return _assignors(value)
-    return value.upper() if name == "security.protocol" else value
+    if name in _IN_UPPER_CASE:
+        return value.strip().upper()
+    return value.strip().lower() if name == _IDENTIFICATION else value
 
 
 def _assignors(classes: str) -> str:
@@ -203,7 +210,8 @@ def _assignors(classes: str) -> str:
     Raises:
         InvalidInputError: a Java class has no equivalent here.
     """
-    words = [ASSIGNORS.get(word.strip(), word.strip()) for word in classes.split(",")]
+    named = [_SHADED.sub("", word.strip()) for word in classes.split(",")]
+    words = [ASSIGNORS.get(name, name) for name in named]
     others = [word for word in words if "." in word]
     if others:
         raise InvalidInputError(

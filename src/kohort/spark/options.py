@@ -65,7 +65,7 @@ class ClientOptions:
     strict_options: bool = declare_setting(
         STRICT, False, why="whether an option that has no effect is an error instead of a warning"
     )
-    kafka: dict[str, str] = field(default_factory=dict)
+    kafka: dict[str, str] = field(default_factory=dict, repr=False)
     ignored: list[str] = field(default_factory=list, compare=False)
 
     @property
@@ -363,7 +363,7 @@ def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
     """
     found = _json_object(name, text, '{"topic": [0, 1]}')
     try:
-        return tuple(sorted(TopicPartition(topic, int(n)) for topic, numbers in found.items() for n in numbers))
+        return tuple(sorted(TopicPartition(t, _whole(n)) for t, numbers in found.items() for n in _listed(numbers)))
     except (TypeError, ValueError):
         raise InvalidInputError(f'{name} must be JSON like {{"topic": [0, 1]}}, not {text!r}') from None
 
@@ -377,9 +377,23 @@ def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
     form = '{"topic": {"0": 23}}'
     found = _json_object(name, text, form)
     try:
-        return {TopicPartition(t, int(p)): int(n) for t, numbers in found.items() for p, n in numbers.items()}
+        return {TopicPartition(t, int(p)): _whole(n) for t, numbers in found.items() for p, n in numbers.items()}
     except (AttributeError, TypeError, ValueError):
         raise InvalidInputError(f"{name} must be JSON like {form}, not {text!r}") from None
+
+
+def _listed(numbers: object) -> list[Any]:
+    """Return a list as it is: the characters of a string would be numbers too."""
+    if not isinstance(numbers, list):
+        raise TypeError(numbers)
+    return numbers
+
+
+def _whole(number: Any) -> int:
+    """Return a number, also from a string; `int` would cut a fraction off, and take true for 1."""
+    if isinstance(number, bool) or (isinstance(number, float) and not number.is_integer()):
+        raise ValueError(number)
+    return int(number)
 
 
 def _json_object(name: str, text: str, form: str) -> dict[str, Any]:

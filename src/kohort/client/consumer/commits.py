@@ -65,6 +65,9 @@ class CloseDeadline:
 
 
 log = logging.getLogger("kohort.client")
+RECOMMIT_MS = 3_600_000
+"""Interval at which auto commit repeats an offset that has not moved: a group without members, as of partitions that
+were assigned by hand, loses offsets that were not committed for `offsets.retention.minutes` (KIP-211)."""
 OnCommit = Callable[[dict[TopicPartition, OffsetAndMetadata], KafkaError | None], None]
 
 
@@ -85,11 +88,25 @@ class _QueuedCommit:
     given_up: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _LastCommit:
+    """The last offset committed for a partition.
+
+    Attributes:
+        offset: The offset.
+        version: The version of the partition's position when the commit began.
+        at_ms: When the coordinator had answered.
+    """
+
+    offset: OffsetAndMetadata
+    version: int
+    at_ms: float
+
+
 class Commits:
     """The commits of one consumer.
 
     Attributes:
-        committed: The last committed offsets, by partition.
         count: Successful commits.
     """
 
@@ -100,8 +117,8 @@ class Commits:
         membership: Callable[[], Membership | None],
         partitions: Partitions,
     ) -> None:
-        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.count = 0
+        self._committed: dict[TopicPartition, _LastCommit] = {}
         self._cluster = cluster
         self._config = config
         self._membership = membership
@@ -112,6 +129,26 @@ class Commits:
         cluster.on_fault(lambda _: self._abandon())
         self._auto_due_ms = cluster.runtime.now_ms + config.auto_commit_interval_ms
         self._auto: Task[None] | None = None
+
+    def last(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """Return the last offset committed here since the partition was assigned or its position was set.
+
+        An earlier commit says nothing about the records behind the present position. The application has sought back,
+        or another member has set the group's offset back meanwhile.
+        """
+        last = self._committed.get(partition)
+        return last.offset if last is not None and last.version == self._version(partition) else None
+
+    def _is_due(self, partition: TopicPartition, offset: int) -> bool:
+        """Return whether auto commit is to commit this offset: another one than the last, or the same after long."""
+        known = self.last(partition)
+        if known is None or known.offset != offset:
+            return True
+        return self._cluster.runtime.now_ms - self._committed[partition].at_ms >= RECOMMIT_MS
+
+    def _version(self, partition: TopicPartition) -> int:
+        state = self._partitions.get(partition)
+        return -1 if state is None else state.position_version
 
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None
@@ -130,7 +167,8 @@ class Commits:
         limit_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         turn = _QueuedCommit(self._tail, self._cluster.runtime.now_ms + limit_ms)
         self._queued.append(turn)
-        self._tail = self._cluster.runtime.spawn(self._commit_in_turn(turn, dict(offsets), ids), "commit")
+        versions = {partition: self._version(partition) for partition in offsets}
+        self._tail = self._cluster.runtime.spawn(self._commit_in_turn(turn, dict(offsets), ids, versions), "commit")
         commit = self._cluster.runtime.spawn(self._in_time(turn, self._tail, limit_ms), "commit")
         self._running.add(commit)
         commit.on_done(lambda _: self._running.discard(commit))
@@ -139,7 +177,7 @@ class Commits:
     def auto(self, positions: Callable[[], Mapping[TopicPartition, FetchPosition]]) -> None:
         """Commit positions in the background, if the auto commit interval is over.
 
-        The positions must have moved, and the last auto commit must be complete.
+        The positions must have moved or `RECOMMIT_MS` have passed, and the last auto commit must be complete.
         """
         now = self._cluster.runtime.now_ms
         if now < self._auto_due_ms or self._config.group_id is None or (self._auto is not None and not self._auto.done):
@@ -152,7 +190,7 @@ class Commits:
         moved = {
             part: OffsetAndMetadata(position.offset, "", position.leader_epoch)
             for part, position in positions().items()
-            if part not in self.committed or self.committed[part].offset != position.offset
+            if self._is_due(part, position.offset)
         }
         if moved:
             self._auto = self.start(moved)
@@ -181,7 +219,11 @@ class Commits:
         await commit
 
     async def _commit_in_turn(
-        self, turn: _QueuedCommit, offsets: dict[TopicPartition, OffsetAndMetadata], ids: dict[str, UUID]
+        self,
+        turn: _QueuedCommit,
+        offsets: dict[TopicPartition, OffsetAndMetadata],
+        ids: dict[str, UUID],
+        versions: Mapping[TopicPartition, int],
     ) -> None:
         """Commit after the commits before it: a retried commit must not undo a later one."""
         runtime = self._cluster.runtime
@@ -200,7 +242,8 @@ class Commits:
             raise InvalidInputError("a commit needs group.id", ErrorCode.INVALID_GROUP_ID)
         left_ms = max(1.0, turn.ends_ms - runtime.now_ms)
         await commit_offsets(self._cluster, group, offsets, self._identity(group), left_ms, ids)
-        self.committed.update(offsets)
+        now_ms = runtime.now_ms
+        self._committed.update({part: _LastCommit(offsets[part], versions[part], now_ms) for part in offsets})
         self.count += 1
 
     def _identity(self, group: str) -> GroupIdentity:

@@ -113,7 +113,7 @@ class RecordIterator:
             if part.partition not in self._returned:
                 self._returned[part.partition] = _position_in(part, part.start)
 
-    def step_back(self, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def step_back(self, committed: Callable[[TopicPartition], OffsetAndMetadata | None]) -> None:
         """Set positions back to the loop's current record, or to the start of the last poll.
 
         Positions that the application itself has committed beyond that stay.
@@ -122,7 +122,7 @@ class RecordIterator:
         if self._record is not None and self._record_of is not None:
             unfinished = {self._record_of: FetchPosition(self._record.offset)}
         for partition, position in unfinished.items():
-            state, known = self._partitions.get(partition), committed.get(partition)
+            state, known = self._partitions.get(partition), committed(partition)
             if state is None or state.position is None or state.position.offset <= position.offset:
                 continue
             if known is None or known.offset < position.offset:
@@ -338,7 +338,6 @@ class ConsumerCore:
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
         for partition in [part for part in self.partitions if part.topic in again]:
             log.warning("%s: the topic was deleted and recreated; resetting the position", partition)
-            self.commits.committed.pop(partition, None)
             self.partitions.forget(partition, None)
         self.partitions.store_ids(metadata.topic_id, again)
         self.partitions.withhold(set() if self.membership is None else self.membership.replaced())
@@ -552,7 +551,7 @@ class ConsumerCore:
             return
         self._closed = True
         if unfinished:
-            self.record_iterator.step_back(self.commits.committed)
+            self.record_iterator.step_back(self.commits.last)
         self._close_deadline.begin(timeout_ms)
         self.fetcher.close()
         try:

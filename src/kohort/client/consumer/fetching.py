@@ -261,7 +261,9 @@ def _forgotten(
 
 
 _NO_PARTITIONS: Mapping[int, PartitionInfo] = MappingProxyType({})
-_REPLICA_LEASE_MS = 300_000
+REPLICA_LEASE_MS = 300_000
+"""How long a replica is read from that the leader has named; then the leader is asked again (KIP-392)."""
+
 _SMALL_BYTES = 8 * 1024 * 1024
 """Limit for a response behind which another may wait: both together decode as fast as a usual one arrives."""
 
@@ -577,7 +579,7 @@ class Fetcher:
         )
         if part.preferred_read_replica >= 0:
             state.replica = part.preferred_read_replica
-            state.replica_until_ms = self.cluster.runtime.now_ms + _REPLICA_LEASE_MS
+            state.replica_until_ms = self.cluster.runtime.now_ms + REPLICA_LEASE_MS
         if part.diverging_epoch.end_offset >= 0:
             self._on_truncated(partition, FetchPosition(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
             self._later(state)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from uuid import UUID
 
-from kohort.client.consumer.fetching import FETCH_LANE, MOVED, FetchEntry, fetch_request
+from kohort.client.consumer.fetching import FETCH_LANE, MOVED, REPLICA_LEASE_MS, FetchEntry, fetch_request
 from kohort.client.consumer.positions import CONFIRM_MS
 from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.lookups import Lookups
@@ -21,7 +22,15 @@ from kohort.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_off
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, decode_all, extent
 from kohort.columns.shapes import DECODED_BYTES
-from kohort.errors import CorruptDataError, ErrorCode, NotFoundError, OffsetError, TimedOutError, error_for
+from kohort.errors import (
+    CorruptDataError,
+    ErrorCode,
+    KafkaError,
+    NotFoundError,
+    OffsetError,
+    TimedOutError,
+    error_for,
+)
 from kohort.ids import TopicPartition
 from kohort.io.closing import ClosedOnExit
 from kohort.settings.arguments import checked, checked_call
@@ -32,8 +41,15 @@ from kohort.wire.records import read_records
 if TYPE_CHECKING:
     import pyarrow as pa
 
+log = logging.getLogger("kohort.client")
+
 When: TypeAlias = Literal["earliest", "latest"] | int
 _NAMED_TIMES = {"earliest": EARLIEST, "latest": LATEST}
+_Losses: TypeAlias = Literal["all", "truncated", "nothing"]
+_ALL: Final = "all"
+_TRUNCATED: Final = "truncated"
+_NOTHING: Final = "nothing"
+"""Which lost records are an error: all, those that the log was truncated before, or none."""
 _ABORT = b"\0\0\0\0"
 """The key of a control record that ends a transaction without its records: version 0, type 0."""
 
@@ -95,6 +111,8 @@ class RangeReader(Lookups, ClosedOnExit):
             max_batch_bytes=self.config.max_decompressed_batch_bytes,
         )
         self._fetch_bytes = fetch_bytes
+        self._nearer: dict[TopicPartition, tuple[int, float]] = {}  # replicas that leaders have named, and until when
+        self._silent: set[TopicPartition] = set()  # partitions whose broker has not answered: another may lead by now
 
     def read(
         self,
@@ -114,7 +132,8 @@ class RangeReader(Lookups, ClosedOnExit):
             start: The first offset.
             end: The offset after the last one. If it lies after the partition's end, `read` waits for data until
                 `default_api_timeout_ms` has passed without any.
-            fail_on_data_loss: If False, continue at the first available offset when retention has removed a part.
+            fail_on_data_loss: If False, pass over what is gone, with a warning: continue at the first available offset
+                when retention has removed a part, and end when the log was truncated before the position.
             topic_id: The id of the topic that the offsets belong to: another topic of the same name is not read. None:
                 the
                 topic that has the name at the time.
@@ -129,13 +148,14 @@ class RangeReader(Lookups, ClosedOnExit):
             return
         of = _ReadTarget(partition, topic_id)
         position = start
-        ahead = self._client.submit(self._fetch(of, position, end, fail_on_data_loss))
+        lost: _Losses = _ALL if fail_on_data_loss else _NOTHING
+        ahead = self._client.submit(self._fetch(of, position, end, lost))
         try:
             while position < end:
                 answer = ahead.result()
                 position = answer.next_offset
                 if position < end:
-                    ahead = self._client.submit(self._fetch(of, position, end, fail_on_data_loss))
+                    ahead = self._client.submit(self._fetch(of, position, end, lost))
                 yield from self._decode(partition, answer, end)
         finally:
             ahead.cancel()
@@ -158,12 +178,13 @@ class RangeReader(Lookups, ClosedOnExit):
         retention has removed are skipped.
 
         Raises:
+            OffsetError: The log was truncated before the position.
             TimedOutError: No data for `default_api_timeout_ms`, for example since a transaction stays open.
             CorruptDataError: A batch is damaged.
         """
         of = _ReadTarget(partition, None)
         while start < end:
-            answer = self._client.call(self._fetch(of, start, end, False))
+            answer = self._client.call(self._fetch(of, start, end, _TRUNCATED))
             aborting: set[int] = set()
             aborted = sorted(answer.aborted, key=lambda entry: entry[1])
             at, stop = 0, len(answer.records)
@@ -188,7 +209,7 @@ class RangeReader(Lookups, ClosedOnExit):
         """Return the partition's end, behind records of open transactions too."""
         return self._client.call(list_offsets(self._client.cluster, {partition: LATEST}))[partition].offset
 
-    async def _fetch(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> _Answer:
+    async def _fetch(self, of: _ReadTarget, offset: int, end: int, lost: _Losses) -> _Answer:
         cluster, partition = self._client.cluster, of.partition
         limit_ms = self.config.default_api_timeout_ms
         deadline = cluster.runtime.now_ms + limit_ms
@@ -202,7 +223,7 @@ class RangeReader(Lookups, ClosedOnExit):
                     await cluster.runtime.sleep(self.config.retry_backoff_ms)
                     await self._refresh(of)
                     continue
-                offset = await self._resume(of, offset, end, fail)
+                offset = await self._resume(of, offset, end, lost)
                 if offset >= end:
                     return _Answer(memoryview(b""), [], offset, offset)
             elif answer.next_offset > offset:
@@ -215,16 +236,32 @@ class RangeReader(Lookups, ClosedOnExit):
     async def _attempt(self, of: _ReadTarget, offset: int) -> _Answer | None:
         """Fetch once; return None when the offset is out of range."""
         cluster, partition = self._client.cluster, of.partition
-        node = await self._leader(of)
+        if partition in self._silent:
+            await self._refresh(of)
+            self._silent.discard(partition)
+        leader = await self._leader(of)
+        node = self._nearer_replica(partition, leader)
         request = fetch_request(
             cluster, self.config, [FetchEntry(partition, FetchPosition(offset), self._fetch_bytes)], self._fetch_bytes
         )
         timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
-        answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
-        if answer.error_code or not answer.responses:
-            raise error_for(answer.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} can't be read")
+        try:
+            answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
+            if answer.error_code or not answer.responses:
+                raise error_for(answer.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} can't be read")
+        except KafkaError:
+            self._nearer.pop(partition, None)
+            self._silent.add(partition)
+            raise
         part = answer.responses[0].partitions[0]
         code = ErrorCode.of(part.error_code)
+        if part.preferred_read_replica >= 0:
+            self._nearer[partition] = part.preferred_read_replica, cluster.runtime.now_ms + REPLICA_LEASE_MS
+        elif code is not ErrorCode.NONE:
+            self._nearer.pop(partition, None)
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and node != leader:  # a replica may lag: only the leader knows
+            await cluster.runtime.sleep(self.config.retry_backoff_ms)
+            return _Answer(memoryview(b""), [], offset, -1)
         if code in MOVED:
             await self._refresh(of)
         elif of.topic_id is not None and answer.responses[0].topic_id != of.topic_id:
@@ -236,6 +273,15 @@ class RangeReader(Lookups, ClosedOnExit):
         records = part.records if part.records is not None else memoryview(b"")
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         return _Answer(records, aborted, offset, extent(records).next_offset)
+
+    def _nearer_replica(self, partition: TopicPartition, leader: int) -> int:
+        """Return the broker to fetch from: the replica that the leader has named, instead of sending records.
+
+        A leader names one to clients with `client.rack`, and goes on naming it. Source: KIP-392.
+        """
+        node, until_ms = self._nearer.get(partition, (leader, 0.0))
+        cluster = self._client.cluster
+        return node if cluster.runtime.now_ms < until_ms and node in cluster.metadata.brokers else leader
 
     async def _leader(self, of: _ReadTarget) -> int:
         cluster, partition = self._client.cluster, of.partition
@@ -281,7 +327,12 @@ class RangeReader(Lookups, ClosedOnExit):
         if of.partition.partition not in current.partitions:
             raise NotFoundError(f"{of.partition} does not exist")
 
-    async def _resume(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> int:
+    async def _resume(self, of: _ReadTarget, offset: int, end: int, lost: _Losses) -> int:
+        """Return where to continue from an offset that the partition does not hold, at most `end`.
+
+        Raises:
+            OffsetError: Records are lost, and that is an error.
+        """
         cluster, partition = self._client.cluster, of.partition
         gone = of.topic_id is not None
         first, last = [
@@ -292,13 +343,14 @@ class RangeReader(Lookups, ClosedOnExit):
             await self._refuse_another(of)
         if first is None or last is None:
             raise NotFoundError(f"{partition} does not exist")
-        if fail or offset > last.offset:
-            raise OffsetError(
-                f"{partition}: offsets {offset} to {end} were asked for, the partition holds "
-                f"{first.offset} to {last.offset}",
-                partition=partition,
-            )
-        return max(first.offset, offset)
+        holds = f"the partition holds {first.offset} to {last.offset}"
+        text = f"{partition}: offsets {offset} to {end} were asked for, {holds}"
+        if lost == _ALL or (lost == _TRUNCATED and offset > last.offset):
+            raise OffsetError(text, partition=partition)
+        resumed = end if offset > last.offset else min(end, max(first.offset, offset))
+        if resumed > offset:
+            log.warning("records lost: %s; continuing at %d", text, resumed)
+        return resumed
 
     def reach(self, timeout_ms: float) -> None:
         """Connect to a broker within a time limit.

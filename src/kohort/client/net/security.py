@@ -9,10 +9,10 @@ import logging
 import secrets
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kohort.client.settings import ConnectionConfig
+from kohort.client.settings import ConnectionConfig, check_extensions
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
 from kohort.io.key_stores import KeyStore, load_identity, trusted
 from kohort.settings.jaas import jaas_options
@@ -82,10 +82,13 @@ class OAuthBearer(SaslMechanism):
 
     name = "OAUTHBEARER"
 
-    def __init__(self, hook: Callable[[], str], setting: str = "sasl.oauth.token") -> None:
+    def __init__(
+        self, hook: Callable[[], str], setting: str = "sasl.oauth.token", extensions: Sequence[str] = ()
+    ) -> None:
         self.who = "the token"
         self._hook = hook
         self._setting = setting
+        self._extensions = "".join(f"{pair}\x01" for pair in extensions)
         self._token = ""
         self._failure: Exception | None = None
 
@@ -100,7 +103,7 @@ class OAuthBearer(SaslMechanism):
             self.fetch()
         if self._failure is not None:
             raise SaslError(f"{self._setting} failed: {self._failure!r}") from self._failure
-        return f"n,,\x01auth=Bearer {self._token}\x01\x01".encode()
+        return f"n,,\x01auth=Bearer {self._token}\x01{self._extensions}\x01".encode()
 
     def next(self, answer: bytes) -> bytes | None:
         if answer:
@@ -168,12 +171,13 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
         InvalidInputError: A setting that the mechanism needs is missing.
     """
     if config.sasl_mechanism == "OAUTHBEARER":
+        extensions = _extensions(config)
         if config.sasl_oauth_token is not None:
-            return OAuthBearer(config.sasl_oauth_token)
+            return OAuthBearer(config.sasl_oauth_token, extensions=extensions)
         if config.sasl_oauthbearer_token_url is not None:
             from kohort.client.oauth import token_endpoint  # an HTTP client that few need
 
-            return OAuthBearer(token_endpoint(config), "sasl.oauthbearer.token.endpoint.url")
+            return OAuthBearer(token_endpoint(config), "sasl.oauthbearer.token.endpoint.url", extensions)
         raise InvalidInputError(
             "sasl.mechanism=OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url, or sasl.oauth.token, a function "
             "that returns a token"
@@ -182,6 +186,22 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
     if config.sasl_mechanism == "PLAIN":
         return Plain(username, password)
     return Scram(config.sasl_mechanism, username, password)
+
+
+def _extensions(config: ConnectionConfig) -> tuple[str, ...]:
+    """Return the NAME=VALUE pairs that go to the broker with the token, of the setting and of `sasl.jaas.config`.
+
+    Raises:
+        InvalidInputError: A pair of `sasl.jaas.config` can't be sent.
+    """
+    options = jaas_options(config.sasl_jaas_config) if config.sasl_jaas_config else {}
+    prefix = "extension_"
+    written = tuple(f"{key.removeprefix(prefix)}={options[key]}" for key in options if key.startswith(prefix))
+    try:
+        check_extensions(written)
+    except ValueError as error:
+        raise InvalidInputError(f"sasl.jaas.config, {prefix}…: {error}") from None
+    return config.sasl_oauthbearer_extensions or written
 
 
 def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:

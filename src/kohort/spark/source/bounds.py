@@ -27,6 +27,15 @@ class ReadBound:
     number: int = 0
     strategy: str = "latest"
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the user has given offsets or times, which can contradict those of the other bound."""
+        return self.kind in ("offsets", "time", "times")
+
+    def option(self, side: Literal["starting", "ending"]) -> str:
+        """Return the name of the option that gives this bound."""
+        return side + {"time": "Timestamp", "times": "OffsetsByTimestamp"}.get(self.kind, "Offsets")
+
 
 def refuse_not_read(option: str, bound: ReadBound, partitions: Collection[TopicPartition]) -> None:
     """Refuse offsets by partition that name partitions outside the read, as Spark's Kafka source does.
@@ -58,7 +67,7 @@ def starting_bound(options: SourceOptions, *, streaming: bool) -> ReadBound:
     if options.starting_timestamp is not None:
         return ReadBound("time", number=options.starting_timestamp, strategy=strategy)
     if options.starting_offsets_by_timestamp is not None:
-        times = numbers_of_json("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp)
+        times = _times("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp)
         return ReadBound("times", times, strategy=strategy)
     default = "latest" if streaming else "earliest"
     bound = _offset_bound("startingOffsets", options.starting_offsets or default)
@@ -78,7 +87,7 @@ def ending_bound(options: SourceOptions) -> ReadBound:
     if options.ending_timestamp is not None:
         return ReadBound("time", number=options.ending_timestamp)
     if options.ending_offsets_by_timestamp is not None:
-        times = numbers_of_json("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp)
+        times = _times("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp)
         return ReadBound("times", times)
     bound = _offset_bound("endingOffsets", options.ending_offsets or "latest")
     if bound.kind == "earliest" or EARLIEST in bound.numbers.values():
@@ -86,6 +95,22 @@ def ending_bound(options: SourceOptions) -> ReadBound:
     if bound.kind == "committed" and options.group_id is None:
         raise InvalidInputError("endingOffsets can only be committed with a group.id")
     return bound
+
+
+def _times(name: str, text: str) -> dict[TopicPartition, int]:
+    """Return the time of each partition.
+
+    Raises:
+        InvalidInputError: the text is malformed, or has a negative time, which means something else to a broker.
+    """
+    times = numbers_of_json(name, text)
+    for tp, time_ms in times.items():
+        if time_ms < 0:
+            raise InvalidInputError(
+                f"{name} asks for the time {time_ms} of {tp}; times are milliseconds since 1970, {EARLIEST} and "
+                f"{LATEST} belong to offsets"
+            )
+    return times
 
 
 def _offset_bound(name: str, text: str) -> ReadBound:

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,9 @@ def _shared(slices: list[TaskRange]) -> list[ReadTask]:
 
 log = logging.getLogger("kohort.spark")
 FETCH_BYTES = 8 * 1024 * 1024
+"""Bytes per fetch of a task, unless the query sets `kafka.max.partition.fetch.bytes`."""
+READERS_MAX = 4
+"""Most readers that a worker process keeps for its next tasks; few of its queries differ in their settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class Reading:
     """
 
     bootstrap_servers: str
-    settings: tuple[tuple[str, Any], ...]
+    settings: tuple[tuple[str, Any], ...] = field(repr=False)
     columns: tuple[str, ...]
     fail_on_data_loss: bool
     values: Values | None = None
@@ -201,20 +204,35 @@ class Reading:
 
 
 _readers: dict[tuple[int, Reading, tuple[str, ...]], RangeReader] = {}
-"""One reader per query in this process; the process id keeps a fork from using its parent's sockets."""
+"""The readers of this process; the process id keeps a fork from using its parent's sockets."""
 
 
 def _reader(reading: Reading, wanted: tuple[str, ...]) -> RangeReader:
     key = (os.getpid(), reading, wanted)
-    found = _readers.get(key)
+    found = _readers.pop(key, None)
     if found is None:
         from kohort.client.consumer.range_reader import RangeReader
 
-        found = RangeReader(
-            reading.bootstrap_servers, columns=wanted, fetch_bytes=FETCH_BYTES, **dict(reading.settings)
-        )
-        _readers[key] = found
+        while len(_readers) >= READERS_MAX:
+            _close_first()
+        settings = dict(reading.settings)
+        found = RangeReader(reading.bootstrap_servers, columns=wanted, fetch_bytes=_fetch_bytes(settings), **settings)
+    _readers[key] = found  # most recently used last
     return found
+
+
+def _close_first() -> None:
+    """Forget the reader that was used longest ago; one of the parent process is not closed here."""
+    key = next(iter(_readers))
+    reader = _readers.pop(key)
+    if key[0] == os.getpid():
+        reader.close()
+
+
+def _fetch_bytes(settings: Mapping[str, Any]) -> int:
+    """Return the bytes per fetch of one partition, within the query's limits."""
+    share = int(settings.get("max.partition.fetch.bytes", FETCH_BYTES))
+    return min(share, int(settings.get("fetch.max.bytes", share)))
 
 
 def _with_columns(batch: pa.RecordBatch, reading: Reading, part: TaskRange) -> pa.RecordBatch:
@@ -232,12 +250,12 @@ def _with_columns(batch: pa.RecordBatch, reading: Reading, part: TaskRange) -> p
         )
     facts = {"generation": part.generation, "rangeStart": part.whole.start, "rangeEnd": part.whole.end}
     arrays = []
-    for name, field in zip(reading.columns, schema, strict=True):
+    for name, target in zip(reading.columns, schema, strict=True):
         if name in facts:
-            arrays.append(pa.repeat(pa.scalar(facts[name], field.type), batch.num_rows))
+            arrays.append(pa.repeat(pa.scalar(facts[name], target.type), batch.num_rows))
         else:
             column = typed[name] if name in typed else batch.column(name)
-            arrays.append(column if column.type.equals(field.type) else column.cast(field.type))
+            arrays.append(column if column.type.equals(target.type) else column.cast(target.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -379,9 +397,12 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
                 raise OffsetError(f"{name}: the group's offset {at} lies beyond the end of {held}")
             if at > last[tp]:
                 raise InvalidInputError(f"{name} asks for offset {at} of {held}")
-        if starting.kind == ending.kind == "offsets" and start > end:
-            raise InvalidInputError(f"startingOffsets asks for {start} of {tp}, endingOffsets for {end}, which is less")
-        if start < first[tp] < end:
+        if starting.is_chosen and ending.is_chosen and start > end:
+            raise InvalidInputError(
+                f"the start of the read is behind its end: {starting.option('starting')} asks for offset {start} of "
+                f"{tp}, {ending.option('ending')} for {end}, which is less"
+            )
+        if start < min(first[tp], end):
             lose(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
         spans[tp] = OffsetRange(max(start, first[tp]), max(start, first[tp], end))
     return BatchOffset("", spans=spans, ids=ids)

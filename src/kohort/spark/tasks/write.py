@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -64,7 +64,7 @@ class Writing:
     """
 
     bootstrap_servers: str
-    settings: tuple[tuple[str, Any], ...]
+    settings: tuple[tuple[str, Any], ...] = field(repr=False)
     topic: str | None
     columns: frozenset[str]
     encoding: ValueEncoding | None = None
