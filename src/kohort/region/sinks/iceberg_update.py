@@ -167,7 +167,7 @@ def _range_of(rows: pa.Table, keys: Sequence[str]) -> BooleanExpression:
 # -- the files of an attempt
 
 
-class _Names(msgspec.Struct, frozen=True):
+class _AttemptFiles(msgspec.Struct, frozen=True):
     """The content of an attempt's object."""
 
     paths: tuple[str, ...]
@@ -196,7 +196,7 @@ class MergeAttempt:
                 self._locations.new_data_location(f"{self._stem}-{number}.parquet")
                 for number in range(first, first + _PATHS_AT_ONCE)
             ]
-            self._store.put_file(self._folder, self._name, msgspec.json.encode(_Names(tuple(self.paths))))
+            self._store.put_file(self._folder, self._name, msgspec.json.encode(_AttemptFiles(tuple(self.paths))))
         self._used += 1
         return self.paths[self._used - 1]
 
@@ -239,7 +239,7 @@ def settle_attempts(store: TableStore, folder: str, last: int, in_table: Callabl
             store.remove(f"{folder}/{name}")
             continue
         try:
-            paths = msgspec.json.decode(store.read(f"{folder}/{name}"), type=_Names).paths
+            paths = msgspec.json.decode(store.read(f"{folder}/{name}"), type=_AttemptFiles).paths
         except FileNotFoundError:
             continue
         except msgspec.DecodeError as error:
