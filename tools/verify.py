@@ -93,6 +93,7 @@ GUARANTEES: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
             [
                 "region/test_iceberg_table.py::test_a_lost_answer_is_found_by_whoever_tries_again",
                 "region/test_iceberg_table.py::test_a_commit_that_arrives_late_is_refused",
+                "region/test_iceberg_rest.py::test_a_commit_that_is_done_and_called_refused_counts_once",
             ],
             ["region/test_iceberg_table.py::test_duckdb_sees_the_same_rows"],
             [
@@ -101,6 +102,10 @@ GUARANTEES: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
             ],
             ["region/test_iceberg_table.py::test_published_files_are_the_staged_ones"],
             ["region/test_iceberg_table.py::test_a_sweep_takes_unfinished_files_and_none_that_the_table_has"],
+            [
+                "region/test_iceberg_update.py::test_a_sequence_is_one_snapshot_that_removes_and_adds",
+                "region/test_iceberg_update.py::test_a_foreign_row_of_the_same_key_between_read_and_commit",
+            ],
         ],
     ),
     "object-stores": (

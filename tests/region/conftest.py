@@ -167,9 +167,13 @@ class Worker:
                     self.tables += 1
                     if self.fail_at is not None and self.tables >= self.fail_at:
                         raise ValueError("the application has a fault")
-                    self.consumer.submit(table.select(self.columns))
+                    self.consumer.submit(self.rows_of(table))
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             self.error = error
+
+    def rows_of(self, table: pa.Table) -> pa.Table:
+        """Return what is submitted."""
+        return table.select(self.columns)
 
     def close(self) -> None:
         self.consumer.close()

@@ -61,7 +61,10 @@ class Trials:
     @property
     def _every(self) -> int:
         """Only every so-manyth call is tried where a publication takes a hundred times as long as a link."""
-        return {"delta-update": 3, "delta-objects-update": 5, "iceberg": 3, "iceberg-parted": 7}.get(self.place.kind, 1)
+        every = {
+            "delta-update": 3, "delta-objects-update": 5, "iceberg": 3, "iceberg-parted": 7, "iceberg-update": 7,
+        }  # fmt: skip
+        return every.get(self.place.kind, 1)
 
     def steps(self, act: Act) -> int:
         """How many calls it takes."""
@@ -349,6 +352,59 @@ def others_write_meanwhile(place: Place, root: Path) -> None:
         assert same(trial.rows(), merged(trial, FIRST, [(900, "other")])), trial.rows()
 
 
+def _replacing(place: Place, root: Path) -> Trials:
+    """The first sequence is shown, and the second replaces some of its rows."""
+    trials = begun(place, root)
+    publish(trials.place.sink())
+    return trials
+
+
+def _replace(sink: Sink) -> None:
+    sink.publish(2, NEXT)
+
+
+def killed_while_replacing(place: Place, root: Path) -> None:
+    for died in _replacing(place, root).deaths(_replace):
+        found = died.rows()
+        assert same(found, merged(died, FIRST)) or same(found, merged(died, FIRST, SECOND)), found
+        all_is_well(died)
+
+
+def held_while_replacing(place: Place, root: Path) -> None:
+    for trial in _replacing(place, root).holds(_replace, _others_publish):
+        all_is_well(trial)
+
+
+def others_replace_meanwhile(place: Place, root: Path) -> None:
+    """Another region writes one of the keys, at each call of a publisher: one of the two rows replaces the other."""
+    key = StagedKey(OTHER, 1, "a", 1)
+
+    def write(trial: Place, number: int) -> None:
+        sink = trial.sink(region=OTHER)
+        sink.check(SCHEMA)
+        sink.stage(key, table([(4, "other")]))
+        sink.publish(1, [key])
+
+    for trial in _replacing(place, root).holds(_replace, write):
+        found, wanted = trial.rows(), merged(trial, FIRST, SECOND)
+        assert same([row for row in found if row[0] != 4], [row for row in wanted if row[0] != 4]), found
+        assert [row[1] for row in found if row[0] == 4] in (["four"], ["other"]), found
+
+
+def replacing_by_sigkill(place: Place, root: Path) -> None:
+    trials = _replacing(place, root)
+    total = trials.steps(_replace)
+    with Killer(place.kind) as killer:
+        killed = 0
+        for number in range(1, total + 1, max(1, total // 12)):
+            with trials.copy() as trial:
+                killed += killer.publish(trial, 2, number)
+                found = trial.rows()
+                assert same(found, merged(trial, FIRST)) or same(found, merged(trial, FIRST, SECOND)), found
+                all_is_well(trial)
+    assert killed >= min(total, 10)
+
+
 def compacted_meanwhile(place: Place, root: Path) -> None:
     """At each call of a publisher another publishes, and somebody writes the files anew (OPTIMIZE, compaction)."""
 
@@ -428,3 +484,4 @@ RUNS: tuple[Callable[[Place, Path], None], ...] = (
     publishers_by_sigkill,
 )
 SHARED_RUNS = (others_write_meanwhile, compacted_meanwhile)
+UPDATE_RUNS = (killed_while_replacing, held_while_replacing, others_replace_meanwhile, replacing_by_sigkill)

@@ -428,6 +428,7 @@ class IcebergPlace(_Files):
 
     def __init__(self, kind: str, **options: Any) -> None:
         self.kind, self._options = kind, options
+        self.replaces = options.get("mode") == "update"
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> HeldIceberg:
         made = HeldIceberg("air.flights", warehouse=self.path, **self._options)
@@ -455,8 +456,10 @@ class IcebergPlace(_Files):
         data = Path(self.path) / "air/flights/data"  # a stranger's files are in folders of their partitions
         there = os.listdir(data) if data.is_dir() else []
         left = {f"{HeldFileIO.LAKE}/air/flights/data/{name}" for name in there if name.startswith("kohort-")}
-        staged = Path(self.path).glob(f"air/flights/_kohort/*/{REGION.hex}/staged/*")
-        return [path.name for path in staged] + sorted(left - _files_of(table))
+        kept = Path(self.path).glob(f"air/flights/_kohort/*/{REGION.hex}/*/*")
+        return [path.name for path in kept if path.parent.name in ("staged", "merges")] + sorted(
+            left - _files_of(table)
+        )
 
     def compact(self) -> None:
         """Write the files anew, as any engine may, and forget how the table was before."""
@@ -530,6 +533,7 @@ def kinds() -> list[Place]:
         DeltaObjectsPlace("delta-objects-update", mode="update", keys=["id"]),
         IcebergPlace("iceberg"),
         IcebergPlace("iceberg-parted", partition_by=["truncate(1, name)", "bucket(2, id)"]),
+        IcebergPlace("iceberg-update", mode="update", keys=["id"]),
         SqlitePlace("sqlite"),
         SqlitePlace("sqlite-update", mode="update", keys=["id"]),
     ]

@@ -69,6 +69,8 @@ class LossyProxy:
     """A proxy before a server. For a request that `loses` names, the server answers and the client hears nothing.
 
     `before` is called with each request before the server hears of it. If it returns True, the answer is 503.
+    `refuses` may return an answer in place of the server, which hears nothing, or None for none. `instead` may return
+    an answer in place of the server's.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class LossyProxy:
         upstream: str,
         loses: Callable[[str, str], bool],
         before: Callable[[str, str], bool] = lambda method, path: False,
+        refuses: Callable[[str, str], bytes | None] = lambda method, path: b"",
+        instead: Callable[[str, str], bytes] = lambda method, path: b"",
     ) -> None:
         port = int(upstream.rpartition(":")[2])
         self.lost: list[str] = []
@@ -90,6 +94,11 @@ class LossyProxy:
                         if before(method, path):
                             self.wfile.write(_SLOW_DOWN)
                             continue
+                        if (refusal := refuses(method, path)) is None:
+                            return
+                        if refusal:
+                            self.wfile.write(refusal)
+                            continue
                         server.sendall(head + body)
                         answer = _head(answers)
                         if method != "HEAD" and answer[9:12] not in (b"204", b"304"):
@@ -97,7 +106,7 @@ class LossyProxy:
                         if loses(method, path):
                             outer.lost.append(f"{method} {path}")
                             return
-                        self.wfile.write(answer)
+                        self.wfile.write(instead(method, path) or answer)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -163,6 +163,16 @@ def test_keys_of_two_columns_in_a_parted_table(tmp_path: Path) -> None:
         )
 
 
+def test_of_rows_of_one_key_in_a_piece_the_last_counts_in_whatever_partition(tmp_path: Path) -> None:
+    """A piece has a file for each partition, and the files do not have the order of the rows."""
+    sink = made(tmp_path / "t", mode="update", keys=["id"], partition_by=["day"])
+    rows = [(2, DAYS[0], "b"), (1, DAYS[1], "old"), (1, DAYS[0], "new")]
+    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(SCHEMA)]
+    sink.stage(key(1), pa.Table.from_arrays(columns, schema=SCHEMA))
+    sink.publish(1, [key(1)])
+    assert [(row["id"], row["name"]) for row in read(sink.path)] == [(1, "new"), (2, "b")]
+
+
 def test_emptied_by_name_and_not_where_files_were_written_anew(tmp_path: Path) -> None:
     sink = made(tmp_path / "t")
     for number in (1, 2):

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import pickle
+import traceback
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -60,6 +61,11 @@ def ids(path: Path) -> list[int]:
 def publish(sink: Sink, sequence: int, *rows: int) -> None:
     sink.stage(key(sequence), table(*rows))
     sink.publish(sequence, [key(sequence)])
+
+
+def _shown(error: BaseException) -> str:
+    """Return an error as a log shows it."""
+    return "".join(traceback.format_exception(error))
 
 
 def test_a_table_is_a_sink_and_is_known_by_its_folder(tmp_path: Path) -> None:
@@ -447,19 +453,26 @@ def test_types_that_it_keeps_in_its_own_form(tmp_path: Path, given: pa.DataType,
 
 def test_a_catalog_by_its_properties_keeps_its_credentials_to_itself(tmp_path: Path) -> None:
     catalog = {
-        "type": "rest", "uri": "https://user:hidden@Lake.example/api/", "token": "secret", "warehouse": "prod",
+        "type": "rest", "uri": "https://Lake.example/api/", "token": "secret", "warehouse": "prod",
     }  # fmt: skip
     sink = IcebergTable("air.flights", catalog=catalog)
     assert sink.place == "iceberg:rest:https://lake.example/api[prod]#air.flights"
-    assert "secret" not in repr(sink) and "hidden" not in repr(sink) + sink.place
+    assert "secret" not in repr(sink)
     assert pickle.loads(pickle.dumps(sink))._properties == catalog
     with pytest.raises(InvalidInputError, match="Region.adopt"):
         sink_of(sink.place)
     away = {"type": "rest", "uri": "http://127.0.0.1:1/"}
-    with pytest.raises(OSError, match="127.0.0.1"):
+    with pytest.raises(RetriableError, match=r"does not answer.*127\.0\.0\.1"):
         IcebergTable("air.flights", catalog=away).bind("flights", REGION).check(SCHEMA)
     with pytest.raises(InvalidInputError, match="can't open the catalog"):
         IcebergTable("air.flights", catalog={"type": "nothing"}).bind("flights", REGION).check(SCHEMA)
+    with pytest.raises(InvalidInputError, match="holds credentials: give them as") as refused:
+        IcebergTable("air.flights", catalog={**catalog, "uri": "https://user:hidden@lake.example/api"})
+    assert "hidden" not in str(refused.value)
+    odd = {"uri": "oracle://user:hidden@lake.example/", "token": "my-token"}
+    with pytest.raises(InvalidInputError, match="can't open the catalog") as refused:
+        IcebergTable("air.flights", catalog=odd).bind("flights", REGION).check(SCHEMA)
+    assert "hidden" not in _shown(refused.value) and "my-token" not in _shown(refused.value)
 
 
 def test_files_that_can_not_be_listed_are_refused(tmp_path: Path) -> None:

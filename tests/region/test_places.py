@@ -19,7 +19,7 @@ import pytest
 from pyiceberg.table import Table
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
-from kohort.region.sinks import Keep, Sink, delta_table, iceberg_files, rows, sql_table
+from kohort.region.sinks import Keep, Sink, delta_table, iceberg_files, iceberg_table, rows, sql_table
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.sinks.iceberg_log import IcebergLog
@@ -29,7 +29,7 @@ from kohort.region.sinks.parquet_objects import ParquetObjects
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import place_runs as runs
-from tests.region.places import REGION, SCHEMA, Calls, Place, kinds, merged, same, table
+from tests.region.places import REGION, SCHEMA, Calls, HeldFileIO, Place, kinds, merged, same, table
 from tests.region.postgres import PostgresPlace, Server
 
 OTHER = UUID(int=0xB0B)
@@ -311,12 +311,19 @@ def test_run(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(kind for kind in KINDS if kind.startswith("delta") or kind == "iceberg-parted"),
+        *(kind for kind in KINDS if kind.startswith("delta") or kind in ("iceberg-parted", "iceberg-update")),
         pytest.param("iceberg", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("run", runs.SHARED_RUNS, ids=lambda run: run.__name__)
 def test_a_table_that_others_write_too(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
+    run(copy.copy(KINDS[kind]), root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind, case in KINDS.items() if case.replaces and case.shared])
+@pytest.mark.parametrize("run", runs.UPDATE_RUNS, ids=lambda run: run.__name__)
+def test_a_sequence_that_replaces_rows(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
     run(copy.copy(KINDS[kind]), root)
 
 
@@ -381,11 +388,13 @@ def _first_staged_counts(patch: Patch) -> None:
         return sorted(set(keys), key=lambda each: (each.member, each.unit))
 
     patch.setattr(delta_table, "in_order", in_order)
+    patch.setattr(iceberg_table, "in_order", in_order)
     patch.setattr(sql_table, "in_order", in_order)
 
 
 def _first_row_counts(patch: Patch) -> None:
-    patch.setattr(delta_table, "last_of_each", lambda given, keys: rows.last_of_each(given[::-1], keys))
+    for module in (delta_table, iceberg_table):
+        patch.setattr(module, "last_of_each", lambda given, keys: rows.last_of_each(given[::-1], keys))
     whole = SqlTable._moving
     patch.setattr(SqlTable, "_moving", lambda self, columns: whole(self, columns).replace("DESC", "ASC"))
 
@@ -480,6 +489,61 @@ def _emptying_adds_no_snapshot(patch: Patch) -> None:
     patch.setattr(IcebergLog, "commit_emptied", commit_emptied)
 
 
+def _an_update_has_two_snapshots(patch: Patch) -> None:
+    """Rows go in one snapshot and come in the next: pyiceberg's own upsert does that."""
+    whole = IcebergLog._commit_changes
+
+    def commit(
+        self: IcebergLog, table: Table, properties: Any, summary: Any, added: Any, removed: Any, *more: Any
+    ) -> bool:
+        if removed and added:
+            whole(self, table, {}, {}, (), removed)
+            table = self.load()
+        return whole(self, table, properties, summary, added, () if added else removed, *more)
+
+    patch.setattr(IcebergLog, "_commit_changes", commit)
+
+
+def _a_refused_merge_is_tried_again_as_it_is(patch: Patch) -> None:
+    """The files of the first attempt are committed upon whatever the table has become by then."""
+    kept: list[Any] = []
+    whole = IcebergTable._merged
+
+    def merged(self: IcebergTable, *given: Any) -> Any:
+        if not kept:
+            kept.append(whole(self, *given))
+        return kept[0]
+
+    patch.setattr(IcebergTable, "_merged", merged)
+
+
+def _an_update_removes_what_is_staged_first(patch: Patch) -> None:
+    whole = IcebergLog.commit
+
+    def commit(self: IcebergLog, table: Table, *given: Any) -> bool:
+        for path in Path(HeldFileIO.OPEN[table.io.properties["held"]][0]).glob("air/flights/_kohort/*/*/staged/*"):
+            path.unlink()
+        return whole(self, table, *given)
+
+    patch.setattr(IcebergLog, "commit", commit)
+
+
+def _attempts_are_not_named(patch: Patch) -> None:
+    whole = iceberg_files._LocalStore.put_file
+
+    def put(self: Any, folder: str, name: str, data: bytes) -> None:
+        if not folder.endswith("/merges"):
+            whole(self, folder, name, data)
+
+    patch.setattr(iceberg_files._LocalStore, "put_file", put)
+
+
+def _all_attempts_are_settled(patch: Patch) -> None:
+    """Also one whose commit may still succeed."""
+    whole = iceberg_table.settle_attempts
+    patch.setattr(iceberg_table, "settle_attempts", lambda store, folder, last, there: whole(store, folder, 99, there))
+
+
 def _iceberg_sweeps_all(patch: Patch) -> None:
     whole = IcebergTable.sweep
     patch.setattr(IcebergTable, "sweep", lambda self, keep: whole(self, Keep(keep.floor)))
@@ -530,6 +594,14 @@ MUTANTS: tuple[Mutant, ...] = (
     (_emptying_adds_no_snapshot, "iceberg", runs.emptied_under_the_first_publisher),
     (_iceberg_sweeps_all, "iceberg", runs.sweeps_at_each_moment),
     (_iceberg_names_no_file_before_it_is_written, "iceberg", runs.killed_while_staging),
+    (_iceberg_does_not_look, "iceberg-update", runs.compacted_meanwhile),
+    (_an_update_has_two_snapshots, "iceberg-update", runs.killed_while_replacing),
+    (_a_refused_merge_is_tried_again_as_it_is, "iceberg-update", runs.others_replace_meanwhile),
+    (_an_update_removes_what_is_staged_first, "iceberg-update", runs.killed_while_replacing),
+    (_attempts_are_not_named, "iceberg-update", runs.killed_while_replacing),
+    (_all_attempts_are_settled, "iceberg-update", runs.sweeps_at_each_moment),
+    (_first_staged_counts, "iceberg-update", _ordered),
+    (_first_row_counts, "iceberg-update", _ordered),
     (_first_staged_counts, "delta-update", _ordered),
     (_first_row_counts, "delta-update", _ordered),
     (_first_staged_counts, "sqlite-update", _ordered),

@@ -8,8 +8,10 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import deltalake
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
@@ -18,10 +20,11 @@ from tests.region.conftest import Worker, fill, make_topic
 from tests.support.waiting import until
 
 ROWS = 4000
+KEYS = 40
 
 
-def _delta(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
-    sink = DeltaTable(folder / "out")
+def _delta(folder: Path, **options: Any) -> tuple[Sink, Callable[[], list[bytes]]]:
+    sink = DeltaTable(folder / "out", **options)
 
     def read() -> list[bytes]:
         if not deltalake.DeltaTable.is_deltatable(sink.path):
@@ -31,8 +34,8 @@ def _delta(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     return sink, read
 
 
-def _iceberg(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
-    sink = IcebergTable("air.flights", warehouse=folder / "lake")
+def _iceberg(folder: Path, **options: Any) -> tuple[Sink, Callable[[], list[bytes]]]:
+    sink = IcebergTable("air.flights", warehouse=folder / "lake", **options)
 
     def read() -> list[bytes]:
         uri, place = f"sqlite:///{folder}/lake/catalog.db", f"file://{folder}/lake"
@@ -79,6 +82,35 @@ def test_every_record_once(
         workers[1].close()
         workers[1].thread.join(60)
     assert Counter(int(value) for value in read()) == Counter(range(ROWS))
+
+
+class KeyedWorker(Worker):
+    """A member whose rows have a key: those of a key are in one partition."""
+
+    def rows_of(self, table: pa.Table) -> pa.Table:
+        keys = [int(value) % KEYS for value in table.column("value").to_pylist()]
+        return table.select(["value"]).append_column("key", pa.array(keys, pa.int64()))
+
+
+@pytest.mark.parametrize("kind", [_delta, _iceberg], ids=["delta", "iceberg"])
+def test_the_last_record_of_each_key(
+    kind: Callable[..., tuple[Sink, Callable[[], list[bytes]]]], own_servers: str, name: str, tmp_path: Path
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(ROWS // 2))
+    sink, read = kind(tmp_path, mode="update", keys=["key"])
+    with Region(name, own_servers, checkpoint_every="200ms") as region:
+        workers = [KeyedWorker(region, f"worker-{number}", sink, name) for number in range(2)]
+        until(lambda: len(read()) > 0, "a sequence is complete")
+        workers[0].fail_at = 0
+        fill(own_servers, name, range(ROWS // 2, ROWS))
+        workers[0].thread.join(60)
+        assert isinstance(workers[0].error, ValueError)
+        wanted = list(range(ROWS - KEYS, ROWS))
+        until(lambda: sorted(int(value) for value in read()) == wanted, "the last records are published")
+        workers[1].close()
+        workers[1].thread.join(60)
+    assert sorted(int(value) for value in read()) == wanted
 
 
 def test_a_snapshot_has_the_offsets_of_its_sequence(own_servers: str, name: str, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ class MavenUnavailable(Exception):
 def jars(name: str, coordinates: Sequence[str], *, transitive: bool = True) -> Path:
     """The folder that holds the jars of these Maven coordinates; resolved once, then kept.
 
+    A coordinate is group, artifact and version, and may have a classifier behind them.
+
     Raises:
         MavenUnavailable: no Maven or no Java on this machine, or Maven could not resolve them.
     """
@@ -78,8 +80,8 @@ def _pom(coordinates: Sequence[str], transitive: bool) -> str:
         else "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     )
     dependencies = "".join(
-        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>".format(
-            *coordinate.split(":"), exclusions
+        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}{}</dependency>".format(
+            *coordinate.split(":")[:3], _classifier(coordinate), exclusions
         )
         for coordinate in coordinates
     )
@@ -88,3 +90,8 @@ def _pom(coordinates: Sequence[str], transitive: bool) -> str:
         "<groupId>kohort</groupId><artifactId>peers</artifactId><version>1</version>"
         f"<dependencies>{dependencies}</dependencies></project>"
     )
+
+
+def _classifier(coordinate: str) -> str:
+    more = coordinate.split(":")[3:]
+    return f"<classifier>{more[0]}</classifier>" if more else ""

@@ -26,6 +26,7 @@ LONG = tuple(
         "region/test_handlers.py",
         "region/test_link.py",
         "region/test_away_sinks.py",
+        "region/test_iceberg_rest.py",
         "region/test_dead_letters.py",
         "spark/region/test_dead_letters.py",
         "spark/region/test_kills.py",

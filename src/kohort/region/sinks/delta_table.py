@@ -443,6 +443,8 @@ class DeltaTable(InFolder):
         """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         claim, table = self._checked(table)
+        if self.mode == "update":  # before the partitions, which lose the order of the rows
+            table = last_of_each(table, claim.keys)
         name = key.text()
         before = self._piece(name) or ()
         written: list[_File] = []

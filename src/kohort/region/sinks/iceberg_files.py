@@ -14,13 +14,13 @@ import io
 import os
 import uuid
 from collections.abc import Sequence
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Final, Protocol, cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
+from pyiceberg.io import InputFile, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
     PyArrowFile,
     PyArrowFileIO,
@@ -41,19 +41,23 @@ from kohort.region.sinks import staged_files
 from kohort.region.sinks.rows import completed, lacking
 from kohort.region.sinks.staged_files import MARKS_KEPT, Codec
 
+ROOT: Final = "kohort.table-location"
+"""The property of a FileIO that has the location of its table."""
 _MARK = "published-"
 
 
 class DurableFileIO(PyArrowFileIO):
     """pyiceberg's FileIO, with local files that survive a power loss once they are closed.
 
-    Below the catalog's warehouse it follows no symbolic link when it writes or removes.
+    Below the catalog's warehouse, or below the table if a REST catalog has it, it follows no symbolic link when it
+    writes or removes.
     """
 
     @property
     def files(self) -> FileCalls:
-        """The file operations of this process, confined to the warehouse."""
-        return confined(SYSTEM, self.path_of(self.properties.get("warehouse", "")) or "/")
+        """The file operations of this process, confined to that folder."""
+        root = self.path_of(self.properties.get(ROOT) or self.properties.get("warehouse", ""))
+        return confined(SYSTEM, root) if root else SYSTEM
 
     def path_of(self, location: str) -> str | None:
         """Return the path of a local file; None: it is in a store."""
@@ -169,13 +173,14 @@ class TableStore(Protocol):
         """Return the last sequence that is marked as done; 0: none."""
 
 
-def store_of(given: FileIO, place: str) -> TableStore:
-    """Return the objects beside a table that has this FileIO.
+def store_of(table: Table, place: str) -> TableStore:
+    """Return the objects beside a table.
 
     Raises:
-        InvalidInputError: the FileIO can't list a folder.
+        InvalidInputError: the table's FileIO can't list a folder.
     """
-    if isinstance(given, DurableFileIO):
+    given = table.io
+    if isinstance(given, DurableFileIO) and given.path_of(table.location()) is not None:
         return _LocalStore(given)
     if isinstance(given, PyArrowFileIO):
         return _RemoteStore(given)
@@ -312,19 +317,29 @@ class PlannedFile(msgspec.Struct, frozen=True):
     rows: pa.Table
 
 
-def planned(table: Table, rows: pa.Table, stem: str) -> list[PlannedFile]:
+def planned(table: Table, rows: pa.Table, stem: str, divided: bool = True) -> list[PlannedFile]:
     """Return the files that these rows become: one for each partition, named by `stem`.
 
     Their paths do not have the partition's values, which Iceberg does not need there: a text may be longer than a name.
+
+    Args:
+        table: the table.
+        rows: the rows.
+        stem: the beginning of the names.
+        divided: whether the files are to be the table's. Otherwise there is one.
     """
     if not rows.num_rows:
         return []
     locations = table.location_provider()
-    parts = _parted(table, rows) if table.spec().fields else [((), rows)]
     return [
         PlannedFile(locations.new_data_location(f"{stem}-{number}.parquet"), values, part)
-        for number, (values, part) in enumerate(parts)
+        for number, (values, part) in enumerate(parted(table, rows) if divided else [((), rows)])
     ]
+
+
+def parted(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool | None, ...], pa.Table]]:
+    """Return the rows of each partition of the table, with the values of its partition fields."""
+    return _parted(table, rows) if table.spec().fields else [((), rows)]
 
 
 def _parted(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool | None, ...], pa.Table]]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -25,23 +25,18 @@ import msgspec
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
-    AuthorizationExpiredError,
-    BadRequestError,
     CommitFailedException,
-    ForbiddenError,
     NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
-    RESTError,
     TableAlreadyExistsError,
-    UnauthorizedError,
 )
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
-from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
-from pyiceberg.table import Table, Transaction
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table import Table, TableProperties, Transaction
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertCurrentSchemaId,
@@ -49,11 +44,13 @@ from pyiceberg.table.update import (
     AssertTableUUID,
     TableRequirement,
 )
+from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
 from pyiceberg.transforms import Transform
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 
-from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.records import Position
+from kohort.region.sinks.iceberg_catalog import catalog_errors
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import plain
 
@@ -61,7 +58,7 @@ OFFSETS_CHARS_MAX: Final = 16_384
 """Limit on the offsets in a snapshot's summary: the table's metadata has the summaries of all snapshots, and each
 commit writes it anew. About 1,000 partitions fit."""
 _MERGE: Final = "commit.manifest-merge.enabled"
-_READ_ONLY: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
+_REGION: Final = re.compile(r"kohort\.[0-9a-f]{32}\.region")
 
 
 class IcebergLog:
@@ -72,6 +69,9 @@ class IcebergLog:
         self._region, self._id = region
         self._prefix = f"kohort.{self._id.hex}."
 
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
+        return catalog_errors(self._place, self._catalog.properties)
+
     def load(self) -> Table:
         """Load the newest state of the table.
 
@@ -80,7 +80,7 @@ class IcebergLog:
             RetriableError: the catalog does not answer now.
         """
         try:
-            with catalog_errors(self._place):
+            with self._errors():
                 return self._catalog.load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError) as error:
             raise InvalidInputError(f"{self._place} is no Iceberg table: {error}") from error
@@ -88,7 +88,7 @@ class IcebergLog:
     def find(self) -> Table | None:
         """Load the newest state of the table; None: it does not exist."""
         try:
-            with catalog_errors(self._place):
+            with self._errors():
                 return self._catalog.load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
@@ -106,7 +106,7 @@ class IcebergLog:
             for number, (column, name, transform) in enumerate(partition_by)
         ))  # fmt: skip
         namespace = self._identifier.rpartition(".")[0]
-        with catalog_errors(self._place):
+        with self._errors():
             with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
                 if not self._catalog.namespace_exists(namespace):
                     self._catalog.create_namespace(namespace)
@@ -187,9 +187,33 @@ class IcebergLog:
                         found |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
         return found
 
+    def all_files(self, table: Table) -> set[str]:
+        """Return the locations of the data files of all snapshots."""
+        manifests = {
+            manifest.manifest_path: manifest
+            for snapshot in table.snapshots()
+            for manifest in snapshot.manifests(table.io)
+        }
+        return {
+            entry.data_file.file_path
+            for manifest in manifests.values()
+            for entry in manifest.fetch_manifest_entry(table.io)
+        }
+
+    def region_count(self, table: Table) -> int:
+        """Return how many regions have an owner marker in the table."""
+        return sum(_REGION.fullmatch(name) is not None for name in table.properties)
+
     # -- commits
 
-    def commit(self, table: Table, sequence: int, added: Sequence[DataFile], offsets: str) -> bool:
+    def commit(
+        self,
+        table: Table,
+        sequence: int,
+        added: Sequence[DataFile],
+        offsets: str,
+        removed: Sequence[DataFile] | None = None,
+    ) -> bool:
         """Commit the rows of a sequence on top of this state; return False if another writer has changed it.
 
         Args:
@@ -197,11 +221,14 @@ class IcebergLog:
             sequence: the sequence.
             added: its files.
             offsets: where it ends, for the summary; empty: unknown.
+            removed: the files whose rows are replaced, or are in `added` too. None: the rows are only added, and
+                `row_count` counts them.
         """
-        rows = self.row_count(table) + sum(file.record_count for file in added)
-        properties = {"sequence": str(sequence), "rows": str(rows)}
+        properties = {"sequence": str(sequence)}
+        if removed is None:
+            properties["rows"] = str(self.row_count(table) + sum(file.record_count for file in added))
         summary = {"sequence": str(sequence), **({"offsets": offsets} if offsets else {})}
-        return self._commit_changes(table, properties, summary, added, ())
+        return self._commit_changes(table, properties, summary, added, removed or ())
 
     def commit_emptied(self, table: Table, sequence: int, removed: Sequence[DataFile]) -> bool:
         """Commit that files go, as this sequence; return as `commit`."""
@@ -219,13 +246,14 @@ class IcebergLog:
     ) -> bool:
         said = {"region": self._region, "region-id": str(self._id), **summary}
         transaction = table.transaction()
-        with catalog_errors(self._place):
+        with self._errors():
             if columns:
                 self._add_columns(transaction, columns)
-            snapshots = transaction.update_snapshot(snapshot_properties={f"kohort.{name}": said[name] for name in said})
+            summary = {f"kohort.{name}": said[name] for name in said}
+            snapshots = transaction.update_snapshot(snapshot_properties=summary)
             producer: Any  # of a private class each
             if removed:
-                producer = snapshots.overwrite()
+                producer = _Overwrite(Operation.OVERWRITE, transaction, table.io, snapshot_properties=dict(summary))
             elif table.properties.get(_MERGE) == "true":
                 producer = snapshots.merge_append()
             else:
@@ -284,6 +312,41 @@ class IcebergLog:
                 table.io.delete(path)
 
 
+class _Overwrite(_OverwriteFiles):
+    """A snapshot that removes files. It merges small manifests, as appends do.
+
+    pyiceberg's own keeps each manifest, also those of files that are all gone. After a thousand updates a table would
+    have some thousand, and each reader must read them.
+    """
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        said = self._transaction.table_metadata.properties
+        live = [
+            manifest
+            for manifest in manifests
+            if manifest.added_snapshot_id == self.snapshot_id
+            or manifest.has_added_files()
+            or manifest.has_existing_files()
+        ]
+        if said.get(_MERGE) != "true":
+            return live
+        size, count = TableProperties.MANIFEST_TARGET_SIZE_BYTES, TableProperties.MANIFEST_MIN_MERGE_COUNT
+        manager: Any = _ManifestMergeManager(
+            target_size_bytes=int(said.get(size, TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT)),
+            min_count_to_merge=int(said.get(count, TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT)),
+            merge_enabled=True,
+            snapshot_producer=self,
+        )
+        data = [manifest for manifest in live if manifest.content == ManifestContent.DATA]
+        merged: list[ManifestFile] = manager.merge_manifests(data)
+        kept = {manifest.manifest_path for manifest in merged}
+        for manifest in data:
+            if manifest.added_snapshot_id == self.snapshot_id and manifest.manifest_path not in kept:
+                with contextlib.suppress(OSError):
+                    self._io.delete(manifest.manifest_path)
+        return merged + [manifest for manifest in live if manifest.content != ManifestContent.DATA]
+
+
 def offsets_text(positions: Iterable[Position]) -> str:
     """Return next offsets as JSON, by group, topic and partition; empty if there are none, or too many."""
     groups: dict[str, dict[str, dict[str, int]]] = {}
@@ -302,30 +365,6 @@ def current_files(table: Table) -> list[DataFile]:
         if manifest.content == ManifestContent.DATA:
             found += [entry.data_file for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)]
     return found
-
-
-@contextlib.contextmanager
-def catalog_errors(place: str) -> Iterator[None]:
-    """Translate the errors of catalogs; those of files are `OSError` already."""
-    try:
-        yield
-    except (UnauthorizedError, ForbiddenError) as error:
-        raise NotAuthorizedError(f"The catalog of {place} gives no right to it: {_line(error)}") from error
-    except BadRequestError as error:
-        raise InvalidInputError(f"The catalog of {place} refuses a request: {_line(error)}") from error
-    except (RESTError, AuthorizationExpiredError) as error:
-        raise RetriableError(f"The catalog of {place} does not answer: {_line(error)}") from error
-    except IntegrityError:
-        raise
-    except DBAPIError as error:
-        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
-        if code in _READ_ONLY:
-            raise NotAuthorizedError(f"No right to write the catalog of {place}: {error.orig}") from error
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise CorruptDataError(f"The catalog of {place} is damaged, or no SQLite file: {error.orig}") from error
-        raise RetriableError(f"The catalog of {place} does not answer: {error.orig}") from error
-    except SQLAlchemyError as error:
-        raise RetriableError(f"The catalog of {place} does not answer: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:

@@ -2,11 +2,14 @@
 
     table/data/…kohort-eEPOCH-REGION-ID-ATTEMPT-0.parquet   rows, where the table keeps them; before the commit too
     table/_kohort/TABLE-ID/REGION-ID/staged/KEY.json        what a member staged: its files, as a manifest will say it
+    table/_kohort/TABLE-ID/REGION-ID/merges/…               with `mode="update"`: see `iceberg_update`
     table/_kohort/TABLE-ID/REGION-ID/published-17           sequence 17 is done (a few of the newest are kept)
 
 No file is moved or copied when it is published: the commit names it. Until then no reader sees it. `KEY.json` names
 the files before they are written. A sweep thus finds those of a member that died, without a list of the table's
-files. The table's properties say which region writes there, under which name, and which sequence is the last one;
+files. With `mode="update"` the publisher reads them, writes others for the table, and removes them.
+
+The table's properties say which region writes there, under which name, and which sequence is the last one;
 `iceberg_log` has the details. Other regions and other writers may write into the same table.
 
 The order of durability: `KEY.json` before its files; both before `stage` returns. The commit before `published-N`, and
@@ -20,11 +23,12 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.files import SYSTEM, local_path, make_folder
@@ -35,13 +39,18 @@ from kohort.region.sinks.columns import filled_schema, is_empty, refuse_untyped,
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
+    Mode,
     check_evolution,
     check_fits,
+    check_keys,
+    check_mode,
     check_names,
     completed,
     completed_schema,
     in_order,
+    last_of_each,
     new_columns,
+    refuse_changed,
     refuse_foreign,
     shaped,
 )
@@ -50,12 +59,16 @@ from kohort.region.staged import StagedKey
 from kohort.settings.validation import shown_url
 
 try:
-    from pyiceberg.catalog import Catalog, load_catalog
+    from pydantic import ValidationError
+    from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
+    from requests import RequestException
 
     from kohort.region.sinks import iceberg_partitions
+    from kohort.region.sinks.iceberg_catalog import catalog_errors, open_catalog, without_secrets
     from kohort.region.sinks.iceberg_files import (
+        PlannedFile,
         StagedFile,
         file_stem,
         planned,
@@ -66,12 +79,12 @@ try:
     from kohort.region.sinks.iceberg_log import (
         IcebergLog,
         arrow_of,
-        catalog_errors,
         current_files,
         iceberg_schema_of,
         kept_schema,
         offsets_text,
     )
+    from kohort.region.sinks.iceberg_update import MergeAttempt, replaced_files, settle_attempts
 except ImportError as error:
     raise InvalidInputError(
         f"IcebergTable needs the package pyiceberg: pip install 'kohort[lake]' ({error})"
@@ -83,6 +96,8 @@ _CATALOGS_MAX: Final = 3
 """Limit on attempts to open a catalog, whose tables another process may be making."""
 _PIECE: Final = ".json"
 _PROBE: Final = "_probe"
+_FORMAT_MAX: Final = 2
+"""Newest format of a table with `mode="update"`."""
 _DATA: Final = re.compile(r"kohort-e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parquet")
 
 
@@ -104,14 +119,20 @@ class _IcebergPiece(msgspec.Struct, frozen=True):
 class IcebergTable(Bound):
     """An Iceberg table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
-    Rows are appended. The table is created if missing, and its namespace. With `warehouse` the catalog is a SQLite
-    file in that folder, `catalog.db`, which all members see. A pyiceberg catalog of the name `default` opens it by
+    The table is created if missing, and its namespace. With `warehouse` the catalog is a SQLite file in that folder,
+    `catalog.db`, which all members see. A pyiceberg catalog of the name `default` opens it by
     `uri="sqlite:///FOLDER/catalog.db"`. With `catalog`, it is whichever catalog these properties of pyiceberg
     name, and the files are where that catalog puts them.
+
+    Rows are appended; with `mode="update"` a row replaces the one with the same keys. If a sequence has two rows of one
+    key, the later is written. The order is by epoch, unit and member of the staged keys, then by the order in the
+    table. A publisher holds the rows of a sequence in memory, and those of one data file of the table.
 
     Attributes:
         table: the namespace and the name of the table, with dots.
         warehouse: the absolute path of the folder; empty: there is a catalog.
+        mode: append or update.
+        keys: the columns by which rows replace one another, for `update`.
         partition_by: the partition fields, if the table is created here: `day(at)`, `bucket(16, id)`, `country`.
         compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
         evolve: whether to add a new column that may be null to the table, or to refuse tables that have one.
@@ -120,12 +141,14 @@ class IcebergTable(Bound):
     _kept: OwnerMarker | None
     _open: tuple[int, Catalog] | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword for each option
         self,
         table: str,
         *,
         warehouse: str | os.PathLike[str] | None = None,
         catalog: Mapping[str, str] | None = None,
+        mode: Mode = "append",
+        keys: Sequence[str] = (),
         partition_by: Sequence[str] = (),
         compression: Codec = "zstd",
         evolve: Evolution = "refuse",
@@ -138,9 +161,10 @@ class IcebergTable(Bound):
             )
         if len(parts := table.split(".")) < 2 or not all(parts):
             raise InvalidInputError(f"The table {table!r} needs a namespace: give 'namespace.name'")
+        check_mode(mode, keys)
         staged_files.check_pages(compression, None)
         check_evolution(evolve)
-        self.evolve = evolve
+        self.mode, self.keys, self.evolve = mode, tuple(keys), evolve
         self.table, self.partition_by, self.compression = table, tuple(partition_by), compression
         iceberg_partitions.parsed(self.partition_by)
         self.warehouse = "" if warehouse is None else _local(os.fspath(warehouse))
@@ -149,6 +173,11 @@ class IcebergTable(Bound):
                 f"The warehouse {self.warehouse} holds {bad[0]!r}, which readers take for a URL's part"
             )
         self._properties = self._embedded() if catalog is None else dict(catalog)
+        uri = self._properties.get("uri", "")
+        if uri.startswith("http") and "@" in urlsplit(uri).netloc:
+            raise InvalidInputError(
+                f"The catalog's uri {shown_url(uri)} holds credentials: give them as 'credential', 'token' or 'auth'"
+            )
         if self._properties.get("warehouse", "").startswith(("/", "file:")):
             self._properties.setdefault("py-io-impl", "kohort.region.sinks.iceberg_files.DurableFileIO")
 
@@ -179,7 +208,7 @@ class IcebergTable(Bound):
         if self._open is None or self._open[0] != os.getpid():
             for again in reversed(range(_CATALOGS_MAX)):
                 try:
-                    with catalog_errors(self.place):
+                    with catalog_errors(self.place, self._properties):
                         self._open = (os.getpid(), self._opened())
                     break
                 except RetriableError:
@@ -190,9 +219,12 @@ class IcebergTable(Bound):
 
     def _opened(self) -> Catalog:
         try:
-            return load_catalog("default", **self._properties)
+            return open_catalog(self._properties)
+        except (RequestException, ValidationError):
+            raise
         except (ValueError, ImportError) as error:
-            raise InvalidInputError(f"pyiceberg can't open the catalog of {self._named()}: {error}") from error
+            said = without_secrets(str(error), self._properties)
+            raise InvalidInputError(f"pyiceberg can't open the catalog of {self._named()}: {said}") from None
 
     @property
     def _log(self) -> IcebergLog:
@@ -255,13 +287,14 @@ class IcebergTable(Bound):
         check_names(schema, (field.column for field in fields), "partition_by")
         schema = self._typed(schema)
         given = kept_schema(schema)
+        check_keys(given, self.keys)
         iceberg_partitions.check_fields(self.place, iceberg_schema_of(given), fields)
         try:
             if self.warehouse:
                 make_folder(SYSTEM, self.warehouse)
                 SYSTEM.listdir(self.warehouse)
             table = self._made(given)
-            store = store_of(table.io, self.place)
+            store = store_of(table, self.place)
             store.put_file(self._folder(table), _PROBE, b"")
             store.remove(f"{self._folder(table)}/{_PROBE}")
         except PermissionError as error:
@@ -319,16 +352,26 @@ class IcebergTable(Bound):
             if fields and iceberg_partitions.described(there) != iceberg_partitions.described(fields):
                 by = [f"{transform} of {column}" for column, transform in iceberg_partitions.described(there)]
                 raise InvalidInputError(f"{self.place} is partitioned by {by}, not by {list(self.partition_by)}")
-            if self._claim_in(table) is not None:
+            if self.keys and table.metadata.format_version > _FORMAT_MAX:
+                raise InvalidInputError(
+                    f"{self.place} has format version {table.metadata.format_version}, whose rows have ids that an "
+                    "update would lose: mode='update' needs version 2"
+                )
+            if (kept := self._claim_in(table)) is not None:
+                if kept.keys != self.keys:
+                    raise InvalidInputError(
+                        f"Region {self._region!r} writes {self.place} with keys={list(kept.keys)}, not "
+                        f"{list(self.keys)}: all members say the same"
+                    )
                 return table
             if self.evolve == "add":
                 new = {field.name for field in new_columns(self.place, arrow_of(table.schema()), schema)}
                 schema = pa.schema([field for field in schema if field.name not in new])
             check_fits(self.place, arrow_of(table.schema()), schema)
             columns = tuple(field.column for field in there)
-            claim = OwnerMarker(
-                1, self._region, self._bound(), owner_marker.text_of(schema), (), columns, place=self.place
-            )
+            alone = bool(self.keys) and not current_files(table)
+            text = owner_marker.text_of(schema)
+            claim = OwnerMarker(1, self._region, self._bound(), text, self.keys, columns, alone, self.place)
             if self._log.write_owner_marker(table, claim):
                 self._kept = claim
                 return table
@@ -343,6 +386,9 @@ class IcebergTable(Bound):
 
     def _staging(self, table: Table) -> str:
         return f"{self._folder(table)}/staged"
+
+    def _merges(self, table: Table) -> str:
+        return f"{self._folder(table)}/merges"
 
     # -- staging
 
@@ -363,7 +409,7 @@ class IcebergTable(Bound):
         table = completed(table, kept, claim.added)
         if not table.schema.equals(kept):  # which takes milliseconds
             check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
-        return shaped(table, kept, ())
+        return shaped(table, kept, claim.keys)
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
@@ -373,13 +419,17 @@ class IcebergTable(Bound):
             self._evolve(claim.rows())
             lake, claim = self._load_claimed()
         rows = self._shaped(table, claim)
-        written = self._write(lake, key, rows, self._piece(lake, key.text()))
+        if claim.keys:
+            rows = last_of_each(rows, claim.keys)
+        written = self._write(lake, key, rows, self._piece(lake, key.text()), divided=not claim.keys)
         self._remove_unused(written.others)
 
-    def _write(self, lake: Table, key: StagedKey, rows: pa.Table, before: _IcebergPiece | None) -> _IcebergPiece:
+    def _write(
+        self, lake: Table, key: StagedKey, rows: pa.Table, before: _IcebergPiece | None, *, divided: bool = True
+    ) -> _IcebergPiece:
         """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
-        store, folder, name = store_of(lake.io, self.place), self._staging(lake), key.text() + _PIECE
-        plan = planned(lake, rows, file_stem(key.epoch, key.region_id))
+        store, folder, name = store_of(lake, self.place), self._staging(lake), key.text() + _PIECE
+        plan = planned(lake, rows, file_stem(key.epoch, key.region_id), divided)
         spec_id = lake.metadata.default_spec_id
         files, others = ((), ()) if before is None else (before.files, before.others)
         try:
@@ -405,7 +455,7 @@ class IcebergTable(Bound):
     def _piece(self, lake: Table, name: str) -> _IcebergPiece | None:
         path = f"{self._staging(lake)}/{name}{_PIECE}"
         try:
-            return msgspec.json.decode(store_of(lake.io, self.place).read(path), type=_IcebergPiece)
+            return msgspec.json.decode(store_of(lake, self.place).read(path), type=_IcebergPiece)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
@@ -421,7 +471,7 @@ class IcebergTable(Bound):
         """Publish as `publish` does; the snapshot's summary says where the sequence ends."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
-        lake = self._load_table()
+        lake, claim = self._load_claimed()
         named, committed = in_order(keys), False
         if self._marked(lake) < sequence:
             pieces = {key: self._piece(lake, key.text()) for key in named}
@@ -429,10 +479,14 @@ class IcebergTable(Bound):
             staged = {key: piece for key, piece in pieces.items() if piece is not None and piece.files}
             if lost or staged:
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
-                committed = self._bring(sequence, staged, gone, offsets_text(positions))
+                bring = self._bring_update if claim.keys else self._bring
+                committed = bring(sequence, staged, gone, offsets_text(positions))
             self._mark(lake, sequence)
         for key in named:
-            self._forget(lake, key.text(), 0 if committed else sequence)
+            if claim.keys:
+                self._forget_merged(lake, key.text())
+            else:
+                self._forget(lake, key.text(), 0 if committed else sequence)
 
     def _bring(self, sequence: int, staged: dict[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
         """Commit the sequence, unless another process has; return whether this one did."""
@@ -449,12 +503,87 @@ class IcebergTable(Bound):
 
         return self._until_there(lambda lake: self._log.has(lake, sequence), commit)
 
+    def _bring_update(self, sequence: int, staged: Mapping[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
+        """Commit the sequence, whose rows replace those of the same keys, unless another process has."""
+        attempts: list[MergeAttempt] = []
+
+        def commit_merge(lake: Table) -> bool:
+            nonlocal lost
+            if lost:
+                raise CorruptDataError(f"Sequence {sequence} can't be published into {self.place}: {lost}")
+            claim = self._claim_in(lake)
+            if claim is None:
+                raise self._unknown()
+            if self.evolve == "add" and not set(claim.added) <= set(lake.schema().column_names):
+                self._evolve(claim.rows())
+                return False
+            refuse_changed(self.place, arrow_of(lake.schema()), claim.rows())
+            store = store_of(lake, self.place)
+            try:
+                read = [read_rows(store, piece.files, claim.rows()) for piece in staged.values()]
+            except FileNotFoundError as error:
+                lost = str(error)  # because another process has published and removed it: the table shows it
+                return False
+            attempt = MergeAttempt(lake, store, self._merges(lake), sequence, file_stem(0, self._bound()))
+            attempts.append(attempt)
+            rows = last_of_each(pa.concat_tables(read), claim.keys)
+            try:
+                added, removed = self._merged(lake, attempt, rows, claim.keys)
+            except BaseException as error:
+                with contextlib.suppress(OSError):
+                    attempts.remove(attempt)
+                    attempt.discard_files()
+                if isinstance(error, FileNotFoundError) and self._moved_on(lake):
+                    return False  # others have compacted the table and removed its former files
+                raise
+            if not self._log.commit(lake, sequence, added, offsets, removed):
+                return False
+            attempts.remove(attempt)
+            attempt.forget_names()
+            return True
+
+        committed = self._until_there(lambda lake: self._log.has(lake, sequence), commit_merge)
+        if attempts:
+            lake = self._load_table()
+            for attempt in attempts:
+                attempt.settle_files(lambda: self._log.all_files(lake))
+        return committed
+
+    def _merged(
+        self, lake: Table, attempt: MergeAttempt, rows: pa.Table, keys: Sequence[str]
+    ) -> tuple[list[DataFile], list[DataFile]]:
+        """Write what the table's files become with these rows; return the files to add and to remove."""
+
+        def write_file(file: PlannedFile) -> StagedFile:
+            return write_planned(lake, file, self.compression, self.place)
+
+        added: list[StagedFile] = []
+        removed: list[DataFile] = []
+        shown: list[pa.Table] = []
+        found: list[Any] = []
+        for replaced in replaced_files(lake, rows, keys, self.place):
+            removed.append(replaced.file)
+            added += attempt.write_rows(lake, replaced.rest, write_file)
+            shown.append(replaced.replacing)
+            found += replaced.found.chunks
+        numbers = pa.array(range(rows.num_rows), pa.int64())
+        known = pa.chunked_array(found, pa.int64()).combine_chunks()
+        shown.append(rows.filter(pc.invert(pc.is_in(numbers, value_set=known))))
+        added += attempt.write_rows(lake, pa.concat_tables(shown, promote_options="default"), write_file)
+        spec_id = lake.metadata.default_spec_id
+        return [file.entry(spec_id) for file in added], removed
+
+    def _moved_on(self, lake: Table) -> bool:
+        """Return whether others have changed the table since it was in this state."""
+        before, now = lake.current_snapshot(), self._load_table().current_snapshot()
+        return (before and before.snapshot_id) != (now and now.snapshot_id)
+
     def _divided_anew(self, lake: Table, key: StagedKey, piece: _IcebergPiece) -> _IcebergPiece:
         """Write rows again, for a table that was given other partitions since they were staged."""
         claim = self._claim_in(lake)  # not the cached one, which may be older than a column of these rows
         if claim is None:
             raise self._unknown()
-        rows = read_rows(store_of(lake.io, self.place), piece.files, claim.rows())
+        rows = read_rows(store_of(lake, self.place), piece.files, claim.rows())
         return self._write(lake, key, rows, piece)
 
     def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> bool:
@@ -483,6 +612,15 @@ class IcebergTable(Bound):
     def _removals(self, lake: Table) -> list[DataFile]:
         """Return the region's files, and no others."""
         there = current_files(lake)
+        claim = self._claim_in(lake)
+        if claim is not None and claim.keys:
+            if there and not (claim.alone and self._log.region_count(lake) == 1):
+                raise InvalidInputError(
+                    f"The rows of region {self._region!r} can't be told from others in {self.place}: there were "
+                    "others' rows before its own, or other regions write there. Delete all rows of the table by hand; "
+                    "the region goes on by itself"
+                )
+            return there
         ours = [file for file in there if self._is_ours(file.file_path)]
         if there and sum(file.record_count for file in ours) != self._log.row_count(lake):
             raise InvalidInputError(
@@ -499,10 +637,10 @@ class IcebergTable(Bound):
     # -- progress and cleanup
 
     def _marked(self, lake: Table) -> int:
-        return store_of(lake.io, self.place).marked(self._folder(lake))
+        return store_of(lake, self.place).marked(self._folder(lake))
 
     def _mark(self, lake: Table, sequence: int) -> None:
-        store_of(lake.io, self.place).mark(self._folder(lake), sequence)
+        store_of(lake, self.place).mark(self._folder(lake), sequence)
 
     def published(self) -> int:
         """Return the last sequence that is certainly published; 0: none."""
@@ -537,7 +675,7 @@ class IcebergTable(Bound):
         lake = self._find()
         if lake is None:
             return
-        store, folder = store_of(lake.io, self.place), self._staging(lake)
+        store, folder = store_of(lake, self.place), self._staging(lake)
         kept = {key.text() for key in keep.keys}
         for name in store.names(folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.stem_of(name)
@@ -546,6 +684,10 @@ class IcebergTable(Bound):
             if name.endswith(_PIECE):
                 self._drop(lake, stem)
             store.remove(f"{folder}/{name}")
+        claim = self._claim_in(lake)
+        if claim is not None and claim.keys:
+            last = self._log.last(lake)
+            settle_attempts(store, self._merges(lake), last, lambda: self._log.all_files(lake))
 
     def _drop(self, lake: Table, name: str) -> None:
         """Remove the files of a staged piece that will never be published."""
@@ -557,7 +699,7 @@ class IcebergTable(Bound):
         """Remove files, but none that the table has, or had in the snapshot of a sequence."""
         if paths:
             lake = self._load_table()
-            used, store = self._log.used_files(lake, sequence), store_of(lake.io, self.place)
+            used, store = self._log.used_files(lake, sequence), store_of(lake, self.place)
             for path in paths:
                 if path not in used:
                     store.remove(path)
@@ -577,7 +719,16 @@ class IcebergTable(Bound):
         if piece is not None:
             if sequence or piece.others:
                 self._remove_unused((*(file.path for file in piece.files), *piece.others), sequence)
-            store_of(lake.io, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
+            store_of(lake, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
+
+    def _forget_merged(self, lake: Table, name: str) -> None:
+        """Remove a piece whose rows the table has in files of its own."""
+        piece = self._piece(lake, name)
+        if piece is not None:
+            store = store_of(lake, self.place)
+            for path in (*(file.path for file in piece.files), *piece.others):
+                store.remove(path)
+            store.remove(f"{self._staging(lake)}/{name}{_PIECE}")
 
 
 def _local(warehouse: str) -> str:

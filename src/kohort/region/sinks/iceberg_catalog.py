@@ -1,0 +1,163 @@
+"""Catalogs of Iceberg tables: how they are opened, and what their errors mean.
+
+pyiceberg asks a REST catalog without a limit on the time, and its errors repeat what servers say. `TimedRestCatalog`
+waits for a bounded time. `catalog_errors` translates errors, without their causes and without the catalog's secrets:
+the cause of such an error has the request's address and the server's words.
+
+Only the catalog itself says that a table does not exist. A gateway before it also answers 404 while the catalog is
+away, so 404 counts only with the catalog's own error object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from pydantic import ValidationError
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog, TableResponse
+from pyiceberg.catalog.rest.response import ErrorResponse
+from pyiceberg.exceptions import (
+    BadRequestError,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    OAuthError,
+    RESTError,
+    UnauthorizedError,
+)
+from pyiceberg.table import Table
+from pyiceberg.utils.config import Config, merge_config
+from requests import RequestException, Session
+from requests.exceptions import InvalidHeader, InvalidSchema, InvalidURL, MissingSchema
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
+from kohort.region.sinks.iceberg_files import ROOT, DurableFileIO
+from kohort.settings.validation import is_secret
+
+CONNECT_TIMEOUT_S: Final = 10.0
+ANSWER_TIMEOUT_S: Final = 60.0
+"""Limit on the time that a REST catalog may be silent. A commit that is given up is looked for before the next."""
+_NAME: Final = "default"
+_FILE_IO: Final = f"{DurableFileIO.__module__}.{DurableFileIO.__name__}"
+_FIXED: Final = {"snapshot-loading-mode": "all"}
+"""Properties of a REST catalog that the sink counts on: it looks for files in all snapshots."""
+_SECRET_CHARS_MIN: Final = 4
+"""Shorter values are left in messages: removing them would garble the text."""
+_READ_ONLY: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
+_NO_PROPERTIES: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class TimedRestCatalog(RestCatalog):
+    """pyiceberg's REST catalog with limits on the time that a request takes."""
+
+    def __init__(self, name: str, **properties: str) -> None:
+        super().__init__(name, **properties)
+        self.properties.update(_FIXED)  # the server may have given others
+
+    def _config_headers(self, session: Session) -> None:
+        super()._config_headers(session)  # before the session's first request
+        timed = partial(session.request, timeout=(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S))
+        session.request = timed  # type: ignore[method-assign]
+
+    def _response_to_table(self, identifier_tuple: tuple[str, ...], table_response: TableResponse) -> Table:
+        table = super()._response_to_table(identifier_tuple, table_response)
+        table.io.properties[ROOT] = table.location()
+        return table
+
+
+def open_catalog(properties: Mapping[str, str]) -> Catalog:
+    """Open the catalog that pyiceberg's properties name; raise pyiceberg's errors."""
+    given: dict[str, Any] = dict(properties)
+    known = merge_config(Config().get_catalog_config(_NAME) or {}, given)
+    kind, uri = str(known.get("type") or "").lower(), str(known.get("uri") or "")
+    if "py-catalog-impl" in given or not uri or (kind or ("rest" if uri.startswith("http") else "")) != "rest":
+        return load_catalog(_NAME, **given)
+    known.setdefault("py-io-impl", _FILE_IO)
+    return TimedRestCatalog(_NAME, **cast("dict[str, str]", known))
+
+
+def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
+    """Return an error's text without the secrets among the properties of a catalog."""
+    for secret in sorted(_secrets(properties), key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text
+
+
+def _secrets(properties: Mapping[str, Any]) -> set[str]:
+    found = set[str]()
+    for name, value in properties.items():
+        if isinstance(value, Mapping):
+            found |= _secrets(value)
+        elif is_secret(name) or name.startswith(("header.", "credential")):
+            parts = {str(value), *str(value).split(":")}
+            found |= parts | {part.strip() for part in parts} | {repr(part)[1:-1] for part in parts}
+        elif login := str(value).partition("://")[2].rpartition("@")[0]:
+            found |= {login, login.partition(":")[2]}
+    return {secret for secret in found if len(secret) >= _SECRET_CHARS_MIN}
+
+
+@contextlib.contextmanager
+def catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -> Iterator[None]:
+    """Translate the errors of catalogs; those of files are `OSError` already.
+
+    Args:
+        place: the sink.
+        properties: the catalog's properties, whose secrets no message has.
+    """
+    try:
+        yield
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        if not _is_catalogs(error):
+            said = without_secrets(_line(error), properties)
+            raise RetriableError(f"The catalog of {place} does not answer, another server does: {said}") from None
+        raise
+    except (RESTError, RequestException, ValidationError) as error:
+        raise _translated(error, place, properties) from None
+    except NotImplementedError as error:
+        raise InvalidInputError(f"The catalog of {place} lacks what the sink needs: {_line(error)}") from None
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code in _READ_ONLY:
+            raise NotAuthorizedError(f"No right to write the catalog of {place}: {error.orig}") from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise CorruptDataError(f"The catalog of {place} is damaged, or no SQLite file: {error.orig}") from error
+        raise RetriableError(f"The catalog of {place} does not answer: {error.orig}") from error
+    except SQLAlchemyError as error:
+        raise RetriableError(f"The catalog of {place} does not answer: {_line(error)}") from error
+
+
+def _translated(error: Exception, place: str, properties: Mapping[str, Any]) -> KafkaError:
+    said = without_secrets(_line(error), properties)
+    if isinstance(error, ValidationError):  # its text has the answer, which may have credentials for the store
+        return RetriableError(f"The catalog of {place} gives an answer that can't be read as {error.title}")
+    if isinstance(error, UnauthorizedError | ForbiddenError | OAuthError):
+        return NotAuthorizedError(f"The catalog of {place} gives no right to it: {said}")
+    if isinstance(error, BadRequestError):
+        return InvalidInputError(f"The catalog of {place} refuses a request: {said}")
+    if isinstance(error, InvalidHeader | InvalidSchema | InvalidURL | MissingSchema):
+        return InvalidInputError(f"The catalog of {place} can't be asked: {said}")
+    return RetriableError(f"The catalog of {place} does not answer: {said}")
+
+
+def _is_catalogs(error: Exception) -> bool:
+    """Return whether the catalog itself said this; SQL catalogs always do."""
+    response = getattr(error.__cause__, "response", None)
+    if response is None:
+        return True
+    try:
+        ErrorResponse.model_validate_json(response.text)
+    except ValueError:
+        return False
+    return True
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,255 @@
+"""Rows that replace those of the same keys in an Iceberg table.
+
+pyiceberg writes no delete files. A data file that has a row to be replaced is therefore written anew without that row.
+The new row goes into a file with the sequence's other rows. One snapshot takes the old files out and adds the new.
+
+A row of the table whose key is null is never replaced. If others have written a key several times, each of its rows
+is replaced. Columns that the region does not have keep their values in a replaced row. A merge of Delta does the same.
+
+    table/_kohort/TABLE-ID/REGION-ID/merges/17-ID.json   the files that one attempt to commit sequence 17 may write
+
+An attempt names its files before it writes them. If its commit is refused, or its answer is lost, nobody knows yet
+whether the files are the table's. As soon as the table has the sequence, an attempt that was based on an earlier
+snapshot can't succeed any more: `MergeAttempt.settle_files` then removes those of its files that no snapshot has.
+
+Memory: a publisher holds the rows of the sequence, and the rows of one data file of the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
+
+from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
+from kohort.region.sinks.iceberg_files import PlannedFile, StagedFile, TableStore, parted
+from kohort.region.sinks.owner_marker import UNFINISHED
+from kohort.region.sinks.rows import plain
+
+_PATHS_AT_ONCE: Final = 32
+"""Number of files that an attempt names at once: each time costs an object."""
+_FROM: Final[Any] = GreaterThanOrEqual  # whose types name bound terms alone
+_UP_TO: Final[Any] = LessThanOrEqual
+_ATTEMPT: Final = re.compile(rf"([0-9]+)-[0-9a-f]{{32}}\.(?:json|[0-9a-f]+{re.escape(UNFINISHED)})")
+
+
+class KeyIndex:
+    """The rows of a table by their keys, which are unique there and not null."""
+
+    def __init__(self, rows: pa.Table, keys: Sequence[str]) -> None:
+        self._steps: list[tuple[str, Any, Any]] = []
+        codes: Any = None
+        for name in keys:
+            values: Any = pc.unique(rows.column(name))
+            own, pairs = _places_of(rows.column(name), values), None
+            if codes is not None:
+                own = pc.add(pc.multiply(codes, len(values)), own)
+                pairs = pc.unique(own)
+                own = _places_of(own, pairs)
+            codes = own
+            self._steps.append((name, values, pairs))
+
+    def rows_of(self, table: pa.Table) -> Any:
+        """Return for each row of a table the number of the row with the same keys; null: there is none."""
+        codes: Any = None
+        for name, values, pairs in self._steps:
+            codes_here = _places_of(table.column(name).cast(values.type), values)
+            if pairs is not None:
+                codes_here = _places_of(pc.add(pc.multiply(codes, len(values)), codes_here), pairs)
+            codes = codes_here
+        return codes
+
+
+def _places_of(column: Any, values: Any) -> Any:
+    """Return the place of each value among unique ones; null: it is not among them."""
+    return pc.index_in(column, value_set=values).cast(pa.int64())
+
+
+class ReplacedFile(NamedTuple):
+    """A data file with rows that are replaced.
+
+    Attributes:
+        file: the file.
+        rest: its other rows.
+        replacing: the rows in place of those that go.
+        found: the numbers of these rows among the rows of the sequence.
+    """
+
+    file: DataFile
+    rest: pa.Table
+    replacing: pa.Table
+    found: Any
+
+
+def replaced_files(table: Table, rows: pa.Table, keys: Sequence[str], place: str) -> Iterator[ReplacedFile]:
+    """Return the data files of this state of the table with rows of these keys.
+
+    Args:
+        table: the state.
+        rows: the rows of a sequence, one of each key.
+        keys: the columns of the keys.
+        place: the sink, for messages.
+
+    Raises:
+        InvalidInputError: the table has delete files that pyiceberg can't read.
+        FileNotFoundError: a file of the state is gone.
+    """
+    index = KeyIndex(rows, keys)
+    for task in _candidate_tasks(table, rows, keys, place):
+        found = index.rows_of(_read_columns(table, task, keys))
+        if found.null_count == len(found):
+            continue
+        whole = _read_columns(table, task, [field.name for field in table.schema().fields])
+        if whole.num_rows != len(found):
+            raise RetriableError(f"{place} has a file that is read as {len(found)} rows, and as {whole.num_rows}")
+        gone = whole.filter(pc.is_valid(found))
+        numbers = found.drop_null()
+        replacing = rows.take(numbers)
+        for name in gone.column_names:
+            if name not in rows.column_names:
+                replacing = replacing.append_column(gone.schema.field(name), gone.column(name))
+        yield ReplacedFile(task.file, whole.filter(pc.is_null(found)), replacing, numbers)
+
+
+def _read_columns(table: Table, task: FileScanTask, names: Sequence[str]) -> pa.Table:
+    scan = ArrowScan(table.metadata, table.io, table.schema().select(*names), AlwaysTrue())
+    read = scan.to_table([task]).select(list(names))
+    kinds = plain(read.schema)
+    return read if read.schema.equals(kinds) else read.cast(kinds)
+
+
+def _candidate_tasks(table: Table, rows: pa.Table, keys: Sequence[str], place: str) -> list[FileScanTask]:
+    """Return the data files that may have rows of these keys, with their delete files."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return []
+    planner = ManifestGroupPlanner(table.metadata, table.io, _range_of(rows, keys))
+    try:
+        tasks = list(planner.plan_files(snapshot.manifests(table.io)))
+    except ValueError as error:
+        raise InvalidInputError(
+            f"{place} can't be updated: {error}. Compact the table with the program that has written its delete files"
+        ) from error
+    fields = table.spec().fields
+    if not fields or not {table.schema().find_column_name(field.source_id) for field in fields}.issubset(keys):
+        return tasks
+    wanted = {values for values, _ in parted(table, rows)}  # a row of these keys is in a partition of its own
+    current = table.metadata.default_spec_id
+    return [
+        task
+        for task in tasks
+        if task.file.spec_id != current or tuple(task.file.partition[at] for at in range(len(fields))) in wanted
+    ]
+
+
+def _range_of(rows: pa.Table, keys: Sequence[str]) -> BooleanExpression:
+    """Return a condition that all rows of these keys meet, for the statistics of files."""
+    condition: BooleanExpression = AlwaysTrue()
+    for name in keys:
+        column = rows.column(name)
+        if pa.types.is_integer(column.type) or pa.types.is_string(column.type):
+            ends: Any = pc.min_max(column)
+            low, high = ends["min"].as_py(), ends["max"].as_py()
+            condition = And(condition, And(_FROM(name, low), _UP_TO(name, high)))
+    return condition
+
+
+# -- the files of an attempt
+
+
+class _AttemptFiles(msgspec.Struct, frozen=True):
+    """The content of an attempt's object."""
+
+    paths: tuple[str, ...]
+
+
+class MergeAttempt:
+    """The files that one attempt to commit a sequence writes."""
+
+    def __init__(self, table: Table, store: TableStore, folder: str, sequence: int, stem: str) -> None:
+        self._locations, self._store, self._folder = table.location_provider(), store, folder
+        self._name, self._stem = f"{sequence}-{uuid.uuid4().hex}.json", stem
+        self.paths: list[str] = []
+        self._used = 0
+
+    def write_rows(self, table: Table, rows: pa.Table, write: Callable[[PlannedFile], StagedFile]) -> list[StagedFile]:
+        """Write rows into files of the table: one for each partition."""
+        written = []
+        for values, part in parted(table, rows) if rows.num_rows else ():
+            written.append(write(PlannedFile(self._next_path(), values, part)))
+        return written
+
+    def _next_path(self) -> str:
+        if self._used == len(self.paths):
+            first = len(self.paths)
+            self.paths += [
+                self._locations.new_data_location(f"{self._stem}-{number}.parquet")
+                for number in range(first, first + _PATHS_AT_ONCE)
+            ]
+            self._store.put_file(self._folder, self._name, msgspec.json.encode(_AttemptFiles(tuple(self.paths))))
+        self._used += 1
+        return self.paths[self._used - 1]
+
+    def discard_files(self) -> None:
+        """Remove the files of an attempt that no commit names."""
+        _remove_files(self._store, self.paths[: self._used])
+        self.forget_names()
+
+    def settle_files(self, in_table: Callable[[], set[str]]) -> None:
+        """Remove those files that the table does not have, now that it has the sequence otherwise."""
+        if self._used:
+            there = in_table()
+            _remove_files(self._store, [path for path in self.paths[: self._used] if path not in there])
+            self.forget_names()
+
+    def forget_names(self) -> None:
+        """Remove the names."""
+        if self.paths:
+            self._store.remove(f"{self._folder}/{self._name}")
+
+
+def settle_attempts(store: TableStore, folder: str, last: int, in_table: Callable[[], set[str]]) -> None:
+    """Settle the attempts of publishers that ended.
+
+    Args:
+        store: the objects beside the table.
+        folder: where attempts are named.
+        last: the last sequence in the table: attempts at later ones may still succeed.
+        in_table: returns the data files of all snapshots, which may take long.
+
+    Raises:
+        CorruptDataError: what names the files of an attempt can't be read.
+    """
+    there: set[str] | None = None
+    for name in store.names(folder):
+        found = _ATTEMPT.fullmatch(name)
+        if found is None or int(found[1]) > last:
+            continue
+        if name.endswith(UNFINISHED):  # no file was written in its name
+            store.remove(f"{folder}/{name}")
+            continue
+        try:
+            paths = msgspec.json.decode(store.read(f"{folder}/{name}"), type=_AttemptFiles).paths
+        except FileNotFoundError:
+            continue
+        except msgspec.DecodeError as error:
+            raise CorruptDataError(f"{folder}/{name} can't be read: {error}") from error
+        there = in_table() if there is None else there
+        _remove_files(store, [path for path in paths if path not in there])
+        store.remove(f"{folder}/{name}")
+
+
+def _remove_files(store: TableStore, paths: Sequence[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            store.remove(path)

@@ -1,0 +1,155 @@
+"""Rows that replace others: one set of rules for all tables with `mode="update"` that others may write too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import UUID
+
+import deltalake
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+from pyiceberg.types import LongType
+
+from kohort.region.sinks import Sink
+from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.iceberg_table import IcebergTable
+from kohort.region.staged import StagedKey
+
+REGION = UUID(int=1)
+SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string()), ("name", pa.string())])
+Row = tuple[Any, ...]
+
+
+def rows(*given: tuple[int | None, str, str]) -> pa.Table:
+    columns = [pa.array([row[at] for row in given], field.type) for at, field in enumerate(SCHEMA)]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def key(unit: int) -> StagedKey:
+    return StagedKey(REGION, 1, "a", unit)
+
+
+class Written(Protocol):
+    """A table that a region and others write."""
+
+    def sink(self, **options: Any) -> Sink:
+        """Return the region's sink with `mode="update"`, checked."""
+
+    def append(self, given: pa.Table) -> None:
+        """Write rows as another program does."""
+
+    def add_column(self, name: str) -> None:
+        """Add a column of whole numbers as another program does."""
+
+    def read(self) -> list[Row]:
+        """Return the rows that a reader sees, sorted by their text."""
+
+
+class DeltaWritten:
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "table"
+
+    def sink(self, **options: Any) -> Sink:
+        made = DeltaTable(self._path, mode="update", **options).bind("flights", REGION)
+        made.check(SCHEMA)
+        return made
+
+    def append(self, given: pa.Table) -> None:
+        deltalake.write_deltalake(self._path, given, mode="append")
+
+    def add_column(self, name: str) -> None:
+        deltalake.DeltaTable(self._path).alter.add_columns([deltalake.Field(name, "long")])
+
+    def read(self) -> list[Row]:
+        found = deltalake.DeltaTable(self._path).to_pyarrow_table().to_pylist()
+        return sorted((tuple(row.values()) for row in found), key=str)
+
+
+class IcebergWritten:
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "lake"
+
+    def sink(self, **options: Any) -> Sink:
+        made = IcebergTable("air.flights", warehouse=self._path, mode="update", **options).bind("flights", REGION)
+        made.check(SCHEMA)
+        return made
+
+    def _table(self) -> Table:
+        uri, warehouse = f"sqlite:///{self._path}/catalog.db", f"file://{self._path}"
+        return load_catalog("default", type="sql", uri=uri, warehouse=warehouse).load_table("air.flights")
+
+    def append(self, given: pa.Table) -> None:
+        self._table().append(given)
+
+    def add_column(self, name: str) -> None:
+        with self._table().update_schema() as update:
+            update.add_column(name, LongType())
+
+    def read(self) -> list[Row]:
+        return sorted((tuple(row.values()) for row in self._table().scan().to_arrow().to_pylist()), key=str)
+
+
+@pytest.fixture(params=[DeltaWritten, IcebergWritten], ids=["delta", "iceberg"])
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
+    make: Callable[[Path], Written] = request.param
+    return make(tmp_path)
+
+
+def publish(sink: Sink, sequence: int, given: pa.Table) -> None:
+    sink.stage(key(sequence), given)
+    sink.publish(sequence, [key(sequence)])
+
+
+def test_a_key_that_others_have_written_twice_is_replaced_twice(written: Written) -> None:
+    sink = written.sink(keys=["id"])
+    written.append(rows((1, "mon", "first"), (2, "mon", "other")))
+    written.append(rows((1, "tue", "second")))
+    publish(sink, 1, rows((1, "wed", "new"), (3, "wed", "new")))
+    assert written.read() == [(1, "wed", "new"), (1, "wed", "new"), (2, "mon", "other"), (3, "wed", "new")]
+
+
+def test_a_row_without_a_key_is_never_replaced(written: Written) -> None:
+    sink = written.sink(keys=["id"])
+    written.append(rows((None, "mon", "first"), (1, "mon", "first")))
+    publish(sink, 1, rows((1, "wed", "new"), (0, "wed", "new")))
+    assert written.read() == [(0, "wed", "new"), (1, "wed", "new"), (None, "mon", "first")]
+
+
+def test_of_keys_of_two_columns_both_count(written: Written) -> None:
+    sink = written.sink(keys=["day", "id"])
+    publish(sink, 1, rows((1, "mon", "a"), (1, "tue", "b"), (2, "mon", "c"), (2, "tue", "d")))
+    written.append(rows((None, "mon", "e")))
+    publish(sink, 2, rows((2, "mon", "new"), (1, "tue", "new"), (3, "mon", "new")))
+    assert written.read() == [
+        (1, "mon", "a"), (1, "tue", "new"), (2, "mon", "new"), (2, "tue", "d"), (3, "mon", "new"), (None, "mon", "e"),
+    ]  # fmt: skip
+
+
+def test_columns_of_others_keep_their_values(written: Written) -> None:
+    sink = written.sink(keys=["id"])
+    publish(sink, 1, rows((1, "mon", "a"), (2, "mon", "b")))
+    written.add_column("more")
+    more = rows((7, "sun", "x")).append_column("more", pa.array([70], pa.int64()))
+    written.append(more)
+    publish(sink, 2, rows((7, "tue", "new"), (1, "tue", "new"), (8, "tue", "new")))
+    assert written.read() == [
+        (1, "tue", "new", None), (2, "mon", "b", None), (7, "tue", "new", 70), (8, "tue", "new", None),
+    ]  # fmt: skip
+
+
+def test_a_row_moves_to_the_partition_of_its_new_values(written: Written) -> None:
+    sink = written.sink(keys=["id"], partition_by=["day"])
+    publish(sink, 1, rows((1, "mon", "a"), (2, "mon", "b"), (3, "tue", "c")))
+    publish(sink, 2, rows((1, "tue", "new"), (3, "tue", "new")))
+    assert written.read() == [(1, "tue", "new"), (2, "mon", "b"), (3, "tue", "new")]
+
+
+def test_of_rows_of_one_key_in_one_piece_the_last_counts_in_whatever_partition(written: Written) -> None:
+    """The pieces' files are those of partitions, in which the order of the rows is lost."""
+    sink = written.sink(keys=["id"], partition_by=["day"])
+    publish(sink, 1, rows((2, "mon", "b"), (1, "tue", "old"), (1, "mon", "new")))
+    assert written.read() == [(1, "mon", "new"), (2, "mon", "b")]
