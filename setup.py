@@ -19,6 +19,7 @@ KERNELS = (
     f"{FOLDER}/_encode",
     f"{FOLDER}/_kernel",
     "src/kohort/client/producer/_appender",
+    "src/kohort/journal/_offset_rows",
     "src/kohort/wire/_record_walk",
 )
 FLAGS = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"] if sys.platform != "win32" else ["/O2"]

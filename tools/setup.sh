@@ -34,7 +34,7 @@ say() {
 build_inputs() { # every file that decides what is built; README.md only gets into the package's description
     ls setup.py pyproject.toml MANIFEST.in src/kohort/columns/*.pyx src/kohort/columns/*.pxd \
         src/kohort/columns/*.pxi src/kohort/columns/*.h src/kohort/wire/*.pyx src/kohort/wire/*.pxd \
-        src/kohort/client/producer/*.pyx 2>/dev/null || true
+        src/kohort/client/producer/*.pyx src/kohort/journal/*.pyx 2>/dev/null || true
 }
 
 if [ "${1:-}" = inputs ]; then

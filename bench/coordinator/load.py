@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from bench.coordinator.book import Book
 from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Member, Plan
 from bench.coordinator.pushed import PushMember
-from bench.coordinator.wire import Link
+from bench.coordinator.wire import Link, Repeating
 from kohort import AsyncAdmin
 from kohort.broker.server.listener import open_file_limit
 from kohort.broker.serving import new_loop
@@ -313,31 +313,30 @@ class Load:
     async def commits(self, seconds: float, partitions: int, links: int = 16) -> float:
         """Offset commits a second by simple consumers, each commit naming `partitions` partitions.
 
-        Requests are encoded once and answers compared as they come: it is not the load that is measured.
+        Requests are encoded once and answers compared as bytes: it is not the load that is measured.
         """
         host, port = self.plan.address()
-        ended = time.monotonic() + seconds
-        done = 0
+        loop = asyncio.get_running_loop()
 
-        async def one(index: int) -> None:
-            nonlocal done
+        async def begin(index: int) -> tuple[Repeating, bytes, bytes]:
             link = await Link.open(host, port, "commits")
             request = self._commit_request(f"{self._run}-commits-{index}", partitions)
             answer = await self._first_commit(link, request)
-            bad: set[Any] = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
-            frame = framing.encode_request(request, COMMITS, 0, "commits")
-            taken = await link.repeat(frame)
-            while time.monotonic() < ended and not bad:
-                answers = await asyncio.gather(*(link.repeat(frame) for _ in range(8)))
-                bad = {found.hex() for found in answers if found != taken}
-                done += len(answers)
+            bad = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
             if bad:
                 raise RuntimeError(f"commit refused: {bad}")
             link.abort()
+            _, repeating = await loop.create_connection(Repeating, host, port)
+            frame = framing.encode_request(request, COMMITS, 0, "commits")
+            return repeating, frame, await repeating.settle(frame)
 
+        repeated = [await begin(index) for index in range(links)]
         started = time.monotonic()
-        await asyncio.gather(*(one(index) for index in range(links)))
-        return round(done / (time.monotonic() - started), 1)
+        await asyncio.gather(*(link.repeat(frame, answer, seconds) for link, frame, answer in repeated))
+        took = time.monotonic() - started
+        for link, _, _ in repeated:
+            link.abort()
+        return round(sum(link.answers for link, _, _ in repeated) / took, 1)
 
     async def _first_commit(self, link: Link, request: OffsetCommitRequest) -> OffsetCommitResponse:
         """A commit to a group that may have to be looked for elsewhere first."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
+from bench.harness import RunFailed
 from kohort.wire import framing
 
 Response = TypeVar("Response")
 RAW = -1
 """In place of the api key of a response that is not decoded."""
+IN_FLIGHT: Final = 8
+"""Requests of one repeating connection at a time."""
+_SETTLED_ANSWERS: Final = 3
+"""This many equal answers in a row show that a member has nothing left to learn."""
 
 
 class Link(asyncio.Protocol):
@@ -109,3 +115,75 @@ class Link(asyncio.Protocol):
 def _over(idle: asyncio.Future[None]) -> None:
     if not idle.done():
         idle.set_result(None)
+
+
+class Repeating(asyncio.Protocol):
+    """One connection that repeats a request, with at most `IN_FLIGHT` unanswered.
+
+    Attributes:
+        answers: the number of answers that were as expected.
+    """
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self._transport: asyncio.Transport | None = None
+        self._wanted = self._burst = b""
+        self._taken = bytearray()
+        self._until = 0.0
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end("the connection was closed")
+
+    async def settle(self, frame: bytes) -> bytes:
+        """Repeat a request one by one until its answers are equal, and return the answer."""
+        answers: list[bytes] = []
+        while answers[-_SETTLED_ANSWERS:].count(answers[-1] if answers else b"") < _SETTLED_ANSWERS:
+            self._begin(frame, None, 0.0)
+            await self._done
+            answers.append(bytes(self._taken))
+            await asyncio.sleep(0.01)
+        return answers[-1]
+
+    async def repeat(self, frame: bytes, answer: bytes, seconds: float) -> None:
+        """Repeat a request until the time is over."""
+        self._begin(frame * IN_FLIGHT, answer * IN_FLIGHT, time.monotonic() + seconds)
+        await self._done
+
+    def abort(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _begin(self, burst: bytes, wanted: bytes | None, until: float) -> None:
+        assert self._transport is not None
+        self._burst, self._wanted, self._until = burst, wanted or b"", until
+        self._taken.clear()
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(burst)
+
+    def data_received(self, data: bytes) -> None:
+        taken = self._taken
+        taken += data
+        if not self._wanted:
+            if len(taken) >= 4 and len(taken) == 4 + int.from_bytes(taken[:4], "big"):
+                self._end()
+            return
+        if len(taken) < len(self._wanted):
+            return
+        if taken != self._wanted:
+            self._end(f"another answer: {taken[:200].hex()}")
+            return
+        taken.clear()
+        self.answers += IN_FLIGHT
+        if time.monotonic() < self._until and self._transport is not None:
+            self._transport.write(self._burst)
+        else:
+            self._end()
+
+    def _end(self, why: str = "") -> None:
+        if not self._done.done():
+            self._done.set_exception(RunFailed(why)) if why else self._done.set_result(None)

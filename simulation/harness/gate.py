@@ -9,12 +9,14 @@ from typing import Any
 
 from kohort.broker.api import consumer_groups, group_offsets, groups
 from kohort.broker.server.connection import ClientSession
+from kohort.broker.server.repeated_requests import REPEATED, RepeatedRequests
 from kohort.errors import ErrorCode
 from kohort.groups.client_quirks import DelayTolerance
 from kohort.groups.config import GroupConfig
 from kohort.io.processes import long_poll_max_ms
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
+from kohort.wire.frame_templates import FrameTemplate
 from kohort.wire.framing import frame_response
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kohort.wire.message import Message
@@ -63,6 +65,8 @@ class Asked:
     correlation_id: int
     client_id: str | None
     respond: Respond
+    template: FrameTemplate | None = None
+    numbers: tuple[int, ...] = ()
     is_alone = True
     takes_encoded = True
 
@@ -96,6 +100,7 @@ class Gate:
         self.groups = SimpleNamespace(ask=self._ask, index_of=lambda group: 0)
         self.topics = self
         self.pushing = pushing(server, HOST, PORT)
+        self._repeated = RepeatedRequests()
 
     @property
     def group_config(self) -> GroupConfig:
@@ -125,10 +130,16 @@ class Gate:
             self.pushing.receive(connection, memoryview(frame)[4:], respond)
             return
         header, body = framing.decode_request_header(memoryview(frame)[4:])
-        api = framing.APIS[header.api_key]
-        message = api.request.decode(body, header.api_version)
+        message, template, numbers = self._read(connection, frame[4:], header, body)
         asked = Asked(
-            SimulatedClient(connection), message, header.api_version, header.correlation_id, header.client_id, respond
+            SimulatedClient(connection),
+            message,
+            header.api_version,
+            header.correlation_id,
+            header.client_id,
+            respond,
+            template,
+            numbers,
         )
         if isinstance(message, ApiVersionsRequest):
             asked.reply(self._api_versions(connection))
@@ -143,6 +154,22 @@ class Gate:
             answer = HANDLERS[type(message)](self, asked)  # type: ignore[arg-type]  # it stands for a host
             if answer is not None:
                 asked.reply(answer)
+
+    def _read(
+        self, connection: Connection, frame: bytes, header: framing.RequestHeader, body: memoryview
+    ) -> tuple[Message, FrameTemplate | None, tuple[int, ...]]:
+        """Read a request by its connection's template, or decode it, as the broker's dispatcher does."""
+        repetition = connection.repeated.get(header.api_key)
+        template = None if repetition is None else repetition.template
+        numbers = None if template is None else template.numbers(frame)
+        if repetition is not None and template is not None and numbers is not None:
+            repetition.uses += 1
+            return template.make(numbers), template, numbers
+        api = framing.APIS[header.api_key]
+        message = api.request.decode(body, header.api_version)
+        if api.name in REPEATED:
+            self._repeated.record_request(connection, frame, header, message)
+        return message, None, ()
 
     def _ask(self, client: SimulatedClient, event: Any, answer: Callable[[Any], None]) -> None:
         if getattr(event, "new_member_id", ""):

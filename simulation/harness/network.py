@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kohort.broker.server.repeated_requests import Repetition
 from simulation.harness.world import Chance, World
 
 
@@ -39,6 +40,7 @@ class Connection:
         process: its client's process by name, "" on another machine.
         ended: that process has ended.
         node: which of several servers it leads to.
+        repeated: the requests that its client repeats.
     """
 
     def __init__(self, network: Network, on_closed: Callable[[], None], chance: Chance) -> None:
@@ -51,6 +53,7 @@ class Connection:
         self.process = ""
         self.ended = False
         self.node = 0
+        self.repeated: dict[int, Repetition] = {}
         self._network = network
         self._chance = chance
         self._on_closed = on_closed

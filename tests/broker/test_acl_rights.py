@@ -30,6 +30,7 @@ from kohort.wire.groups import (
     DescribeGroupsRequest,
     ListGroupsRequest,
 )
+from kohort.wire.offsets import OffsetCommitRequest
 from kohort.wire.transactions import AddPartitionsToTxnRequest, DescribeTransactionsRequest, InitProducerIdRequest
 from tests.broker.acl_cases import SETTINGS, Names, error_codes, grant, prepare, take_over
 from tests.broker.raw import RawClient, batch_of, create_topic, fetch_request, produce, topic_id
@@ -112,6 +113,26 @@ def test_right_taken_away_counts_for_a_fetch_that_waits(
 
 
 # -- groups
+
+
+def test_right_taken_away_counts_for_a_repeated_commit(client: RawClient, names: Names, allow: Grant) -> None:
+    part = OffsetCommitRequest.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=3, committed_metadata=""
+    )
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=names.t, partitions=[part])
+    commit = OffsetCommitRequest(group_id=names.new, topics=[topic])
+
+    def codes() -> list[int]:
+        return [client.ask(commit, 8).topics[0].partitions[0].error_code for _ in range(4)]
+
+    allow("READ GROUP new", "READ TOPIC t")
+    assert codes() == [0] * 4
+    allow("READ GROUP new")
+    assert codes() == [TOPIC_REFUSED] * 4
+    allow("READ TOPIC t")
+    assert codes() == [ErrorCode.GROUP_AUTHORIZATION_FAILED] * 4
+    allow("READ GROUP new", "READ TOPIC t")
+    assert codes() == [0] * 4
 
 
 def beat(names: Names, **fields: object) -> ConsumerGroupHeartbeatRequest:

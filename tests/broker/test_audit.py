@@ -26,9 +26,10 @@ from kohort.client.admin.values import (
     ResourceType,
     ScramCredential,
 )
-from kohort.errors import KafkaError
+from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import AclOperation
-from tests.broker.acl_cases import SETTINGS
+from kohort.wire.offsets import OffsetCommitRequest
+from tests.broker.acl_cases import CLIENT_HOST, SETTINGS, Names, grant, prepare, take_over
 from tests.broker.raw import RawClient, fetch
 from tests.support.waiting import until
 
@@ -306,3 +307,22 @@ def test_error_of_kafka_is_no_change(tmp_path: Path) -> None:
             admin.delete_topics(["none"]).all()
         admin.create_topics([NewTopic("t", 1)], validate_only=True).all()
     assert not (tmp_path / "data" / FILE).exists()
+
+
+def test_each_refusal_of_a_repeated_commit_counts_once(tmp_path: Path) -> None:
+    names, topic = Names.of("r"), OffsetCommitRequest.OffsetCommitRequestTopic
+    part = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=3)
+    commit = OffsetCommitRequest(group_id=names.new, topics=[topic(name=names.t, partitions=[part])])
+    with Broker(tmp_path / "data", {**SETTINGS, "audit.log": "on"}) as broker:
+        address = broker.bootstrap_servers
+        with RawClient(address) as admin, RawClient(address, host=CLIENT_HOST) as client:
+            take_over(admin)
+            prepare(admin, names)
+            for rights, refused in ((("READ GROUP new", "READ TOPIC t"), False), (("READ GROUP new",), True)):
+                grant(admin, names, rights)
+                answers = [client.ask(commit, 8) for _ in range(5)]
+                codes = [answer.topics[0].partitions[0].error_code for answer in answers]
+                assert codes == [ErrorCode.TOPIC_AUTHORIZATION_FAILED if refused else 0] * 5
+    refusals = [entry for entry in lines(tmp_path / "data" / FILE) if entry["event"] == "refusal"]
+    of_commits = [entry for entry in refusals if entry["api"] == "OffsetCommit" and entry["resource"] == names.t]
+    assert sum(entry.get("count", 1) for entry in of_commits) == 5

@@ -11,6 +11,7 @@ from kohort.broker.routes import ROUTES
 from kohort.broker.server.refusals import refusal
 from kohort.errors import ErrorCode
 from kohort.wire.framing import APIS
+from kohort.wire.offsets import OffsetCommitRequest
 from kohort.wire.schema import Field, Struct
 
 
@@ -47,3 +48,15 @@ def test_a_refusal_says_its_error_at_every_version(key: int) -> None:
         encoded = refusal(request, ErrorCode.INVALID_REQUEST, "no").encode(version)
         decoded = api.response.decode(encoded, version)
         assert int(ErrorCode.INVALID_REQUEST) in errors_in(decoded), (route.name, version, decoded)
+
+
+def test_refusal_of_a_commit_names_each_of_its_partitions() -> None:
+    """The decoder reads long arrays as columns."""
+    topic, part = OffsetCommitRequest.OffsetCommitRequestTopic, OffsetCommitRequest.OffsetCommitRequestPartition
+    parts = [part(partition_index=number, committed_offset=1, committed_metadata="") for number in range(9)]
+    sent = OffsetCommitRequest(group_id="g", topics=[topic(name="t", partitions=parts)])
+    message = OffsetCommitRequest.decode(sent.encode(8), 8)
+    request = cast("Any", SimpleNamespace(key=OffsetCommitRequest.API_KEY, version=8, message=message))
+    (answered,) = cast("Any", refusal(request, ErrorCode.GROUP_AUTHORIZATION_FAILED)).topics
+    expected = [(number, ErrorCode.GROUP_AUTHORIZATION_FAILED) for number in range(9)]
+    assert [(part.partition_index, part.error_code) for part in answered.partitions] == expected

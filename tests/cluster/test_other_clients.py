@@ -260,7 +260,7 @@ def test_own_clients_wait_while_nobody_says_what_they_may_do(host: CoordinatorHo
     rules = SimpleNamespace(is_stale=True)
     refusals = Refusals(host, cast("Any", rules))
     request = cast("Any", RefusedRequest(1))
-    request.client.is_own = True
+    request.client.is_own, request.client.repeated = True, {}
     served: list[Any] = []
     connection = cast("Any", SimpleNamespace(client=request.client))
     metrics = SimpleNamespace(apis={})

@@ -14,5 +14,5 @@ KOHORT_SANITIZE=address,undefined "$python" setup.py -q build_ext --inplace
 # Python itself leaks at exit, by design, and lives in memory the sanitizer did not see.
 LD_PRELOAD="$(cc -print-file-name=libasan.so):$(cc -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=src KOHORT_EXAMPLES="${KOHORT_EXAMPLES:-300}" \
-    "$python" -m pytest -p no:cacheprovider --timeout 1800 tests/columns tests/wire/test_record_walk.py \
-    tests/client/test_appender.py "$@"
+    "$python" -m pytest -p no:cacheprovider --timeout 1800 tests/columns tests/journal/test_sealing.py \
+    tests/wire/test_record_walk.py tests/client/test_appender.py "$@"

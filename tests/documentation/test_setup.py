@@ -39,6 +39,7 @@ def test_every_file_that_the_build_reads_is_an_input() -> None:
     assert {f"src/kohort/columns/{name}" for name in names} <= inputs(ROOT)
     others = {
         "src/kohort/client/producer/_appender.pyx",
+        "src/kohort/journal/_offset_rows.pyx",
         "src/kohort/wire/_record_walk.pyx",
         "src/kohort/wire/_varint.pxd",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,8 +21,7 @@ from kohort.journal.codec import GroupRecordReader, encode
 from kohort.journal.local import LogJournal
 from kohort.log import OpenOptions, PartitionLog, compact_now
 from kohort.log.files import FileCache
-from kohort.wire.batch import HEADER_SIZE, BatchRecord, build_batch, crc_ok, iter_headers, parse_header
-from kohort.wire.records import read_pairs, read_records
+from kohort.wire.batch import BatchRecord, build_batch, parse_header
 from tests.log.making import CRASHED, NOW, copy_folder, keyed, small
 
 _ID = uuid.UUID("66fa98a9-798b-4cb7-8a8a-4d3a5e1cf0a2")
@@ -139,53 +139,23 @@ def test_one_append_is_one_batch(log: PartitionLog) -> None:
     assert [parse_header(b).records_count for b in log.batches(0)] == [len(RECORDS)]
 
 
-_MANY = st.builds(
-    lambda one, places: [one._replace(partition=partition, offset=offset) for partition, offset in places],
-    _COMMIT | _COMMIT.map(lambda one: one._replace(expire_ms=5)) | st.just(PENDING),
-    st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), max_size=200),
+@pytest.mark.parametrize("form", ["kernel", "plain"])
+@pytest.mark.parametrize(
+    "changed",
+    [{"group_id": "g" * 40_000}, {"partition": 1 << 40}, {"offset": 1 << 70}, {"leader_epoch": 1 << 31}],
+    ids=lambda changed: next(iter(changed)),
 )
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.one_of(_MANY, st.lists(_COMMIT, max_size=6), st.just([RECORDS[6]])), max_size=6), st.booleans())
-def test_columns_and_single_records_give_the_same_bytes(some: list[list[r.OffsetCommitted]], small_ones: bool) -> None:
-    records = [record for several in some for record in several]
-    limit = 3_000 if small_ones else 1 << 20
-    with mock.patch.object(sealing, "BATCH_BYTES_MAX", limit):
-        whole = b"".join(sealing.sealed(records, NOW))
-        with mock.patch.object(sealing, "_RUN_MIN", 1 << 30):
-            single = b"".join(sealing.sealed(records, NOW))
-    assert pairs_of(whole) == pairs_of(single) == [encode(record) for record in records]
-    if not small_ones:
-        assert whole == single
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.lists(_COMMIT, max_size=6).map(lambda some: [*some, RECORDS[6]]), min_size=1, max_size=6))
-def test_what_is_packed_are_the_records_of_the_one_batch_that_is_sealed(some: list[list[r.Record]]) -> None:
-    records = [record for several in some for record in several]
-    (batch,) = sealing.sealed(records, NOW)
-    payload, count = sealing.packed(records)
-    assert (payload, count) == (batch[HEADER_SIZE:], len(records))
-    with mock.patch.object(sealing, "BATCH_BYTES_MAX", 100):
-        assert sealing.packed(records) == (payload, count)
-
-
-@pytest.mark.parametrize("record", [PENDING, r.TransactionMarked(7, 1, True)])
-def test_what_belongs_to_a_transaction_is_not_packed_with_others(record: r.Record) -> None:
-    with pytest.raises(InvalidInputError, match="transaction"):
-        sealing.packed([RECORDS[6], record])
-
-
-def pairs_of(batches: bytes) -> list[tuple[bytes | None, bytes | None]]:
-    """Keys and values of all records, without what only frames an append."""
-    found = []
-    for at, header in iter_headers(batches):
-        batch = batches[at : at + header.size]
-        assert crc_ok(batch, header)
-        found += [(key, value) for key, value, _ in read_pairs(batch, header)]
-        assert [record.offset for record in read_records(batch)] == list(range(header.records_count))
-    return [pair for pair in found if pair[0] != b"\x27\x11"]
+def test_position_that_no_record_holds_is_refused(
+    log: PartitionLog, monkeypatch: pytest.MonkeyPatch, form: str, changed: dict[str, Any]
+) -> None:
+    if form == "plain":
+        monkeypatch.setattr(sealing, "PACK_OFFSETS", None)
+    writer = LogJournal(log)
+    writer.begin(1)
+    commit = r.OffsetCommitted("g", "t", 3, 42, 5, "meta", 1000)
+    with pytest.raises(InvalidInputError, match="can't be encoded"):
+        writer.append(1, [commit, commit._replace(**changed)], NOW)
+    assert log.end_offset == 0
 
 
 def test_an_older_term_is_fenced(log: PartitionLog) -> None:

@@ -20,6 +20,7 @@ from kohort.broker.metrics import Metrics
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.refusals import refusal
+from kohort.broker.server.repeated_requests import REPEATED, RepeatedRequests
 from kohort.broker.server.requests import Request, RequestMeter
 from kohort.errors import ErrorCode, KafkaError
 from kohort.wire.discovery import ApiVersionsResponse
@@ -68,6 +69,8 @@ class DispatchHost(Protocol):
     def metrics(self) -> Metrics: ...
     @property
     def faults(self) -> Faults: ...
+    @property
+    def repeated(self) -> RepeatedRequests: ...
 
     def release(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on the connection."""
@@ -108,6 +111,7 @@ class Route(Generic[H_contra]):
     decode: Callable[[memoryview, int], tuple[Message, int]]
     needs: tuple[Need, ...]
     changes: bool
+    repeats: bool
 
 
 def route_table(
@@ -136,6 +140,7 @@ def route_table(
             message.decode_prefix,
             NEEDS[name],
             name in CHANGES,
+            name in REPEATED,
         )
     return routes
 
@@ -197,6 +202,51 @@ class Dispatcher(Generic[D]):
         faults = self._faults
         if faults.active:
             frame = bytearray(frame)  # the request may wait
+        client = connection.client
+        repetition = client.repeated.get(frame[1]) if client.repeated else None
+        template = None if repetition is None else repetition.template
+        numbers = None if template is None else template.numbers(frame)
+        if numbers is None:
+            request = self._read_request(connection, frame)
+            if request is None:
+                return
+        else:
+            assert repetition is not None
+            assert template is not None
+            key, version, _, client_id = template.header
+            request = Request(connection, key, version, numbers[0], client_id)
+            if client.held:
+                self._host.release(client)
+            connection.pending.append(request)
+            request.template, request.numbers = template, numbers
+            if template.same is not None:
+                request.message = template.same
+            repetition.uses += 1
+        key = request.key
+        route, metrics = self._routes[key], self._apis[key]
+        metrics.requests += 1
+        request.latency = metrics.latency
+        request.began = perf_counter()
+        throttling = self._host.throttling
+        login = client.login
+        if throttling is not None and throttling.active and (login is None or login.is_known):
+            request.meter = throttling.begin(request, len(frame))
+        if route.changes and (audit := self._host.audit) is not None:
+            request.on_answer = audit.answered
+        guard = self._host.authorizer
+        if guard is not None and (refused := request_refusal(guard, request, route.needs)):
+            request.reply(refusal(request, refused, refused.text))
+            return
+        if faults.active and faults.on_request(request, lambda: self._run(route, request)):
+            return
+        self._run(route, request)
+
+    def _read_request(self, connection: Connection, frame: Frame) -> Request[Message] | None:
+        """Decode a frame, and put its request into the connection's order; None: it is answered already.
+
+        Raises:
+            BadFrame: the frame is no request that this host serves.
+        """
         try:
             header, body = decode_request_header(frame)
         except WireError as error:
@@ -214,28 +264,14 @@ class Dispatcher(Generic[D]):
             if key != API_VERSIONS:
                 raise BadFrame(f"{route.name} version {version} is not served here")
             self._unsupported(self._host, request)
-            return
+            return None
         try:  # bytes after the message are ignored, as by Apache Kafka: librdkafka sends some when it lists all topics
             request.message, _ = route.decode(body, version)
         except WireError as error:
             raise BadFrame(f"{request.name} can't be read: {error}") from None
-        metrics = self._apis[key]
-        metrics.requests += 1
-        request.latency = metrics.latency
-        request.began = perf_counter()
-        throttling = self._host.throttling
-        login = client.login
-        if throttling is not None and throttling.active and (login is None or login.is_known):
-            request.meter = throttling.begin(request, len(frame))
-        if route.changes and (audit := self._host.audit) is not None:
-            request.on_answer = audit.answered
-        guard = self._host.authorizer
-        if guard is not None and (refused := request_refusal(guard, request, route.needs)):
-            request.reply(refusal(request, refused, refused.text))
-            return
-        if faults.active and faults.on_request(request, lambda: self._run(route, request)):
-            return
-        self._run(route, request)
+        if route.repeats:
+            self._host.repeated.record_request(client, frame, header, request.message)
+        return request
 
     def _run(self, route: Route[D], request: Request[Message]) -> None:
         try:

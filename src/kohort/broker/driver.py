@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from kohort.coordinator.driver import Action, ShardMetrics
@@ -14,6 +15,7 @@ from kohort.groups.events import Event, GroupSettings, TopicImage
 
 log = logging.getLogger("kohort.groups")
 
+_NEW_NOW: Final[Callable[[tuple[int, int]], Now]] = partial(tuple.__new__, Now)
 _PROOF_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -68,7 +70,7 @@ class LoopDriver:
 
     def now(self) -> Now:
         """Return the current time by this machine's clocks."""
-        return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+        return _NEW_NOW((time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000))
 
     def elapsed_ms(self) -> int:
         """Return the time of a clock that also counts system sleep, where there is one."""

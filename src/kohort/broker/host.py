@@ -34,6 +34,7 @@ from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
 from kohort.broker.rebalance_history import RebalanceHistory
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
+from kohort.broker.server.repeated_requests import RepeatedRequests
 from kohort.broker.server.server_requests import OnAnswer, ServerRequests
 from kohort.broker.shards import GroupShards
 from kohort.broker.transport import Parts
@@ -418,6 +419,7 @@ class GroupHost:
         audit: the audit log; None: nothing is recorded.
         consumers: the connected push consumers.
         throttling: measures requests for quotas; None: this host has no quotas.
+        repeated: the templates of requests that clients repeat.
         on_rebalanced: called when a group has rebalanced and the result is durable; None: no callback.
         features: feature names with their lowest and highest levels.
         described_partitions_max: the most partitions in one response (`max.request.partition.size.limit`).
@@ -464,6 +466,7 @@ class GroupHost:
         self.metrics = Metrics()
         self.on_rebalanced: Callable[[Rebalanced], None] | None = None
         self.faults = Faults(loop)
+        self.repeated = RepeatedRequests()
         self._request_ids = itertools.count(1)
         self.groups = GroupShards(self.next_request_id, self._make_shard)
         self.topics = topics(self.groups)
@@ -502,6 +505,7 @@ class GroupHost:
     def client_lost(self, client: ClientSession) -> None:
         """Tell the coordinators that a client's connection is closed."""
         self.consumers.forget(client)
+        self.repeated.forget_client(client)
         if client.shards:
             noticed = client.lease_ms > 0 or self.group_config.notice_disconnects == "all"
             self._report_lost(client, noticed, ENDING_LOOKS_S if noticed and client.process else ())

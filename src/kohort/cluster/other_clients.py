@@ -41,6 +41,7 @@ from kohort.broker.routes import ROUTES
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.refusals import refusal
+from kohort.broker.server.repeated_requests import RepeatedRequests
 from kohort.broker.server.requests import Request
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.kafka_authorizer import KafkaAuthorizer
@@ -126,6 +127,11 @@ class Refusals:
     def faults(self) -> Faults:
         """The fault rules of the coordinator, which also apply to the requests refused here."""
         return self.host.faults
+
+    @property
+    def repeated(self) -> RepeatedRequests:
+        """The templates of the coordinator, whose memory those of refused requests share."""
+        return self.host.repeated
 
     def release(self, client: ClientSession) -> None:
         """Release the client's delayed heartbeats, which it has none of."""

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 from kohort.coordinator.driver import Action, Driver, ScheduledCall
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Effects, GroupState, LogLine, Now, ReplyValue
+from kohort.groups.effects import Counted, Effects, GroupState, LogLine, Meter, Now, ReplyValue
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -587,7 +587,8 @@ class Shard:
     # -- effects
 
     def _release(self, steps: list[Step]) -> None:
-        """Carry out the effects of steps whose records are durable."""
+        """Carry out the effects of steps whose records are durable; their counters are added up before."""
+        counted: dict[Meter, int] = {}
         for _, outcome in steps:
             for request, value in outcome.replies:
                 self._answer_request(request, value)
@@ -596,10 +597,15 @@ class Shard:
             for work in outcome.work:
                 self._driver.run_work(work, self.queue_event)
             for note in outcome.notes:
-                if isinstance(note, LogLine):
+                if isinstance(note, Counted):
+                    meter, amount = note
+                    counted[meter] = counted.get(meter, 0) + amount
+                elif isinstance(note, LogLine):
                     self._driver.log_line(note)
                 else:
                     self._driver.record_metric(note)
+        for meter, amount in counted.items():
+            self._driver.record_metric(Counted(meter, amount))
         self._set_timer()
         if self._queue and not self._scheduled:
             self._wake()

@@ -115,7 +115,8 @@ class Ledger:
 
     def take_commit(self, group: Group, partitions: Iterable[Partition], records: Sequence[OffsetCommitted]) -> None:
         """Apply a commit of several positions to one group, none of them transactional: a faster `apply` of each."""
-        self.mark_changed(group.membership)
+        if group.membership.is_shown:
+            self.mark_changed(group.membership)
         group.offsets.update(zip(partitions, records, strict=True))
         if group.pending:
             for record in records:

@@ -226,12 +226,14 @@ class OffsetColumns(Sequence[OffsetToCommit]):
 
     Attributes:
         columns: the fields of `OffsetToCommit` in its order, each of equal length.
+        places: topic and partition of each position.
     """
 
-    __slots__ = ("columns",)
+    __slots__ = ("columns", "places")
 
-    def __init__(self, columns: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, columns: Sequence[Sequence[Any]], places: Sequence[tuple[str, int]] | None = None) -> None:
         self.columns = columns
+        self.places = tuple(zip(columns[0], columns[1], strict=True)) if places is None else places
 
     @classmethod
     def of(cls, offsets: Sequence[OffsetToCommit]) -> OffsetColumns:
@@ -246,6 +248,11 @@ class OffsetColumns(Sequence[OffsetToCommit]):
         if len(parts) == 1:
             return cls(parts[0])
         return cls([list(chain.from_iterable(column)) for column in zip(*parts, strict=True)] or _NO_OFFSETS)
+
+    def moved_to(self, offsets: Sequence[int], leader_epochs: Sequence[int]) -> OffsetColumns:
+        """Return other positions of the same partitions, with the same metadata."""
+        topics, partitions, _, _, metadata, topic_ids = self.columns
+        return OffsetColumns((topics, partitions, offsets, leader_epochs, metadata, topic_ids), self.places)
 
     @property
     def metadata(self) -> Sequence[str]:

@@ -6,7 +6,7 @@ Source: spec 1.1-1.4, KIP-447 (require stable), KIP-496 (deletion), KIP-211 (exp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
@@ -47,6 +47,8 @@ _SHOWN: Final = itemgetter(1, 2, 3, 4, 5)
 """The fields of an `OffsetCommitted` from its topic to its metadata, with which a `FetchedOffset` begins."""
 
 
+_NO_PRODUCER: Final = repeat(-1)
+"""Producer ids, or epochs, of offsets outside transactions."""
 OFFSETS_MAX = 100_000
 """The limit of imported offsets for one group, because they are one append."""
 OFFSETS_A_STEP = 5_000
@@ -81,25 +83,28 @@ class CommittedOffsets:
         refused = group.membership.refused_offsets(context, event)
         if refused:
             taken = OffsetColumns.of([offset for offset in taken if (offset.topic, offset.partition) not in refused])
-        if any(taken.metadata) and max(map(len, taken.metadata)) > sizes.surely_fitting_chars(limit):
+        metadata = taken.metadata
+        if any(metadata) and max(map(len, metadata)) > sizes.surely_fitting_chars(limit):
             taken = OffsetColumns.of([offset for offset in taken if sizes.metadata_fits(offset.metadata, limit)])
         records = self.write(group, taken, expire_ms)
-        context.count(Meter.OFFSET_COMMITS, len(records))
-        if taken is offsets or len(taken) == len(offsets):
-            errors = (NO_ERROR,) * len(records)
+        size = len(records)
+        context.count(Meter.OFFSET_COMMITS, size)
+        if taken is offsets or size == len(offsets):
+            reply = accepted(size)
         else:
-            errors = tuple(
-                (refused or {}).get((offset.topic, offset.partition)) or fitting(offset.metadata, limit)
-                for offset in event.offsets
+            reply = OffsetCommitReply(
+                tuple(
+                    (refused or {}).get((offset.topic, offset.partition)) or fitting(offset.metadata, limit)
+                    for offset in event.offsets
+                )
             )
-        context.reply(event.request, OffsetCommitReply(errors))
+        context.reply(event.request, reply)
 
     def write(self, group: Group, offsets: OffsetColumns, expire_ms: int) -> list[OffsetCommitted]:
         """Write positions that belong to no transaction; return their records."""
         context = self.context
         records = offsets_committed(group.group_id, offsets, context.now.wall_ms, expire_ms)
-        topics, partitions, *_ = offsets.columns
-        context.ledger.take_commit(group, zip(topics, partitions, strict=True), records)
+        context.ledger.take_commit(group, offsets.places, records)
         context.effects.records += records
         return records
 
@@ -361,6 +366,12 @@ class CommittedOffsets:
         return wall_ms - start_ms >= self.context.config.offsets_retention_ms
 
 
+@lru_cache(maxsize=1_000)
+def accepted(size: int) -> OffsetCommitReply:
+    """Return the reply to a commit of so many positions, all of which were accepted."""
+    return OffsetCommitReply((NO_ERROR,) * size)
+
+
 def fitting(metadata: str, limit: int) -> ErrorCode:
     """Return whether a position's metadata is within the limit, or the error."""
     return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -368,9 +379,23 @@ def fitting(metadata: str, limit: int) -> ErrorCode:
 
 def offsets_committed(group_id: str, offsets: OffsetColumns, wall_ms: int, expire_ms: int) -> list[OffsetCommitted]:
     """Build the records of a commit column by column, because commits name hundreds of partitions."""
-    *position, ids = offsets.columns
-    times, nobody = (repeat(wall_ms), repeat(expire_ms)), (repeat(-1), repeat(-1))
-    return list(map(NEW_RECORD, zip(repeat(group_id), *position, *times, ids, *nobody, strict=False)))
+    names, parts, positions, epochs, metadata, ids = offsets.columns
+    group, written, expires = repeat(group_id), repeat(wall_ms), repeat(expire_ms)
+    rows = zip(
+        group,
+        names,
+        parts,
+        positions,
+        epochs,
+        metadata,
+        written,
+        expires,
+        ids,
+        _NO_PRODUCER,
+        _NO_PRODUCER,
+        strict=False,
+    )
+    return list(map(NEW_RECORD, rows))
 
 
 def fetch_all(group: Group, partitions: Sequence[Partition], require_stable: bool) -> tuple[FetchedOffset, ...]:

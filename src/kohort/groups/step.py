@@ -36,6 +36,7 @@ from kohort.ids import TopicId
 
 _NEW_REPLY: Final[Callable[[tuple[int, ReplyValue]], Reply]] = partial(tuple.__new__, Reply)
 """`Reply` without its Python frame, since every request has one."""
+_NEW_COUNT: Final[Callable[[tuple[Meter, int]], Counted]] = partial(tuple.__new__, Counted)
 LONGEST_DOWNTIMES = 10
 """The most members whose downtime a finished rebalance names."""
 
@@ -115,7 +116,7 @@ class Step(ABC):
     def count(self, meter: Meter, amount: int = 1) -> None:
         """Add an increase of a counter to the step's effects."""
         if amount:
-            self.effects.notes.append(Counted(meter, amount))
+            self.effects.notes.append(_NEW_COUNT((meter, amount)))
 
     def rebalance_caused(self, group_id: str, cause: Cause) -> None:
         """Record a cause of the rebalance that begins now, or that is under way."""

@@ -1,12 +1,13 @@
 """Encoding of group records into record batches, for every append of the journal.
 
-A commit names many partitions of one topic, and its records are alike in everything else. Runs of such records are
-encoded a column at a time, without a step of Python for each. Other records are encoded one by one. Both ways give the
-same bytes.
+Nearly all records are committed offsets, which a kernel encodes (`_offset_rows.pyx`). It declines those of transactions
+and of old clients, and appends that are split. Where it was not built, runs of records that differ only in partition
+and position are encoded a column at a time. Other records are encoded one by one. All ways give the same bytes.
 """
 
 from __future__ import annotations
 
+import importlib
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +36,14 @@ _RECORD_BYTES: Final = 16
 """The most bytes that a record takes beside its key and value."""
 _POSITION_SIZE: Final = 12
 """The bytes of offset and leader epoch."""
+PACK_OFFSETS: Callable[[list[OffsetCommitted], int, int], bytes | None] | None = None
+"""The kernel: encodes records from a number on in so many bytes at most, or declines; None where it was not built."""
+try:
+    PACK_OFFSETS = importlib.import_module("kohort.journal._offset_rows").pack_offsets
+except ImportError:
+    COMPILED = False
+else:
+    COMPILED = True
 _GROUP: Final = itemgetter(0)
 _TOPIC: Final = itemgetter(1)
 
@@ -113,8 +122,10 @@ class _Batches:
         """Add records of any kind, in their order."""
         for kind, run in groupby(records, type):
             if kind is OffsetCommitted:
-                for _, offsets in groupby(cast("Iterator[OffsetCommitted]", run), _GROUP):
-                    self.add_offsets(list(offsets))
+                offsets = list(cast("Iterator[OffsetCommitted]", run))
+                if not self._pack(offsets):
+                    for _, of_group in groupby(offsets, _GROUP):
+                        self.add_offsets(list(of_group))
             elif kind is TransactionMarked:
                 self.add_markers(run)
             else:
@@ -147,6 +158,19 @@ class _Batches:
         for marked in run:
             marker = Marker(marked.producer_id, marked.producer_epoch, marked.committed, 0)
             self._done.append(build_marker(marker, self._now_ms))
+
+    def _pack(self, offsets: list[OffsetCommitted]) -> bool:
+        """Add positions by the kernel; return whether it took them."""
+        if PACK_OFFSETS is None or offsets[0].producer_id >= 0:
+            return False
+        self.continue_with({})
+        found = PACK_OFFSETS(offsets, self._count, self._bytes_max - self._size)
+        if found is None:
+            return False
+        self._parts.append(found)
+        self._size += len(found)
+        self._count += len(offsets)
+        return True
 
     def add_offsets(self, run: Sequence[OffsetCommitted]) -> None:
         """Add positions of one group."""

@@ -32,6 +32,9 @@ RECORDS_BYTES_MAX: Final = 256 * 1024 * 1024
 """The maximum size of a decompressed batch: bounds the memory that a small batch can cost its reader."""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_UNCHECKED: Final = struct.Struct(">qiibI")
+_CHECKED: Final = struct.Struct(">hiqqqhii")
+"""The parts of the header before and behind the checksum, which covers the second."""
 _unpack_header: Final = _HEADER.unpack_from
 _LENGTH_OFFSET: Final = 12
 _MAGIC_AT: Final = 16
@@ -296,15 +299,7 @@ def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], options:
     attributes |= LOG_APPEND_TIME if options.get("timestamp_type", 0) else 0
     attributes |= TRANSACTIONAL if options.get("transactional", False) else 0
     attributes |= CONTROL if options.get("control", False) else 0
-    head = bytearray(HEADER_SIZE)
-    _HEADER.pack_into(
-        head,
-        0,
-        options.get("base_offset", 0),
-        HEADER_SIZE - _LENGTH_OFFSET + len(payload),
-        options.get("leader_epoch", -1),
-        MAGIC,
-        0,
+    checked = _CHECKED.pack(
         attributes,
         *numbers,
         options.get("producer_id", -1),
@@ -312,9 +307,16 @@ def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], options:
         options.get("base_sequence", -1),
         count,
     )
-    checksum = _checksum()(payload, _checksum()(head[_ATTRIBUTES_AT:]))
-    struct.pack_into(">I", head, _CRC_AT, checksum)
-    return b"".join((head, payload))
+    crc32c = _checksum()
+    length = HEADER_SIZE - _LENGTH_OFFSET + len(payload)
+    head = _UNCHECKED.pack(
+        options.get("base_offset", 0),
+        length,
+        options.get("leader_epoch", -1),
+        MAGIC,
+        crc32c(payload, crc32c(checked)),
+    )
+    return b"".join((head, checked, payload))
 
 
 def reseal(header: BatchHeader, body: Buffer, count: int, max_timestamp: int) -> bytes:

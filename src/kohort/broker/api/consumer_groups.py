@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Iterable
-from functools import lru_cache
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from typing import Any, Final, TypeAlias
 
 from kohort.broker.api.groups import client_of, described_rebalances
 from kohort.broker.api.permitted import permitted
@@ -44,6 +44,13 @@ BODIES_KEPT: Final = 16_384
 """Cached responses of settled members, each about 300 bytes."""
 KEPT_ID_MAX: Final = 255
 """The longest member id in a cached response, in characters. Clients may send ids of 32 KiB."""
+_Fixed: TypeAlias = tuple[
+    str | None, str | None, int, tuple[str, ...] | None, str | None, str | None, tuple[TopicPartitions, ...] | None
+]
+_NEW_HEARTBEAT: Final[Callable[[Iterable[Any]], events.ConsumerGroupHeartbeat]] = partial(
+    tuple.__new__, events.ConsumerGroupHeartbeat
+)
+"""`ConsumerGroupHeartbeat._make` without its overhead in Python."""
 TOPICS_HIDDEN = "The group has described topic(s) that the client is not authorized to describe."
 """The error text for a group with topics that the client may not describe, as Kafka's."""
 
@@ -52,21 +59,26 @@ def consumer_group_heartbeat(
     host: GroupHost, request: Request[ConsumerGroupHeartbeatRequest]
 ) -> ConsumerGroupHeartbeatResponse | None:
     """Handle the heartbeat of a consumer group's member: join, acknowledge an assignment, revoke, or leave."""
-    message, version = request.message, request.version
-    if version >= 1 and not message.member_id.strip():
-        text = "MemberId can't be empty."
-        return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=text)
-    if version >= 1 and message.subscribed_topic_regex:
-        try:
-            matcher(message.subscribed_topic_regex)
-        except InvalidInputError as error:
-            return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
+    message, version, template = request.message, request.version, request.template
+    fixed: _Fixed | None = None if template is None else template.prepared
+    if fixed is None:
+        if version >= 1 and not message.member_id.strip():
+            text = "MemberId can't be empty."
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=text)
+        if version >= 1 and message.subscribed_topic_regex:
+            try:
+                matcher(message.subscribed_topic_regex)
+            except InvalidInputError as error:
+                return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
+        fixed = _fixed_fields(message, version)
+        if template is not None:
+            template.prepared = fixed
     refused = refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, message.subscribed_topic_names or ())
     if refused:
         return _response(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if host.authorizer is not None:
         host.heard_from(message.group_id, request)
-    event = _event(host, request)
+    event = _event(host, request, fixed)
     held = request.client.held
 
     def answer(value: ConsumerGroupHeartbeatReply | ErrorCode) -> None:
@@ -83,30 +95,31 @@ def consumer_group_heartbeat(
     return None
 
 
-def _event(host: GroupHost, request: Request[ConsumerGroupHeartbeatRequest]) -> events.ConsumerGroupHeartbeat:
-    message = request.message
+def _fixed_fields(message: ConsumerGroupHeartbeatRequest, version: int) -> _Fixed:
+    """Return the fields of the event that the message alone decides, from `instance_id` to `owned`."""
     names, owned = message.subscribed_topic_names, message.topic_partitions
-    patience = request.client.delay_tolerance(host.group_config.notify_at_once)
-    return events.ConsumerGroupHeartbeat(
-        request=host.next_request_id(),
-        group_id=message.group_id,
-        member_id=message.member_id,
-        new_member_id="" if message.member_id else fresh_id(),
-        member_epoch=message.member_epoch,
-        client=client_of(request),
-        instance_id=message.instance_id,
-        rack_id=message.rack_id,
-        rebalance_timeout_ms=message.rebalance_timeout_ms,
-        subscribed_topics=None if names is None else tuple(names),
-        subscribed_regex=message.subscribed_topic_regex if request.version >= 1 else None,
-        server_assignor=message.server_assignor,
-        owned=None
+    return (
+        message.instance_id,
+        message.rack_id,
+        message.rebalance_timeout_ms,
+        None if names is None else tuple(names),
+        message.subscribed_topic_regex if version >= 1 else None,
+        message.server_assignor,
+        None
         if owned is None
         else tuple([TopicPartitions(topic.topic_id, tuple(sorted(topic.partitions))) for topic in owned]),
-        delay_ms=patience.delay_ms,
-        short_interval=patience.short_interval,
-        connection=request.client.number,
     )
+
+
+def _event(
+    host: GroupHost, request: Request[ConsumerGroupHeartbeatRequest], fixed: _Fixed
+) -> events.ConsumerGroupHeartbeat:
+    message, client = request.message, request.client
+    delay_ms, short_interval = client.delay_tolerance(host.group_config.notify_at_once)
+    member_id = message.member_id
+    new_member_id = "" if member_id else fresh_id()
+    member = (message.group_id, member_id, new_member_id, message.member_epoch, client_of(request))
+    return _NEW_HEARTBEAT((host.next_request_id(), *member, *fixed, delay_ms, short_interval, client.number))
 
 
 def _response(value: ConsumerGroupHeartbeatReply | ErrorCode) -> ConsumerGroupHeartbeatResponse:

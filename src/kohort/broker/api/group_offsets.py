@@ -7,10 +7,10 @@ TxnOffsetCommit is in `offset_transactions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import compress, islice, repeat, starmap
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 from kohort.broker.authorization import Resource, allowed, may_see, refused_names
@@ -54,6 +54,8 @@ _POSITION: Final = ("partition_index", "committed_offset", "committed_leader_epo
 """The fields of a partition in a commit."""
 _NEW_PARTITION: Final[Callable[[Iterable[Any]], TopicPartition]] = partial(tuple.__new__, TopicPartition)
 """`TopicPartition._make` without its overhead in Python."""
+_NEW_COMMIT: Final[Callable[[Iterable[Any]], events.OffsetCommit]] = partial(tuple.__new__, events.OffsetCommit)
+"""`OffsetCommit._make` likewise."""
 CommittedTopics: TypeAlias = tuple[tuple[str | UUID, tuple[int, ...]], ...]
 """Topics of a commit by name or id, with their partitions."""
 
@@ -78,6 +80,8 @@ class CommitPlan(Generic[T]):
         self._accepted: list[Sequence[Sequence[Any]]] = []
         self._all_accepted = True
         self._by_id = by_id
+        self._body: bytes | None = None
+        self._targets: list[tuple[str | UUID, KnownTopic]] = []
         self._topics: list[tuple[T, Sequence[int], dict[int, ErrorCode]]] = []
         for topic, known in topics:
             columns = columns_of(topic.partitions, _POSITION) if topic.partitions else ((), (), (), ())
@@ -87,10 +91,12 @@ class CommitPlan(Generic[T]):
             if isinstance(known, ErrorCode):
                 refused = dict.fromkeys(range(len(columns[0])), known)
             else:
+                self._targets.append((topic.topic_id if by_id else topic.name, known))
                 refused = self._add(known, columns, known.id if by_id or keep_ids else NO_TOPIC_ID)
             if refused:
                 self._all_accepted = False
             self._topics.append((topic, columns[0], refused))
+        self.offsets = events.OffsetColumns.joined(self._accepted)
 
     def _add(self, topic: KnownTopic, columns: Sequence[Sequence[Any]], topic_id: UUID) -> dict[int, ErrorCode]:
         """Add the existing partitions of a topic; return the errors of the others by their place."""
@@ -108,21 +114,34 @@ class CommitPlan(Generic[T]):
             self._accepted.append(((topic.name,) * size, partitions, offsets, epochs, metadata, (topic_id,) * size))
         return refused
 
-    @property
-    def offsets(self) -> events.OffsetColumns:
-        """The positions for the coordinator."""
-        return events.OffsetColumns.joined(self._accepted)
+    def may_repeat(self, host: GroupHost, request: Request[Any]) -> bool:
+        """Return whether the plan is that of a later request with the same topics and partitions.
 
-    def fulfilled(self, value: OffsetCommitReply | ErrorCode | None) -> CommittedTopics | None:
-        """Return the topics, by name or id, with their partitions if all of a small commit succeeded; else None."""
+        All partitions must have been accepted, the topics be the same ones, and the client still be allowed to read
+        them.
+        """
+        if not self._all_accepted or not self._targets:
+            return False
+        known: Mapping[Any, KnownTopic] = host.topics.by_id if self._by_id else host.topics.by_name
+        for name, topic in self._targets:
+            if known.get(name) is not topic:
+                return False
+        return host.authorizer is None or all(
+            may_see(host, request, AclOperation.READ, Resource.TOPIC, topic.name) for _, topic in self._targets
+        )
+
+    def success_body(self, version: int, value: OffsetCommitReply | ErrorCode | None) -> bytes | None:
+        """Return the encoded response in a version if all of a small commit succeeded; else None."""
         if not isinstance(value, OffsetCommitReply) or not self._all_accepted:
             return None
         size = len(value.errors)
         if size + len(self._topics) > WHOLE_PARTS or value.errors.count(NO_ERROR) != size:
             return None
-        if self._by_id:
-            return tuple([(topic.topic_id, tuple(indexes)) for topic, indexes, _ in self._topics])
-        return tuple([(topic.name, tuple(indexes)) for topic, indexes, _ in self._topics])
+        if self._body is None:
+            by_id = self._by_id
+            parts = [(topic.topic_id if by_id else topic.name, tuple(indexes)) for topic, indexes, _ in self._topics]
+            self._body = committed_body(version, tuple(parts))
+        return self._body
 
     def answers(self, value: OffsetCommitReply | ErrorCode | None) -> Iterator[tuple[T, Iterable[tuple[int, int]]]]:
         """Yield each topic of the request with its partitions and their errors. `value` is the coordinator's reply."""
@@ -186,8 +205,31 @@ def committed_body(version: int, topics: CommittedTopics) -> bytes:
     ).encode(version)
 
 
+class CommitShape(NamedTuple):
+    """The common part of a member's commits until the next rebalance.
+
+    Attributes:
+        plan: their partitions, all of which exist.
+        retention_ms, knows_stale_epoch: as in `events.OffsetCommit`.
+    """
+
+    plan: CommitPlan[OffsetCommitRequest.OffsetCommitRequestTopic]
+    group_id: str
+    member_id: str
+    generation: int
+    instance_id: str | None
+    retention_ms: int
+    knows_stale_epoch: bool
+
+
 def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
     """Commit offsets; answered when they are durable."""
+    if (template := request.template) is not None and template.prepared is not None:
+        shape: CommitShape = template.prepared
+        if shape.plan.may_repeat(host, request):
+            positions = shape.plan.offsets.moved_to(*template.positions(request.numbers))
+            _send_commit(host, request, shape, positions)
+            return
     if not host.topics.sure:
         topics, by_id = request.message.topics, request.version >= 10
         names = [] if by_id else [topic.name for topic in topics if topic.name not in host.topics.by_name]
@@ -202,39 +244,48 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
     """Commit offsets of topics that are known."""
     message, version = request.message, request.version
     by_id = version >= 10
-    targets = commit_targets(host, request, message.topics, by_id)
-    plan = CommitPlan(targets, by_id, keep_ids=not host.topics.sure)
+    plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id, keep_ids=not host.topics.sure)
+    shape = CommitShape(
+        plan,
+        message.group_id,
+        message.member_id,
+        message.generation_id_or_member_epoch,
+        message.group_instance_id,
+        message.retention_time_ms if version <= 4 else -1,
+        version >= 9,
+    )
+    if request.template is not None:
+        request.template.prepared = shape
+    _send_commit(host, request, shape, plan.offsets)
+
+
+def _send_commit(
+    host: GroupHost, request: Request[OffsetCommitRequest], shape: CommitShape, offsets: events.OffsetColumns
+) -> None:
+    """Send a commit to its coordinator, and answer it."""
+    plan, group_id, member_id, generation, instance_id, retention_ms, knows_stale_epoch = shape
+    version = request.version
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
-        if request.takes_encoded and (committed := plan.fulfilled(value)) is not None:
-            request.reply_encoded(OffsetCommitResponse, committed_body(version, committed))
+        if request.takes_encoded and (body := plan.success_body(version, value)) is not None:
+            request.reply_encoded(OffsetCommitResponse, body)
             return
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
         topics = []
         for topic, pairs in plan.answers(value):
             partitions = list(starmap(commit_answer, pairs))
-            if by_id:
+            if version >= 10:
                 topics.append(make_topic(topic_id=topic.topic_id, partitions=partitions))
             else:
                 topics.append(make_topic(name=topic.name, partitions=partitions))
         request.reply(OffsetCommitResponse(topics=topics))
 
-    offsets = plan.offsets
-    if not offsets:
+    if not offsets.columns[0]:
         answer(None)
         return
-    event = events.OffsetCommit(
-        request=host.next_request_id(),
-        group_id=message.group_id,
-        member_id=message.member_id,
-        generation=message.generation_id_or_member_epoch,
-        offsets=offsets,
-        instance_id=message.group_instance_id,
-        retention_ms=message.retention_time_ms if version <= 4 else -1,
-        knows_stale_epoch=version >= 9,
-        connection=request.client.number,
-    )
-    host.groups.ask(request.client, event, answer)
+    client = request.client
+    asked = (host.next_request_id(), group_id, member_id, generation, offsets, instance_id, retention_ms)
+    host.groups.ask(client, _NEW_COMMIT((*asked, knows_stale_epoch, client.number)), answer)
 
 
 def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:

@@ -20,6 +20,7 @@ from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.login import SaslLogin
 from kohort.broker.security.principals import ANYONE
 from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
+from kohort.broker.server.repeated_requests import Repetition
 from kohort.broker.server.server_requests import ServerRequests
 from kohort.broker.transport import LogSlice, Part, Parts, Transport, gathered
 from kohort.groups.client_quirks import DelayTolerance, classic_delay_ms, delay_tolerance
@@ -46,6 +47,7 @@ class ClientSession:
         client_id: from the header of ApiVersions; push frames have none.
         shards: the group shards that the client has used, which learn of its disconnect.
         held: heartbeats that a shard may delay, token to shard. The next request releases them.
+        repeated: the requests that the client repeats, by API key. `RepeatedRequests` alone changes it.
         waits: the client's fetches in purgatory.
         listener: the listener that the client connected to.
         login: the client's SASL login; None: its listener has none.
@@ -53,7 +55,7 @@ class ClientSession:
 
     __slots__ = (
         "_identity", "client_id", "held", "host", "lease_ms", "listener", "login", "number", "principal", "process",
-        "shards", "software", "waits",
+        "repeated", "shards", "software", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, host: str) -> None:
@@ -65,6 +67,7 @@ class ClientSession:
         self.process = self.client_id = ""
         self.shards: set[int] = set()
         self.held: dict[int, int] = {}
+        self.repeated: dict[int, Repetition] = {}
         self.waits: set[WaitingFetch] = set()
         self.listener: ListenerSocket | None = None
         self.login: SaslLogin | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kohort.broker.server.requests import Request
@@ -10,7 +10,7 @@ from kohort.errors import ErrorCode
 from kohort.wire.cluster_admin import AlterReplicaLogDirsRequest, DescribeClientQuotasResponse
 from kohort.wire.framing import APIS
 from kohort.wire.message import Message
-from kohort.wire.schema import Field, Struct
+from kohort.wire.schema import Field, Struct, StructRows
 from kohort.wire.security import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
 
 _ITEMS = {
@@ -84,7 +84,7 @@ class _Refusal:
         fields = self._with_error(answer)
         for field in asked.FIELDS:
             value = getattr(asked, field.name)
-            if isinstance(value, list):
+            if isinstance(value, list | StructRows):
                 self._list(field.name, value, answer, fields)
             elif (
                 (target := fields.get(field.name)) is not None
@@ -99,7 +99,7 @@ class _Refusal:
             elif field.name in _NAMES and (names := [name for name in _NAMES if name in fields]):
                 setattr(answer, names[0], value)
 
-    def _list(self, name: str, items: list[Any], answer: Struct, fields: Mapping[str, Field]) -> None:
+    def _list(self, name: str, items: Sequence[Any], answer: Struct, fields: Mapping[str, Field]) -> None:
         """Write an item for each of `items` into the response's list, unless another list of the request did."""
         for target in (*_ITEMS.get(name, (name,)), "results", "responses"):
             element = fields[target].element if target in fields else None

@@ -6,12 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from time import perf_counter
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from kohort.broker.metrics import ApiMetrics, Histogram
 from kohort.broker.server.connection import Connection
 from kohort.broker.transport import Parts
 from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire.frame_templates import FrameTemplate
 from kohort.wire.framing import APIS, encode_response, encode_response_frame, frame_response
 from kohort.wire.message import Message
 from kohort.wire.push import (
@@ -173,7 +174,9 @@ class Request(Generic[M_co]):
     Attributes:
         client: the client that sent the request.
         principal: the client's principal when the request arrived.
-        message: the decoded request; set before its handler runs.
+        message: the decoded request; set before its handler runs. A template makes it when it is first used.
+        template: the template by which it was read, for what its handler prepares; None: it is not repeated.
+        numbers: the numbers in which its frame differs from the template's others.
         meter: measures the request for quotas; None: there are none.
         on_answer: called with the response message before it is sent, also if the client has gone.
     """
@@ -188,10 +191,12 @@ class Request(Generic[M_co]):
         "latency",
         "message",
         "meter",
+        "numbers",
         "on_answer",
         "on_reply",
         "parts",
         "principal",
+        "template",
         "version",
     )
 
@@ -214,6 +219,17 @@ class Request(Generic[M_co]):
         self.began = 0.0
         self.latency: Histogram | None = None
         self.meter: RequestMeter | None = None
+        self.template: FrameTemplate | None = None
+        self.numbers: tuple[int, ...] = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Make the message of a repeated request, which many handlers do not need."""
+            if name != "message" or self.template is None:
+                raise AttributeError(name)
+            made = self.message = self.template.make(self.numbers)
+            return made
 
     @property
     def done(self) -> bool:
