@@ -1,7 +1,7 @@
 """Which worker runs which file: those that need the same costly server run one after another, where it has started.
 
-A session's server (Spark, a Kafka with security, ZooKeeper, an object store) takes 5 to 20 s of processor time to start
-and to warm up, and some while it waits. Each worker would start each of them.
+A session's server is Spark, a Kafka with security, ZooKeeper, or an object store. It takes 5 to 20 s of processor time
+to start and to warm up, and some while it waits. Each worker would start all four.
 """
 
 from __future__ import annotations

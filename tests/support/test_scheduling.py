@@ -32,16 +32,16 @@ def played(count: int, files: dict[str, str | None], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scheduling, "server_of", files.__getitem__)
     made = cast(Any, ServerScheduling.__new__(ServerScheduling))
     workers = [worker(number) for number in range(count)]
-    made.assigned_work = {each: {} for each in workers}
+    made.assigned_work = {taker: {} for taker in workers}
     made.workqueue = OrderedDict((file, {}) for file in files)
-    while made.workqueue and any(not each.shutting_down for each in workers):
-        for each in workers:
-            file = made.chosen(each)
+    while made.workqueue and any(not taker.shutting_down for taker in workers):
+        for taker in workers:
+            file = made.chosen(taker)
             if file is None:
-                each.shutdown()
+                taker.shutdown()
             else:
                 del made.workqueue[file]
-                each.files.append(file)
+                taker.files.append(file)
     assert not made.workqueue
     return workers
 
