@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from tests.support.maven import MavenUnavailable
 from tests.support.order import ordered
 from tests.support.processes import KOHORT, Start
 from tests.support.secured_kafka import SecuredKafka, make_certificates
+from tests.support.shared_kafka import kafka_of_the_run
 
 
 def pytest_configure() -> None:
@@ -45,15 +48,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = ordered(items)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let the files that need the same server run where it has started."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.support.scheduling import ServerScheduling
+
+    return ServerScheduling(config, log)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take twelve thousand tests out of each garbage collection, which they make twenty times as long."""
+    if session.config.option.collectonly:
+        return
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
-def apache_kafka() -> Iterator[ApacheKafka]:
-    """A real Apache Kafka for the whole run; the test is skipped where it can't be had."""
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """A real Apache Kafka for the whole run and all its workers; the test is skipped where it can't be had."""
+    settings = {"group.consumer.min.session.timeout.ms": "6000", "log.retention.ms": "-1"}
     try:
-        kafka = ApacheKafka(settings={"group.consumer.min.session.timeout.ms": "6000", "log.retention.ms": "-1"})
+        with kafka_of_the_run(settings, tmp_path_factory.mktemp("kafka-tools")) as kafka:
+            yield kafka
     except MavenUnavailable as error:
         pytest.skip(f"Apache Kafka can't run here: {error}")
-    with kafka:
-        yield kafka
 
 
 @pytest.fixture(scope="session")
@@ -97,11 +118,11 @@ def zookeeper() -> Iterator[ZooKeeper]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker whose groups start at once and whose records stay, also those that a test stamps long ago.
+    """A broker for the whole run, as `apache_kafka` is one: tests use topics and groups of their own names.
 
-    Tests use topics and groups of their own names.
+    Its groups start at once, and its records stay, also those that a test stamps long ago.
     """
     config = {"group.initial.rebalance.delay.ms": 0, "log.retention.ms": -1}
     with Broker(tmp_path_factory.mktemp("broker"), config) as broker:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kohort.assignors import AssignableTopic, MemberSubscription, Range, RoundRobin, client_assignor
 from kohort.ids import TopicPartition
+from tests.support.long_runs import examples
 
 # Assignor; members with topics, instance id, rack; topics with partitions and their racks; what Kafka 4.3.1 answered.
 Case = tuple[str, dict[str, tuple[tuple[str, ...], str | None, str | None]], dict[str, tuple[int, str]], dict[str, str]]
@@ -154,7 +155,7 @@ def test_roundrobin_skips_members_without_the_topic() -> None:
     assert result == {"x": _parts("a0"), "y": _parts("b0"), "z": _parts("b1 c0 c1 c2")}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.dictionaries(st.text("mn", min_size=1, max_size=3), st.sets(st.sampled_from("abcd")), min_size=1, max_size=6),
     st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9)),

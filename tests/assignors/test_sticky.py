@@ -28,6 +28,7 @@ from kohort.assignors.claims import believed
 from kohort.assignors.sticky import decode_previous, encode_previous
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.ids import TopicPartition
+from tests.support.long_runs import examples
 
 Group = tuple[dict[str, MemberSubscription], dict[str, AssignableTopic]]
 
@@ -94,7 +95,7 @@ def check_valid(group: Group, result: Assignment) -> None:
         assert partitions == sorted(partitions)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(groups())
 def test_no_assignment_is_more_even_and_none_as_even_moves_less(group: Group) -> None:
     result = Uniform().assign(*group)
@@ -102,7 +103,7 @@ def test_no_assignment_is_more_even_and_none_as_even_moves_less(group: Group) ->
     assert _worth(group, result) == _best(group)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(groups(same_topics=True, racks=True))
 def test_racks_never_cost_evenness_or_stickiness(group: Group) -> None:
     result = Uniform().assign(*group)
@@ -110,7 +111,7 @@ def test_racks_never_cost_evenness_or_stickiness(group: Group) -> None:
     assert _worth(group, result) == _best(group)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(groups(racks=True), st.randoms(use_true_random=False))
 def test_the_order_of_mappings_does_not_matter(group: Group, random: object) -> None:
     members, topics = group
@@ -121,7 +122,7 @@ def test_the_order_of_mappings_does_not_matter(group: Group, random: object) -> 
         assert again == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(groups())
 def test_a_second_assignment_changes_nothing(group: Group) -> None:
     members, topics = group
@@ -130,7 +131,7 @@ def test_a_second_assignment_changes_nothing(group: Group) -> None:
     assert Uniform().assign(settled, topics) == first
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(groups())
 def test_cooperative_hands_over_in_two_steps(group: Group) -> None:
     """Nothing is given to one member while another holds it, and the second rebalance completes the assignment."""
@@ -264,7 +265,7 @@ def test_user_data_has_kafkas_form() -> None:
     assert decode_previous(raw[:-4]) == ((TopicPartition("t", 0), TopicPartition("t", 2)), -1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=40))
 def test_user_data_of_strangers_is_ignored(raw: bytes) -> None:
     decode_previous(raw)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kohort.broker.metrics import IMPORTS, Exporter, Metrics
+from kohort.broker.metrics import Metrics
+from kohort.broker.metrics_exporter import IMPORTS, Exporter
 from kohort.groups.effects import Counted, Meter
 
 

@@ -15,6 +15,7 @@ from kohort.columns.encode import ColumnNames, encode_arrow, murmur2, partition_
 from kohort.errors import InvalidInputError
 from kohort.wire.batch import crc_ok, parse_header
 from kohort.wire.compression import CODECS
+from tests.support.long_runs import examples
 
 if COMPILED:
     from kohort.columns import _encode
@@ -30,7 +31,7 @@ records = st.tuples(st.integers(0, 2**41), contents, contents, header_lists)
 
 
 @given(st.lists(records, min_size=1, max_size=30), st.integers(100, 2000), st.sampled_from(sorted(CODECS)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_records_one_by_one(
     rows: list[tuple[int, bytes | None, bytes | None, list[Any]]], limit: int, codec: str
 ) -> None:
@@ -60,7 +61,7 @@ def test_records_one_by_one(
 
 
 @given(st.lists(records, max_size=40), st.integers(100, 1500), st.integers(1, 5), st.booleans(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_columns(rows: list[Any], limit: int, count: int, placed: bool, data: st.DataObject) -> None:
     sticky = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))
     partitions = [data.draw(st.integers(0, count - 1)) for _ in rows]

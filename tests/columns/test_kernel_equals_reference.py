@@ -22,8 +22,9 @@ if not COMPILED:
     pytest.skip("the kernel is not built", allow_module_level=True)
 
 from kohort.columns import _kernel
+from tests.support.long_runs import examples
 
-EXAMPLES = int(os.environ.get("KOHORT_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("KOHORT_EXAMPLES", examples(120)))
 """Of each property; the sanitizer run asks for more."""
 
 

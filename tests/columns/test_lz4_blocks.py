@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohort.wire.compression import CodecError, TooLargeError, _lz4_block, compress, decompress
+from tests.support.long_runs import examples
 
 contents = st.binary(max_size=200) | st.binary(min_size=1, max_size=30).map(lambda part: part * 3000)
 LIMIT = 2**31 - 1
 
 
 @given(contents)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_same_as_the_frame_decoder(content: bytes) -> None:
     for frame in (bytes(compress(3, content)), bytes(cramjam.lz4.compress(content))):
         assert bytes(decompress(3, frame, LIMIT)) == content
@@ -25,7 +26,7 @@ def test_same_as_the_frame_decoder(content: bytes) -> None:
 
 
 @given(contents, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_damage_is_an_error_or_bounded(content: bytes, data: st.DataObject) -> None:
     frame = bytearray(compress(3, content))
     frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.documentation.spec_page import ROOT
 TEXT = PAGE.read_text(encoding="utf-8")
 PURGATORY = "src/kohort/broker/purgatory.py"
 READING_ORDER = ROOT / "docs" / "README.md"
+page = cache(layout_page.page)
 
 
 def test_architecture_is_short() -> None:
@@ -79,14 +81,14 @@ def test_design_pages_name_every_module_of_their_rooms() -> None:
 
 
 def test_layout_page_is_current() -> None:
-    assert layout_page.PAGE.read_text(encoding="utf-8") == layout_page.page(), "run make docs"
+    assert layout_page.PAGE.read_text(encoding="utf-8") == page(), "run make docs"
 
 
 def test_layout_page_names_every_module() -> None:
-    page = layout_page.page()
+    text = page()
     for path in sorted((ROOT / "src/kohort").rglob("*.py")):
         room = path.parent.relative_to(ROOT).as_posix()
-        section = page.partition(f"\n## {room}/\n")[2].partition("\n## ")[0]
+        section = text.partition(f"\n## {room}/\n")[2].partition("\n## ")[0]
         assert section, room
         assert path.name == "__init__.py" or f"\n| `{path.name}` | " in section, path
 

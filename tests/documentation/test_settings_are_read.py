@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,13 +43,16 @@ HOLDERS = {
 """Names of what holds a configuration where a field of it is read."""
 
 
-def _reads(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the attributes that a module reads, each with the last name before it."""
+@cache
+def _reads(text: str) -> frozenset[tuple[str, str]]:
+    """The attributes that a module reads, each with the last name before it."""
+    found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             base = node.value.value if isinstance(node.value, ast.Subscript) else node.value
             if isinstance(base, ast.Attribute | ast.Name):
-                yield node.attr, base.attr if isinstance(base, ast.Attribute) else base.id
+                found.add((node.attr, base.attr if isinstance(base, ast.Attribute) else base.id))
+    return frozenset(found)
 
 
 def unread(sources: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from kohort.log.store import close_for_compaction
 from kohort.wire.batch import parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, keyed, small, values
+from tests.support.long_runs import examples
 
 COMPACT = small(cleanup_policy=("compact",), segment_bytes=800)
 _APPENDS = st.lists(
@@ -31,7 +32,7 @@ def records(log: PartitionLog) -> list[tuple[int, bytes | None, bytes | None]]:
     return [(r.offset, r.key, r.value) for b in log.batches(log.log_start_offset) for r in read_records(b)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(_APPENDS, st.sampled_from(["none", "gzip", "lz4", "zstd", "snappy"]), st.integers(1, 3))
 def test_the_last_record_of_each_key_stays(
     tmp_path_factory: pytest.TempPathFactory, appends: list[list[tuple[bytes, bytes | None]]], codec: str, runs: int

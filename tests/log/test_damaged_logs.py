@@ -17,6 +17,7 @@ from kohort.log.damage import ASIDE, DamagedError, LogDamage
 from kohort.wire.batch import crc_ok, parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, UNKNOWN, batch, copy_folder, keyed, small
+from tests.support.long_runs import examples
 
 FIELDS = {
     "base offset": range(8),
@@ -112,7 +113,7 @@ def _read_all(log: PartitionLog) -> tuple[list[tuple[int, int, bytes]], list[Log
     return seen, met
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(250), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     compacted=st.booleans(),
     number=st.integers(0, 10_000) | st.just(-1),
@@ -195,7 +196,7 @@ def _check(log: PartitionLog, whole: Made, number: int, opening: str, certain: b
         assert not any(damage.first_offset <= base < (damage.next_offset or 0) for base, _ in sound)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     compacted=st.booleans(),
     number=st.integers(0, 10_000) | st.just(-1),

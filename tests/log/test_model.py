@@ -15,6 +15,7 @@ from kohort.log.store import enforce
 from kohort.wire.batch import parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, batch, small
+from tests.support.long_runs import examples
 
 _VALUES = st.lists(st.binary(min_size=1, max_size=120), min_size=1, max_size=8)
 
@@ -130,5 +131,5 @@ class LogAgainstList(RuleBasedStateMachine):
 
 TestLogAgainstList = LogAgainstList.TestCase
 TestLogAgainstList.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -22,8 +22,9 @@ from tests.region import s3_server
 from tests.region.postgres import Server, programs, running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_broker() -> Iterator[Broker]:
+    """A broker for the whole run; tests use topics, groups and regions of their own names."""
     config = {
         "group.initial.rebalance.delay.ms": "0",
         "group.consumer.min.session.timeout.ms": "1000",

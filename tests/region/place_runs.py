@@ -21,6 +21,7 @@ from kohort.region.sinks import Keep, Sink
 from kohort.region.staged import StagedKey
 from tests.region.places import REGION, SCHEMA, Calls, Place, Row, copied, merged, same, table
 from tests.region.volume import Died
+from tests.support.long_runs import IS_LONG
 
 EPOCH = 5
 KEYS = tuple(StagedKey(REGION, EPOCH, member, 1) for member in ("a", "b", "idle"))
@@ -40,13 +41,17 @@ FIRST = [row for key in KEYS for row in STAGED.get(key, [])]
 SECOND = STAGED[NEXT[1]] + STAGED[NEXT[0]]
 """In the order of the units: b's second, then a's third."""
 Act = Callable[[Sink], None]
+SHORT_EVERY = {"delta": 2, "delta-parted": 2, "delta-objects": 3}
+"""Processes with places of these kinds die at every second or third call in `make test`, else at every one."""
 
 
 class Trials:
     """Copies of one place, each in a folder of its own."""
 
-    def __init__(self, place: Place, root: Path) -> None:
+    def __init__(self, place: Place, root: Path, short_every: int = 1) -> None:
+        """Make none yet; in `make test`, processes die at every `short_every`-th call."""
         self.place, self._root, self._numbers = place, root, itertools.count()
+        self._short_every = short_every
 
     @contextlib.contextmanager
     def copy(self) -> Iterator[Place]:
@@ -75,7 +80,8 @@ class Trials:
 
     def deaths(self, act: Act) -> Iterator[Place]:
         """The place after a process died at each call of what it did, before it and after it."""
-        for number in range(1, self.steps(act) + 1, self._every):
+        short = 1 if IS_LONG else max(self._short_every, SHORT_EVERY.get(self.place.kind, 1))
+        for number in range(1, self.steps(act) + 1, max(self._every, short)):
             for happened in (False, True):
                 with self.copy() as trial:
                     calls = Calls()

@@ -30,11 +30,14 @@ from tests.region import folder_runs
 from tests.region.place_runs import Trials
 from tests.region.places import REGION, SCHEMA, Calls, ObjectsPlace, ParquetPlace, Row, same, table
 from tests.region.volume import Volume
+from tests.support.long_runs import IS_LONG
 
 Patch = pytest.MonkeyPatch
 FolderPlace = ParquetPlace | ObjectsPlace
 EPOCH = 5
 SEQUENCES = 5
+SHORT_EVERY = 2
+"""A compactor dies at every second call in `make test`, and at every one in `make test-long`."""
 KINDS: dict[str, Callable[[], FolderPlace]] = {
     "folder": ParquetPlace,
     "store": ObjectsPlace,
@@ -254,7 +257,7 @@ def _settled(place: FolderPlace, upto: int) -> None:
 
 def killed_compactors(place: FolderPlace, root: Path) -> None:
     """A compactor dies at each call; readers of the list see the same rows, and so do those who have it already."""
-    trials = Trials(begun(place, root), root)
+    trials = Trials(begun(place, root), root, SHORT_EVERY)
     before = local_paths(place)
     for died in trials.deaths(compact):  # type: ignore[arg-type]
         assert same(rows(died), wanted()), rows(died)  # type: ignore[arg-type]
@@ -267,7 +270,7 @@ def killed_removals(place: FolderPlace, root: Path) -> None:
     begun(place, root)
     folder_of(place).compact()
     publish(folder_of(place), SEQUENCES + 1)
-    for died in Trials(place, root).deaths(compact_at_once):  # type: ignore[arg-type]
+    for died in Trials(place, root, SHORT_EVERY).deaths(compact_at_once):  # type: ignore[arg-type]
         if isinstance(died, ParquetPlace):
             listed = died.rows()
             assert not [row for row in listed if listed.count(row) > 1], "those who list see nothing twice"
@@ -349,8 +352,8 @@ def emptied_under_a_compactor(place: FolderPlace, root: Path) -> None:
 
 def failing_requests(place: FolderPlace, root: Path) -> None:
     """Each call fails, before or after it has happened; the compactor is started again."""
-    trials = Trials(begun(place, root), root)
-    for number in range(1, trials.steps(compact) + 1):  # type: ignore[arg-type]
+    trials = Trials(begun(place, root), root, SHORT_EVERY)
+    for number in range(1, trials.steps(compact) + 1, 1 if IS_LONG else SHORT_EVERY):  # type: ignore[arg-type]
         for happened in (False, True):
             with trials.copy() as trial:
                 calls = Calls()

@@ -332,7 +332,7 @@ def begun(kind: str, root: Path) -> Trials:
     sink = place.sink()
     sink.check(PLACE_SCHEMA)
     sink.stage(FIRST, place_table([(1, "one")]))
-    return Trials(place, root)
+    return Trials(place, root, short_every=3)
 
 
 def finish(place: Any) -> None:

@@ -14,6 +14,8 @@ from simulation.remote.days import SHOWN_BY, left_behind
 from simulation.remote.mutants import REMOTE_MUTANTS, HeartbeatsWithoutProof
 from simulation.remote.run import OURS, REMOTE, RemoteRun, remote_plan
 
+from tests.support.long_runs import IS_LONG
+
 SEEDS = 60
 PATIENCE = 200
 SEEN_AT = {
@@ -32,9 +34,9 @@ def shown(mutant: str, seed: int) -> Plan:
     return SHOWN_BY[mutant](seed) if mutant in SHOWN_BY else remote_plan(seed)
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS, 10))
+@pytest.mark.parametrize("start", range(0, SEEDS, 5))
 def test_seeds_are_clean(start: int) -> None:
-    for seed in range(start, start + 10):
+    for seed in range(start, start + 5):
         result = RemoteRun(seed).play()
         assert result.failure is None, f"seed {seed}: {result.failure}"
 
@@ -64,7 +66,7 @@ def test_without_proof_two_members_own_one_partition() -> None:
 @pytest.mark.parametrize("day", SHOWN_BY.values())
 def test_a_day_that_shows_a_mutant_is_clean_without_it(day: object) -> None:
     assert callable(day)
-    for seed in range(2):
+    for seed in range(2 if IS_LONG else 1):
         assert RemoteRun(day(seed)).play().failure is None
 
 

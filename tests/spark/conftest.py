@@ -6,6 +6,7 @@ minute, depending on the load. `Stage.until` gives up when nothing has moved for
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     from kohort.spark import register
 
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("kohort tests")
         .config("spark.ui.enabled", "false")
@@ -59,8 +60,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
     )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("preloaded")), prepend=os.pathsep)
+        session = builder.getOrCreate()
     register(session)
     yield session
     session.stop()

@@ -1,6 +1,6 @@
 """Run the tests in several processes, and the few that fail once more alone: `python -m tests.support.again ARGS …`.
 
-Two cores run four workers with Kafka, ZooKeeper and Spark in each. A client of another project that waits for the
+Two cores run five workers with Kafka, ZooKeeper and Spark in each. A client of another project that waits for the
 processor longer than it allows fails there, and so does a race of kohort's. The second run names every test that failed
 beside others. Such a test is a fault until its cause is known. More than `AGAIN_MAX` failures are not looked at again.
 

@@ -1,4 +1,4 @@
-"""Archives of Spark's and Kafka's classes, which Java maps at each start.
+"""Archives of Spark's and Kafka's classes, which Java maps at each start; and a folder that Kafka has formatted.
 
 A Spark of a test lives for seconds, and loads twelve thousand classes in them. From the archive that takes seven of its
 seventeen seconds of processor time less. A node of Kafka takes two of its six seconds less, to format its folder and to
@@ -7,8 +7,11 @@ start. Java leaves an archive aside that does not fit, as that of other jars. `c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 import sys
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -30,6 +33,20 @@ def kafka_options(jars: Path) -> tuple[str, ...]:
     """Options of Java for a node or a tool of Kafka, with the archive where it has been made."""
     archive = kafka_archive(jars)
     return (f"-XX:SharedArchiveFile={archive}",) if archive.is_file() else ()
+
+
+def formatted_folder(jars: Path, node: str) -> Path:
+    """Where the files lie that Kafka's tool writes into the folder of a node with this id."""
+    return _place("kafka", str(jars), "format", node).with_suffix(".formatted")
+
+
+def keep(folder: Path, place: Path) -> None:
+    """Copy a folder to its place, where processes that start meanwhile see all of it or nothing."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as work:
+        copy = shutil.copytree(folder, Path(work) / "copy")
+        with contextlib.suppress(OSError):  # another process was first
+            copy.rename(place)
 
 
 def spark_archive() -> Path | None:

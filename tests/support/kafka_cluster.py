@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +51,7 @@ class KafkaNode(ApacheKafka):
         }
         lines = [line for line in self._properties.read_text().splitlines() if line.split("=")[0] not in changed]
         self._properties.write_text("\n".join([*lines, *(f"{key}={value}" for key, value in changed.items())]) + "\n")
-        program = self._program("kafka.tools.StorageTool", "format", "-t", self._cluster, "-c", str(self._properties))
-        subprocess.run(program.command(), capture_output=True, check=True)
+        self._format_for(self._cluster)
 
     def start(self) -> None:
         """Starts without waiting: it takes two to form a quorum."""

@@ -13,6 +13,11 @@ IS_LONG = os.environ.get("KOHORT_LONG") == "1"
 """Whether this run is the long one."""
 
 
+def examples(count: int) -> int:
+    """How many examples a property is tried with: a third of them in `make test`."""
+    return count if IS_LONG else count // 3
+
+
 def patterns() -> list[str]:
     """Every line of the list that is not a comment."""
     return [line for line in LIST.read_text().splitlines() if line and not line.startswith("#")]

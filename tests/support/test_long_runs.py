@@ -22,9 +22,15 @@ SHORT_FORM_ELSEWHERE = [
 
 
 @pytest.fixture(scope="module")
-def collected() -> dict[str, list[str]]:
-    """The node ids of the files that the list names, by file."""
+def collected(request: pytest.FixtureRequest) -> dict[str, list[str]]:
+    """The node ids of the files that the list names, by file: of this run, when it has all files."""
     files = sorted({pattern.partition("::")[0] for pattern in patterns()})
+    found = defaultdict(list)
+    for item in request.session.items:
+        found[item.nodeid.partition("::")[0]].append(item.nodeid)
+    chosen = request.config.option.keyword or request.config.option.markexpr
+    if not chosen and set(files) <= set(found):
+        return {file: found[file] for file in files}
     listing = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
         cwd=ROOT,
@@ -32,7 +38,7 @@ def collected() -> dict[str, list[str]]:
         text=True,
         check=True,
     ).stdout
-    found = defaultdict(list)
+    found.clear()
     for line in listing.splitlines():
         if re.match(r"tests/\S+\.py::", line):
             found[line.partition("::")[0]].append(line)

@@ -16,6 +16,7 @@ from kohort.wire.batch import HEADER_SIZE, BatchRecord, build_batch, crc_ok, ite
 from kohort.wire.codec import uvarint_bytes
 from kohort.wire.compression import CODECS, TooLargeError, compress, decompress
 from kohort.wire.records import read_records
+from tests.support.long_runs import examples
 
 _BLOB = st.none() | st.binary(max_size=60)
 _RECORD = st.builds(
@@ -32,7 +33,7 @@ def _without_offset(record: BatchRecord) -> tuple[object, ...]:
     return tuple(record)[1:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(_RECORD, min_size=1, max_size=30), st.sampled_from(list(CODECS)), st.integers(0, 2**62))
 def test_records_survive(records: list[BatchRecord], codec: str, base_offset: int) -> None:
     batch = build_batch(records, compression=codec, base_offset=base_offset)
@@ -47,7 +48,7 @@ def test_records_survive(records: list[BatchRecord], codec: str, base_offset: in
     assert [record.offset for record in read] == list(range(base_offset, base_offset + len(records)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.sampled_from(list(CODECS)), st.data())
 def test_damage_ends_in_corrupt_data(codec: str, data: st.DataObject) -> None:
     records = [BatchRecord(0, 1000 + i, b"key%d" % i, b"value" * i, [("h", b"x")]) for i in range(20)]
@@ -66,7 +67,7 @@ def test_damage_ends_in_corrupt_data(codec: str, data: st.DataObject) -> None:
         assert [_without_offset(record) for record in read] == [_without_offset(record) for record in records]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_no_batch_or_a_whole_one(data: bytes) -> None:
     try:

@@ -14,6 +14,7 @@ from kohort.wire import journal
 from kohort.wire.framing import APIS, decode_request_header, encode_request
 from kohort.wire.message import Message
 from kohort.wire.schema import WireError
+from tests.support.long_runs import examples
 from tests.wire.values import Values
 
 RECORDS = [
@@ -76,7 +77,7 @@ def test_every_cut_is_noticed(kind: type[Message]) -> None:
     assert message.encode(version) == data
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes(data: bytes) -> None:
     for kind in MESSAGES:
@@ -84,7 +85,7 @@ def test_arbitrary_bytes(data: bytes) -> None:
             _try(kind, data, version)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=80))
 def test_arbitrary_request_headers(data: bytes) -> None:
     try:

@@ -85,7 +85,7 @@ class Serving:
         self._metrics = MetricsServer(host, port, self._exporter(), tls)
 
     def _exporter(self) -> Collector:
-        from kohort.broker.metrics import Exporter
+        from kohort.broker.metrics_exporter import Exporter
 
         return Exporter(lambda: self.from_outside(self.metrics))
 

@@ -19,12 +19,10 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kohort.broker.api import push, sasl
 from kohort.broker.api.discovery import unknown_api_versions
@@ -33,7 +31,6 @@ from kohort.broker.authorization import Resource, allowed
 from kohort.broker.config.settings import super_users
 from kohort.broker.config.users import Users
 from kohort.broker.dispatch import Dispatcher, Route, api_keys, handled, route_table
-from kohort.broker.metrics import Exporter, Snapshot
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
@@ -66,53 +63,6 @@ from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordi
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
-
-
-# -- Prometheus metrics of a coordinator: those of every group host, and those of its shards
-
-
-class CoordinatorExporter(Exporter):
-    """An exporter that turns snapshots and shards into metric families."""
-
-    def __init__(
-        self,
-        snapshot: Callable[[], Snapshot],
-        coordinator: Callable[[], int],
-        shards: Callable[[], list[DescribeCoordinatorsResponse.Shard]],
-    ) -> None:
-        """Export `snapshot`, with `coordinator()` as the label of each row of `shards()`."""
-        super().__init__(snapshot)
-        self._coordinator = coordinator
-        self._shards = shards
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the metric families of one snapshot."""
-        yield from super().collect()
-        labels = ["shard", "coordinator"]
-        owned = GaugeMetricFamily("kohort_shard_serving", "1: the shard serves here; 0: it does not yet", labels=labels)
-        term = GaugeMetricFamily("kohort_shard_term", "The journal's term: its producer epoch", labels=labels)
-        proof = GaugeMetricFamily(
-            "kohort_shard_proof_age_seconds", "Since the newest acknowledged append was sent", labels=labels
-        )
-        load = GaugeMetricFamily("kohort_shard_load_seconds", "How long it took to load", labels=labels)
-        p99 = GaugeMetricFamily("kohort_shard_append_p99_seconds", "Of its appends, 99 in 100 took less", labels=labels)
-        appends = CounterMetricFamily("kohort_shard_appends", "Appends that were acknowledged", labels=labels)
-        fences = CounterMetricFamily("kohort_shard_fences", "How often another coordinator took it over", labels=labels)
-        number = str(self._coordinator())
-        for shard in self._shards():
-            at = [str(shard.index), number]
-            owned.add_metric(at, float(shard.phase == "serving"))
-            for family, value, unit in (
-                (term, shard.term, 1),
-                (proof, shard.proof_age_ms, 1e3),
-                (load, shard.load_ms, 1e3),
-                (p99, shard.append_p99_us, 1e6),
-            ):
-                if value >= 0:
-                    family.add_metric(at, value / unit)
-            appends.add_metric(at, shard.appends)
-            fences.add_metric(at, shard.fences)
-        yield from (owned, term, proof, load, p99, appends, fences)
 
 
 # -- DescribeCoordinators: the coordinators, the placement, and the state of this coordinator's shards
@@ -219,7 +169,7 @@ class CoordinatorServing(Serving):
     _groups: CoordinatorHost
 
     def _exporter(self) -> Collector:
-        # an HTTP server that few need
+        from kohort.cluster.metrics_exporter import CoordinatorExporter  # few need it
 
         host = self._groups
         return CoordinatorExporter(

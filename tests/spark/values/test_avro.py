@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as spark
+from tests.support.long_runs import examples
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
@@ -163,7 +164,7 @@ def one_by_one(value: bytes | None) -> Any:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_column_is_what_its_records_are_one_by_one(data: st.DataObject) -> None:
     """Damaged, cut and prolonged values stand between good ones; none shifts another, and good ones are equal."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.long_runs import examples
 
 from kohort.spark.values.isolate import ONE_BY_ONE_MAX, VALUE_BYTES
 from kohort.spark.values.json_columns import DEPTH, JsonDecoder, JsonRecords
@@ -158,7 +159,7 @@ def texts(kind: pa.DataType) -> st.SearchStrategy[bytes | None]:
 
 @pytest.mark.parametrize("kind", [NUMBERED, WIDE, MAPS, pa.int32(), pa.list_(pa.field("element", INNER))], ids=str)
 def test_a_column_is_what_its_records_are_one_by_one(kind: pa.DataType) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     @given(st.lists(texts(kind), max_size=40))
     @example([b'{"n":1}null{"n":2}', b'{"n":3}'])
     @example([b'{"n":1}', b"null", b'{"n":2}'])
@@ -211,7 +212,7 @@ def test_few_bad_values_among_many_are_found(monkeypatch: pytest.MonkeyPatch) ->
     assert len(seen) <= len(bad) * ONE_BY_ONE_MAX
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_damage_never_shifts_a_row(data: st.DataObject) -> None:
     """Each good record carries its own row's number; between them is anything at all."""
