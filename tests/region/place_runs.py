@@ -61,7 +61,9 @@ class Trials:
     @property
     def _every(self) -> int:
         """Only every so-manyth call is tried where a publication takes a hundred times as long as a link."""
-        return {"delta-update": 3, "delta-objects-update": 5, "iceberg": 3, "iceberg-parted": 7}.get(self.place.kind, 1)
+        return {"delta-update": 3, "delta-objects-update": 5, "iceberg": 3, "iceberg-parted": 7, "ducklake": 5}.get(
+            self.place.kind, 1
+        )
 
     def steps(self, act: Act) -> int:
         """How many calls it takes."""
@@ -84,7 +86,7 @@ class Trials:
 
     def holds(self, act: Act, meanwhile: Callable[[Place, int], None]) -> Iterator[Place]:
         """The place after a process was held at each call, while others did what they do there."""
-        every = self._every if self.place.kind.startswith("iceberg") else 1
+        every = self._every if self.place.kind.startswith(("iceberg", "ducklake")) else 1
         for number in range(1, self.steps(act) + 1, every):
             with self.copy() as trial:
                 calls = Calls()

@@ -15,9 +15,8 @@ snapshots expire, properties do not.
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -53,13 +52,9 @@ from pyiceberg.transforms import Transform
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region.records import Position
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import plain
 
-OFFSETS_CHARS_MAX: Final = 16_384
-"""Limit on the offsets in a snapshot's summary: the table's metadata has the summaries of all snapshots, and each
-commit writes it anew. About 1,000 partitions fit."""
 _MERGE: Final = "commit.manifest-merge.enabled"
 _READ_ONLY: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
 
@@ -282,16 +277,6 @@ class IcebergLog:
         for path in (*own, refused.manifest_list):
             with contextlib.suppress(OSError):
                 table.io.delete(path)
-
-
-def offsets_text(positions: Iterable[Position]) -> str:
-    """Return next offsets as JSON, by group, topic and partition; empty if there are none, or too many."""
-    groups: dict[str, dict[str, dict[str, int]]] = {}
-    for position in positions:
-        topics = groups.setdefault(position.group, {})
-        topics.setdefault(position.topic, {})[str(position.partition)] = position.offset
-    text = json.dumps(groups, separators=(",", ":")) if groups else ""
-    return text if len(text) <= OFFSETS_CHARS_MAX else ""
 
 
 def current_files(table: Table) -> list[DataFile]:

@@ -32,6 +32,7 @@ from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import Bound
 from kohort.region.sinks.columns import filled_schema, is_empty, refuse_untyped, untyped
+from kohort.region.sinks.offsets import offsets_text
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
@@ -70,7 +71,6 @@ try:
         current_files,
         iceberg_schema_of,
         kept_schema,
-        offsets_text,
     )
 except ImportError as error:
     raise InvalidInputError(
