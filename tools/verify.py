@@ -108,6 +108,26 @@ GUARANTEES: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
             ],
         ],
     ),
+    "ducklake": (
+        "## Guarantees",
+        [
+            [
+                "region/test_sinks_in_a_region.py::test_every_record_once",
+                "region/test_ducklake_commits.py::test_a_commit_behind_any_other_is_refused",
+            ],
+            ["region/test_ducklake_commits.py"],
+            ["region/test_ducklake_table.py::test_a_lost_answer_is_found_by_whoever_tries_again"],
+            ["region/test_ducklake_table.py::test_publishers_killed_at_any_moment_and_a_reader_in_another_process"],
+            [
+                "region/test_ducklake_table.py::test_compaction_expiry_and_cleanup_leave_what_is_needed",
+                "region/test_ducklake_table.py::test_the_sequence_survives_the_expiry_of_its_snapshot",
+                "region/test_ducklake_table.py::test_a_foreign_writer_in_between_is_no_obstacle",
+            ],
+            ["region/test_ducklake_table.py::test_published_files_are_the_staged_ones"],
+            ["region/test_ducklake_table.py::test_a_sweep_takes_unfinished_files_and_none_that_the_lake_has"],
+            ["region/test_ducklake_table.py::test_files_and_the_catalog_are_durable_before_a_sequence_is_marked"],
+        ],
+    ),
     "object-stores": (
         "## Guarantees",
         [

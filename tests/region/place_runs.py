@@ -68,6 +68,7 @@ class Trials:
         """Only every so-manyth call is tried where a publication takes a hundred times as long as a link."""
         every = {
             "delta-update": 3, "delta-objects-update": 5, "iceberg": 3, "iceberg-parted": 7, "iceberg-update": 7,
+            "ducklake": 5,
         }  # fmt: skip
         return every.get(self.place.kind, 1)
 
@@ -93,7 +94,7 @@ class Trials:
 
     def holds(self, act: Act, meanwhile: Callable[[Place, int], None]) -> Iterator[Place]:
         """The place after a process was held at each call, while others did what they do there."""
-        every = self._every if self.place.kind.startswith("iceberg") else 1
+        every = self._every if self.place.kind.startswith(("iceberg", "ducklake")) else 1
         for number in range(1, self.steps(act) + 1, every):
             with self.copy() as trial:
                 calls = Calls()

@@ -32,6 +32,8 @@ from kohort.region.sinks import Sink
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_objects import DeltaObjects, StoreDeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.ducklake_catalog import DuckLake, LakeTransaction
+from kohort.region.sinks.ducklake_table import DuckLakeTable
 from kohort.region.sinks.hive_partitions import NULL
 from kohort.region.sinks.iceberg_files import DurableFileIO
 from kohort.region.sinks.iceberg_table import IcebergTable
@@ -483,6 +485,106 @@ def _files_of(table: Table) -> set[str]:
     }
 
 
+class HeldLakeTransaction(LakeTransaction):
+    """A transaction whose statements are asked through `Calls`."""
+
+    calls: Calls
+
+    def _run(self, statement: str, *values: object) -> Any:
+        return self.calls.do(statement[:60], lambda: LakeTransaction._run(self, statement, *values))
+
+
+class HeldLake(DuckLake):
+    """A lake of such transactions."""
+
+    calls: Calls
+
+    def _begun(self, cursor: Any, name: str) -> LakeTransaction:
+        made = HeldLakeTransaction(cursor, name)
+        made.calls = self.calls
+        return made
+
+
+class HeldDuckLake(DuckLakeTable):
+    """A DuckLake table of such a lake."""
+
+    calls: Calls
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in super().__getstate__().items() if name != "calls"}
+
+    @property
+    def _lake(self) -> DuckLake:
+        lake = HeldLake(self.path, self.place)
+        lake.calls = getattr(self, "calls", Calls())
+        return lake
+
+
+class DuckLakePlace(_Files):
+    kind = "ducklake"
+    shared = True
+
+    def at(self, root: Path) -> None:
+        """Be in this folder; the catalog of a copy has the paths of the first folder."""
+        super().at(root)
+        if not os.path.exists(f"{self.path}/catalog.sqlite"):
+            return
+        with contextlib.closing(sqlite3.connect(f"{self.path}/catalog.sqlite")) as catalog, catalog:
+            tables = {row[0] for row in catalog.execute("SELECT name FROM sqlite_master")}
+            if "ducklake_metadata" not in tables:
+                return
+            (old,) = catalog.execute("SELECT value FROM ducklake_metadata WHERE key = 'data_path'").fetchone()
+            for table, column in (
+                ("metadata", "value"),
+                ("data_file", "path"),
+                ("files_scheduled_for_deletion", "path"),
+            ):
+                moved = f"UPDATE ducklake_{table} SET {column} = replace({column}, ?, ?)"
+                catalog.execute(moved, (old.removesuffix("/data/"), self.path))
+
+    def sink(self, calls: Calls | None = None, region: UUID = REGION) -> HeldDuckLake:
+        made = HeldDuckLake("air.flights", lake=self.path)
+        made._place, made.calls = "ducklake:out", calls or Calls()
+        made._files = HeldFiles(made.calls)  # type: ignore[assignment]
+        return made.bind(f"region-{region.int}", region)
+
+    def ask(self, statement: str) -> list[Any]:
+        """Return the rows of a query as a stranger asks it; none if there is no table."""
+        sink = self.sink()
+        if sink._newest_state() is None:
+            return []
+        with sink._lake.transaction() as at:
+            return at.ask(statement)
+
+    def rows(self) -> list[Row]:
+        try:
+            return sorted(self.ask("SELECT id, name FROM {lake}.air.flights"))
+        except RetriableError as error:
+            raise AssertionError("the table has a file that is gone") from error
+
+    def staged(self) -> list[str]:
+        """Names of what is staged, and of data files that the lake does not have."""
+        known = self.ask(
+            "SELECT path FROM __ducklake_metadata_{lake}.ducklake_data_file UNION ALL SELECT path FROM "
+            "__ducklake_metadata_{lake}.ducklake_files_scheduled_for_deletion"
+        )
+        own = Path(self.path) / "_kohort"
+        left = {str(path) for path in own.glob(f"*/{REGION.hex}/data/*")} - {path for (path,) in known}
+        others = [path.name for kind in ("staged", "tried") for path in own.glob(f"*/{REGION.hex}/{kind}/*")]
+        return others + sorted(left)
+
+    def compact(self) -> None:
+        """Merge the files, forget how the table was before, and remove what nobody needs."""
+        for statement in (
+            "CALL ducklake_flush_inlined_data('{lake}')",
+            "CALL ducklake_merge_adjacent_files('{lake}')",
+            "CALL ducklake_expire_snapshots('{lake}', older_than => now())",
+            "CALL ducklake_cleanup_old_files('{lake}', cleanup_all => true)",
+        ):
+            with self.sink()._lake.transaction() as at:
+                at.change(statement)
+
+
 class SqlitePlace(_Files):
     def __init__(self, kind: str, **options: Any) -> None:
         self.kind, self._options = kind, options
@@ -534,6 +636,7 @@ def kinds() -> list[Place]:
         IcebergPlace("iceberg"),
         IcebergPlace("iceberg-parted", partition_by=["truncate(1, name)", "bucket(2, id)"]),
         IcebergPlace("iceberg-update", mode="update", keys=["id"]),
+        DuckLakePlace(),
         SqlitePlace("sqlite"),
         SqlitePlace("sqlite-update", mode="update", keys=["id"]),
     ]

@@ -13,6 +13,7 @@ import pytest
 from kohort.errors import InvalidInputError
 from kohort.region.sinks import Sink, known_there
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.ducklake_table import DuckLakeTable
 from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
@@ -97,6 +98,20 @@ def test_iceberg_table_by_its_folder_and_by_its_catalog(tmp_path: Path) -> None:
     assert other.adopt() == known.place and other.published() == 1 and other.adopt() == other.place
     with pytest.raises(InvalidInputError, match="knows as"):
         bound(IcebergTable("air.flights", warehouse=tmp_path)).published()
+
+
+def test_ducklake_table_of_a_lake_that_has_moved(tmp_path: Path) -> None:
+    known = bound(DuckLakeTable("air.flights", lake=tmp_path / "old"))
+    assert known.adopt() == ""
+    publish_one(known)
+    (tmp_path / "old").rename(tmp_path / "new")
+    (tmp_path / "old").symlink_to(tmp_path / "new")  # the catalog has the old paths
+    other = bound(DuckLakeTable("air.flights", lake=tmp_path / "new"))
+    with pytest.raises(InvalidInputError, match="knows as"):
+        other.published()
+    assert bound(DuckLakeTable("air.flights", lake=tmp_path / "new"), OTHER).adopt() == ""
+    assert known_there(other) == (known.place, 1)
+    assert other.adopt() == known.place and other.published() == 1 and other.adopt() == other.place
 
 
 def test_names_that_sqlite_does_not_distinguish_are_one(tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ import pytest
 from pyiceberg.table import Table
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
+from kohort.region.files import remove
 from kohort.region.sinks import Keep, Sink, delta_table, iceberg_files, iceberg_table, rows, sql_table
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.ducklake_table import DuckLakeTable
 from kohort.region.sinks.iceberg_log import IcebergLog
 from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.parquet_folder import ParquetFolder
@@ -150,7 +152,7 @@ def test_nested_types(place: Place) -> None:
     nested = pa.struct([("x", pa.list_(pa.int32())), ("m", pa.map_(pa.string(), pa.float64()))])
     schema = pa.schema([*SCHEMA, ("nested", nested)])
     sink = place.sink()
-    if not place.kind.startswith(("delta", "iceberg", "parquet")):
+    if not place.kind.startswith(("delta", "ducklake", "iceberg", "parquet")):
         with pytest.raises(InvalidInputError, match="'nested'.*to_json"):
             sink.check(schema)
         return
@@ -311,7 +313,11 @@ def test_run(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(kind for kind in KINDS if kind.startswith("delta") or kind in ("iceberg-parted", "iceberg-update")),
+        *(
+            kind
+            for kind in KINDS
+            if kind.startswith(("delta", "ducklake")) or kind in ("iceberg-parted", "iceberg-update")
+        ),
         pytest.param("iceberg", marks=pytest.mark.slow),
     ],
 )
@@ -431,7 +437,7 @@ def _sql_says_nothing_of_emptying(patch: Patch) -> None:
 
 
 def _its_own_number_is_taken_for_emptied(patch: Patch) -> None:
-    for kind in (ParquetFolder, ParquetObjects, DeltaTable, IcebergTable, SqlTable):
+    for kind in (ParquetFolder, ParquetObjects, DeltaTable, DuckLakeTable, IcebergTable, SqlTable):
         patch.setattr(kind, "empty", _empties_what_shows_less(kind.empty))
 
 
@@ -559,6 +565,44 @@ def _iceberg_names_no_file_before_it_is_written(patch: Patch) -> None:
     patch.setattr(iceberg_files._LocalStore, "put_file", put)
 
 
+def _lake_does_not_look(patch: Patch) -> None:
+    whole = DuckLakeTable._until_there
+    patch.setattr(DuckLakeTable, "_until_there", lambda self, is_there, act: whole(self, lambda state: False, act))
+
+
+def _lake_marks_first(patch: Patch) -> None:
+    whole = DuckLakeTable._bring
+
+    def bring(self: DuckLakeTable, sequence: int, *given: Any) -> bool:
+        self._mark(self._load()[0], sequence)
+        return whole(self, sequence, *given)
+
+    patch.setattr(DuckLakeTable, "_bring", bring)
+
+
+def _lake_sweeps_all(patch: Patch) -> None:
+    whole = DuckLakeTable.sweep
+    patch.setattr(DuckLakeTable, "sweep", lambda self, keep: whole(self, Keep(keep.floor)))
+
+
+def _lake_names_no_file_before_it_is_written(patch: Patch) -> None:
+    whole = DuckLakeTable._put_piece
+
+    def put(self: DuckLakeTable, state: Any, staged: StagedKey, piece: Any) -> None:
+        if piece.whole:
+            whole(self, state, staged, piece)
+
+    patch.setattr(DuckLakeTable, "_put_piece", put)
+
+
+def _lake_removes_what_it_has(patch: Patch) -> None:
+    def remove_all(self: DuckLakeTable, state: Any, names: Any) -> None:
+        for name in names:
+            remove(self._files, self._file(state, name))
+
+    patch.setattr(DuckLakeTable, "_remove_unknown", remove_all)
+
+
 def _made_anew(place: Place, root: Path) -> None:
     place.at(root / "first")
     place.sink().check(SCHEMA)
@@ -602,6 +646,11 @@ MUTANTS: tuple[Mutant, ...] = (
     (_all_attempts_are_settled, "iceberg-update", runs.sweeps_at_each_moment),
     (_first_staged_counts, "iceberg-update", _ordered),
     (_first_row_counts, "iceberg-update", _ordered),
+    (_lake_does_not_look, "ducklake", runs.held_publishers),
+    (_lake_marks_first, "ducklake", runs.killed_publishers),
+    (_lake_sweeps_all, "ducklake", runs.sweeps_at_each_moment),
+    (_lake_names_no_file_before_it_is_written, "ducklake", runs.killed_while_staging),
+    (_lake_removes_what_it_has, "ducklake", runs.killed_publishers),
     (_first_staged_counts, "delta-update", _ordered),
     (_first_row_counts, "delta-update", _ordered),
     (_first_staged_counts, "sqlite-update", _ordered),

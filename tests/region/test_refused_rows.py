@@ -10,7 +10,16 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from kohort.region import DeltaTable, IcebergTable, ParquetFolder, Region, RowRefusedError, Sink, SqlTable
+from kohort.region import (
+    DeltaTable,
+    DuckLakeTable,
+    IcebergTable,
+    ParquetFolder,
+    Region,
+    RowRefusedError,
+    Sink,
+    SqlTable,
+)
 from kohort.region.sinks import check_rows
 from tests.region.conftest import fill, make_topic
 
@@ -18,12 +27,13 @@ ID = UUID(int=3)
 FIXED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("small", pa.int32())])
 
 
-@pytest.fixture(params=["parquet", "sql", "delta", "iceberg"])
+@pytest.fixture(params=["parquet", "sql", "delta", "ducklake", "iceberg"])
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
     made: dict[str, Sink] = {
         "parquet": ParquetFolder(tmp_path / "out"),
         "sql": SqlTable(f"sqlite:///{tmp_path}/out.db", "flights"),
         "delta": DeltaTable(tmp_path / "out"),
+        "ducklake": DuckLakeTable("air.flights", lake=tmp_path / "lake"),
         "iceberg": IcebergTable("air.flights", warehouse=tmp_path / "lake"),
     }
     return made[request.param]

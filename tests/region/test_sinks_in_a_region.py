@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from kohort.region import DeltaTable, IcebergTable, Region, Sink, SqlTable
+from kohort.region import DeltaTable, DuckLakeTable, IcebergTable, Region, Sink, SqlTable
+from kohort.region.sinks.ducklake_catalog import DuckLake, NoLakeError
 from tests.region.conftest import Worker, fill, make_topic
 from tests.support.waiting import until
 
@@ -64,7 +65,21 @@ def _sqlite(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     return SqlTable(f"sqlite:///{folder}/out.db", "flights"), read
 
 
-@pytest.mark.parametrize("kind", [_delta, _iceberg, _sqlite], ids=["delta", "iceberg", "sqlite"])
+def _ducklake(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
+    lake = DuckLake(str(folder / "lake"), "ducklake:reader")
+
+    def read() -> list[bytes]:
+        try:
+            with lake.transaction() as at:
+                there = "flights" in at.tables("air")
+                return [row[0] for row in at.ask("SELECT value FROM {lake}.air.flights")] if there else []
+        except NoLakeError:
+            return []
+
+    return DuckLakeTable("air.flights", lake=folder / "lake"), read
+
+
+@pytest.mark.parametrize("kind", [_delta, _ducklake, _iceberg, _sqlite], ids=["delta", "ducklake", "iceberg", "sqlite"])
 def test_every_record_once(
     kind: Callable[[Path], tuple[Sink, Callable[[], list[bytes]]]], own_servers: str, name: str, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kohort.region.sinks import Keep as Keep
     from kohort.region.sinks import Sink as Sink
     from kohort.region.sinks.delta_table import DeltaTable as DeltaTable
+    from kohort.region.sinks.ducklake_table import DuckLakeTable as DuckLakeTable
     from kohort.region.sinks.iceberg_table import IcebergTable as IcebergTable
     from kohort.region.sinks.kafka_topic import KafkaTopic as KafkaTopic
     from kohort.region.sinks.parquet_folder import ParquetFolder as ParquetFolder
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DeltaTable": "sinks.delta_table",
+    "DuckLakeTable": "sinks.ducklake_table",
     "IcebergTable": "sinks.iceberg_table",
     "KafkaTopic": "sinks.kafka_topic",
     "Keep": "sinks",
@@ -49,6 +51,7 @@ _HOMES = {
 }
 __all__ = [
     "DeltaTable",
+    "DuckLakeTable",
     "IcebergTable",
     "KafkaTopic",
     "Keep",

@@ -34,6 +34,10 @@ def sink_of(place: str) -> Sink:
         from kohort.region.sinks.iceberg_table import IcebergTable  # an extra of the package
 
         return IcebergTable(table, warehouse=url)
+    if kind == "ducklake" and url.startswith("/") and table:
+        from kohort.region.sinks.ducklake_table import DuckLakeTable  # an extra of the package
+
+        return DuckLakeTable(table, lake=url)
     servers, _, topic = rest.rpartition("/")
     if kind == "kafka" and servers and topic:
         from kohort.region.sinks.kafka_topic import KafkaTopic  # pulls in the client
@@ -44,8 +48,8 @@ def sink_of(place: str) -> Sink:
     raise InvalidInputError(
         f"{shown_url(place)!r} names no sink that can be reached by its name: give parquet:/folder, "
         "parquet:s3://bucket/folder, delta:/folder, delta:s3://bucket/table, iceberg:/warehouse#namespace.table, "
-        "sql:sqlite:////file.db#table, sql:postgresql://host:port/database#table (the user by PGUSER) or "
-        "kafka:host:port/topic; for any other call Region.adopt with the sink"
+        "ducklake:/lake#schema.table, sql:sqlite:////file.db#table, sql:postgresql://host:port/database#table (the "
+        "user by PGUSER) or kafka:host:port/topic; for any other call Region.adopt with the sink"
     )
 
 

@@ -15,9 +15,8 @@ snapshots expire, properties do not.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -49,14 +48,10 @@ from pyiceberg.transforms import Transform
 from sqlalchemy.exc import IntegrityError
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.records import Position
 from kohort.region.sinks.iceberg_catalog import catalog_errors
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import plain
 
-OFFSETS_CHARS_MAX: Final = 16_384
-"""Limit on the offsets in a snapshot's summary: the table's metadata has the summaries of all snapshots, and each
-commit writes it anew. About 1,000 partitions fit."""
 _MERGE: Final = "commit.manifest-merge.enabled"
 _REGION: Final = re.compile(r"kohort\.[0-9a-f]{32}\.region")
 
@@ -345,16 +340,6 @@ class _Overwrite(_OverwriteFiles):
                 with contextlib.suppress(OSError):
                     self._io.delete(manifest.manifest_path)
         return merged + [manifest for manifest in live if manifest.content != ManifestContent.DATA]
-
-
-def offsets_text(positions: Iterable[Position]) -> str:
-    """Return next offsets as JSON, by group, topic and partition; empty if there are none, or too many."""
-    groups: dict[str, dict[str, dict[str, int]]] = {}
-    for position in positions:
-        topics = groups.setdefault(position.group, {})
-        topics.setdefault(position.topic, {})[str(position.partition)] = position.offset
-    text = json.dumps(groups, separators=(",", ":")) if groups else ""
-    return text if len(text) <= OFFSETS_CHARS_MAX else ""
 
 
 def current_files(table: Table) -> list[DataFile]:

@@ -36,6 +36,7 @@ from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import Bound
 from kohort.region.sinks.columns import filled_schema, is_empty, refuse_untyped, untyped
+from kohort.region.sinks.offsets import offsets_text
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
@@ -82,7 +83,6 @@ try:
         current_files,
         iceberg_schema_of,
         kept_schema,
-        offsets_text,
     )
     from kohort.region.sinks.iceberg_update import MergeAttempt, replaced_files, settle_attempts
 except ImportError as error:

@@ -1,0 +1,327 @@
+"""Transactions on a DuckLake whose catalog is a SQLite file, and the errors of DuckDB.
+
+DuckDB's extension repeats a refused commit on the newest snapshot, after a look at what the snapshots since have
+changed. A snapshot that was expired meanwhile does not count there (ducklake #1472), so that a late commit could add
+its files once more. `ducklake_max_retry_count=0` switches that off. A commit then is one transaction of SQLite with
+all that was read before it. SQLite refuses it if any other transaction has committed since, whatever that one did and
+whatever has expired. The callers begin anew, and look first.
+
+SQLite's write-ahead log keeps a process that sleeps in a transaction from holding up others: it only reads until its
+commit.
+
+Each process has one DuckDB in memory, since loading the extensions takes 0.6 s. Each transaction attaches the lake
+anew, which takes 10 ms. A lake stays attached to no refused transaction, whose lock SQLite would keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import duckdb
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.region.sinks.rows import plain
+
+CATALOG: Final = "catalog.sqlite"
+DATA: Final = "data"
+_LOCK_WAIT_MS: Final = 10_000
+"""Time to wait for another writer's commit, which takes milliseconds."""
+_EXTENSIONS: Final = ("sqlite_scanner", "ducklake")
+_TRIED: Final = "1.5."
+"""The versions of DuckDB with which the promises were tried. Another one may commit otherwise."""
+_REFUSED: Final = (
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.ConstraintException,
+    duckdb.ConversionException,
+    duckdb.InvalidInputException,
+    duckdb.InvalidTypeException,
+    duckdb.NotImplementedException,
+    duckdb.OutOfRangeException,
+    duckdb.ParserException,
+    duckdb.TypeMismatchException,
+)
+"""Errors of a statement that fails again, however often it is repeated."""
+_NAMES: Final = itertools.count()
+_OPENING: Final = threading.Lock()
+_OPENED: Final[dict[int, duckdb.DuckDBPyConnection]] = {}
+"""The DuckDB of each process by its id. A forked process keeps its parent's, and neither uses nor closes it."""
+
+
+class CommitOpenError(RetriableError):
+    """The error of a commit that was refused, or whose answer was lost: the next look at the catalog tells."""
+
+
+class NoLakeError(RetriableError):
+    """The error of a catalog in which no DuckLake was made yet: its file is there before its tables."""
+
+
+class LakeTransaction:
+    """A transaction on a lake, in which the statements name the lake `{lake}`."""
+
+    def __init__(self, cursor: duckdb.DuckDBPyConnection, name: str) -> None:
+        self._cursor, self.name = cursor, name
+        self.changed = False
+
+    def ask(self, statement: str, *values: object) -> list[Any]:
+        """Return the rows of a query."""
+        return self._run(statement, *values).fetchall()
+
+    def change(self, statement: str, *values: object) -> int:
+        """Execute a statement that changes the lake; return the number of its rows."""
+        self.changed = True
+        found = self._run(statement, *values).fetchall()
+        return int(found[0][0]) if found and isinstance(found[0][0], int) else 0
+
+    def call(self, statement: str) -> None:
+        """Execute a statement that changes the lake only together with others."""
+        self._run(statement).fetchall()
+
+    def tables(self, schema: str) -> dict[str, str]:
+        """Return the UUIDs of the tables in a schema by their names, all in lower case."""
+        found = self.ask(
+            "SELECT lower(t.table_name), t.table_uuid FROM __ducklake_metadata_{lake}.ducklake_table t JOIN "
+            "__ducklake_metadata_{lake}.ducklake_schema s USING (schema_id) JOIN ducklake_current_snapshot('{lake}') c "
+            "ON t.begin_snapshot <= c.id AND coalesce(t.end_snapshot > c.id, true) AND s.begin_snapshot <= c.id AND "
+            "coalesce(s.end_snapshot > c.id, true) WHERE lower(s.schema_name) = ?",
+            schema.lower(),
+        )
+        return {name: UUID(str(table_id)).hex for name, table_id in found}
+
+    def schema(self, table: str) -> pa.Schema:
+        """Return the columns of a table in Arrow's types; `table` is its quoted name."""
+        found = self._run(f"SELECT * FROM {{lake}}.{table} LIMIT 0").to_arrow_table().schema
+        must = {
+            name
+            for name, null in self.ask(f'SELECT column_name, "null" FROM (DESCRIBE {{lake}}.{table})')
+            if null == "NO"
+        }
+        return normal(pa.schema([pa.field(field.name, field.type, field.name not in must) for field in found]))
+
+    def _run(self, statement: str, *values: object) -> duckdb.DuckDBPyConnection:
+        text = statement.replace("{lake}", self.name)
+        return self._cursor.execute(text, list(values)) if values else self._cursor.execute(text)
+
+
+class DuckLake:
+    """The lake in a folder: its catalog and, below `data`, the files that DuckDB writes."""
+
+    def __init__(self, folder: str, place: str) -> None:
+        self._folder, self._place = folder, place
+        self.catalog = f"{folder}/{CATALOG}"
+
+    def is_there(self) -> bool:
+        """Return whether there is a catalog's file; attaching it would create one.
+
+        The file is not opened: when it is closed, the system drops every lock that this process has on it.
+        """
+        try:
+            return os.stat(self.catalog).st_size > 0
+        except FileNotFoundError:
+            return False
+
+    @contextlib.contextmanager
+    def transaction(self, *, create: bool = False) -> Iterator[LakeTransaction]:
+        """Run one transaction, which becomes one snapshot if it changes something.
+
+        Args:
+            create: create the lake if it is missing.
+
+        Raises:
+            CommitOpenError: another has committed since the transaction began, or the answer was lost.
+            RetriableError: the catalog is locked, or can't be read now.
+            InvalidInputError: a statement is refused for good; the message says why.
+        """
+        name = f"lake{next(_NAMES)}"
+        with lake_errors(self._place):
+            with contextlib.closing(_database().cursor()) as cursor:
+                at = self._begun(cursor, name)
+                try:
+                    self._attach(at, create)
+                    at.call("BEGIN")
+                    yield at
+                    if at.changed:
+                        self._commit_snapshot(at)
+                finally:
+                    _abandon_transaction(cursor, name)
+
+    def _begun(self, cursor: duckdb.DuckDBPyConnection, name: str) -> LakeTransaction:
+        return LakeTransaction(cursor, name)
+
+    def _attach(self, at: LakeTransaction, create: bool) -> None:
+        """Attach the lake under the transaction's name."""
+        make = create and not self._has_lake(at)
+        options = [
+            f"META_BUSY_TIMEOUT {_LOCK_WAIT_MS}",
+            "META_JOURNAL_MODE 'WAL'",
+            f"DATA_PATH {literal(f'{self._folder}/{DATA}')}" if make else "CREATE_IF_NOT_EXISTS false",
+        ]
+        try:
+            at.call(f"ATTACH {literal(f'ducklake:sqlite:{self.catalog}')} AS {{lake}} ({', '.join(options)})")
+        except duckdb.Error as error:
+            if make:
+                raise CommitOpenError(f"{self._place} can't be made: {line_of(error)}") from error
+            if not self._has_lake(at):
+                raise NoLakeError(f"{self.catalog} holds no DuckLake yet") from error
+            raise
+
+    def _has_lake(self, at: LakeTransaction) -> bool:
+        """Return whether the catalog has the tables of a DuckLake, without making them."""
+        if not self.is_there():
+            return False
+        at.call(f"ATTACH {literal(self.catalog)} AS {{lake}}_file (TYPE sqlite, READ_ONLY)")
+        try:
+            return bool(
+                at.ask(
+                    "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND table_name = 'ducklake_metadata'",
+                    f"{at.name}_file",
+                )
+            )
+        finally:
+            at.call("DETACH {lake}_file")
+
+    def _commit_snapshot(self, at: LakeTransaction) -> None:
+        try:
+            at.call("COMMIT")
+        except duckdb.Error as error:
+            raise CommitOpenError(f"{self._place} was written by another meanwhile: {line_of(error)}") from error
+
+
+def _abandon_transaction(cursor: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Give up what is not committed, and all locks, as the end of the process would."""
+    for statement in ("ROLLBACK", f"DETACH DATABASE IF EXISTS {name}", f"DETACH DATABASE IF EXISTS {name}_file"):
+        with contextlib.suppress(duckdb.Error):
+            cursor.execute(statement)
+
+
+def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
+    """Return the types in which a DuckLake keeps these columns.
+
+    Raises:
+        InvalidInputError: it can't keep a column unchanged; the message names the columns.
+    """
+    kept, refused = [], []
+    for given, field in zip(schema, plain(schema), strict=True):
+        kind = _micros(field.type)
+        one = pa.schema([pa.field(field.name, kind)])
+        try:
+            with lake_errors(place), contextlib.closing(_database().cursor()) as cursor:
+                back = normal(cursor.from_arrow(one.empty_table()).to_arrow_table().schema).field(0).type
+        except (InvalidInputError, RetriableError) as error:
+            refused.append(f"column {given.name!r} of type {given.type} ({error})")
+            continue
+        if not back.equals(_loose(kind)):
+            refused.append(f"column {given.name!r} of type {given.type} (it would come back as {back})")
+        kept.append(pa.field(field.name, back, field.nullable))
+    if refused:
+        raise InvalidInputError(f"DuckLake does not take {'; '.join(refused)}: cast these columns")
+    return pa.schema(kept)
+
+
+def column_types(place: str, schema: pa.Schema) -> dict[str, str]:
+    """Return DuckDB's types of columns that it keeps unchanged."""
+    with lake_errors(place), contextlib.closing(_database().cursor()) as cursor:
+        found = cursor.from_arrow(schema.empty_table())
+        return dict(zip(schema.names, (str(kind) for kind in found.types), strict=True))
+
+
+def normal(schema: pa.Schema) -> pa.Schema:
+    """Return a schema of DuckDB's as the sink compares it: plain types, and UTC under one name."""
+    return pa.schema([pa.field(field.name, _loose(field.type), field.nullable) for field in plain(schema)])
+
+
+def _loose(kind: Any) -> Any:
+    """Return a type whose parts may be null, as DuckDB has them."""
+    if pa.types.is_timestamp(kind) and kind.tz in ("Etc/UTC", "Z", "+00:00"):
+        return pa.timestamp(kind.unit, "UTC")
+    if isinstance(kind, pa.StructType):
+        return pa.struct([pa.field(field.name, _loose(field.type)) for field in kind])
+    if isinstance(kind, pa.ListType):
+        return pa.list_(pa.field("element", _loose(kind.value_type)))
+    if isinstance(kind, pa.MapType):
+        return pa.map_(_loose(kind.key_type), pa.field("value", _loose(kind.item_type)))
+    return kind
+
+
+def _micros(kind: Any) -> Any:
+    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) and kind.unit in ("s", "ms") else kind
+
+
+def literal(text: str) -> str:
+    """Return a text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def texts(values: Sequence[str]) -> str:
+    """Return texts as a list in SQL."""
+    return "[" + ", ".join(literal(value) for value in values) + "]"
+
+
+@contextlib.contextmanager
+def lake_errors(place: str) -> Iterator[None]:
+    """Translate the errors of DuckDB."""
+    try:
+        yield
+    except duckdb.PermissionException as error:
+        raise NotAuthorizedError(f"No right to write {place}: {line_of(error)}") from error
+    except _REFUSED as error:
+        raise InvalidInputError(f"{place} refuses a request: {line_of(error)}") from error
+    except (duckdb.InternalException, duckdb.SerializationException) as error:
+        raise CorruptDataError(f"{place} can't be read: {line_of(error)}") from error
+    except duckdb.Error as error:
+        if "file is not a database" in str(error):  # by text: SQLite's errors have no class in DuckDB
+            raise InvalidInputError(f"The catalog of {place} is no SQLite file: {line_of(error)}") from error
+        raise RetriableError(f"{place} does not answer: {line_of(error)}") from error
+
+
+def line_of(error: Exception) -> str:
+    """Return an error's first line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _database() -> duckdb.DuckDBPyConnection:
+    """Return this process's DuckDB with its extensions; a forked process opens its own."""
+    process = os.getpid()
+    with _OPENING:
+        if process not in _OPENED:
+            _OPENED[process] = _open_database()
+        return _OPENED[process]
+
+
+def _open_database() -> duckdb.DuckDBPyConnection:
+    if not duckdb.__version__.startswith(_TRIED):
+        raise InvalidInputError(
+            f"DuckLakeTable was tried with DuckDB {_TRIED}x alone, and this is {duckdb.__version__}: another one may "
+            "commit otherwise. Install duckdb<1.6"
+        )
+    config: dict[str, Any] = {"autoinstall_known_extensions": False, "threads": 1}
+    database = duckdb.connect(":memory:", config=config)
+    for name in _EXTENSIONS:
+        try:
+            database.execute(f"LOAD {literal(_extension(name))}")
+        except duckdb.Error as error:
+            raise InvalidInputError(
+                f"DuckLakeTable needs DuckDB's extension {name}: pip install 'kohort[ducklake]', or run INSTALL {name} "
+                f"in DuckDB {duckdb.__version__} ({line_of(error)})"
+            ) from error
+    database.execute("SET ducklake_max_retry_count = 0")
+    return database
+
+
+def _extension(name: str) -> str:
+    """Return the file of an extension in its package; without one for this DuckDB, its name."""
+    try:
+        package = importlib.import_module(f"duckdb_extension_{name}")
+    except ImportError:
+        return name
+    folder = os.path.dirname(package.__file__ or "")
+    path = f"{folder}/extensions/v{duckdb.__version__}/{name}.duckdb_extension"
+    return path if os.path.exists(path) else name

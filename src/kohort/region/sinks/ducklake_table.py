@@ -1,0 +1,659 @@
+"""A DuckLake table that is written to exactly once: a sequence is one transaction of the lake, and so one snapshot.
+
+    catalog.sqlite                                    the lake's catalog
+    data/                                             files that DuckDB writes: of other writers, and of compactions
+    _kohort/TABLE-ID/REGION-ID/data/…                 rows, where they stay; before they are published too
+    _kohort/TABLE-ID/REGION-ID/staged/KEY.json        what a member staged: its files
+    _kohort/TABLE-ID/REGION-ID/published-17           sequence 17 is done (a few of the newest are kept)
+
+    kohort_regions, kohort_sequences                  tables of the lake beside the table: the regions that write it,
+                                                      and the last sequence of each
+
+The transaction adds the staged files to the table (`ducklake_add_data_files`), without copying them, and moves the
+region's row in `kohort_sequences`. `ducklake_catalog` explains why a catalog in SQLite refuses such a commit whenever
+another has come between. The publisher then looks at that row again. Two publishers of one sequence, a late one and a
+lost answer therefore count once. The row is in the newest snapshot, so that no expiry removes it. It is inlined in the
+catalog, so that no commit leaves a file.
+
+The files lie outside of the lake's `data`, since `ducklake_delete_orphaned_files` removes there what the catalog does
+not know. From the commit on they are DuckLake's: a compaction or a deletion takes them out, and
+`ducklake_cleanup_old_files` removes them. The sink removes only files that the catalog does not have in any snapshot,
+of keys that no sequence will have.
+
+The order of durability: `KEY.json` before its files; both before `stage` returns. The commit before `published-N`, and
+before any `KEY.json` is removed. A sweep removes the files first and `KEY.json` last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import msgspec
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.region.files import Output, local_path, make_folder, names_in, read_file, remove, sync_folder
+from kohort.region.records import Position
+from kohort.region.sinks import Keep, owner_marker, staged_files
+from kohort.region.sinks.bound import InFolder
+from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.offsets import offsets_text
+from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.rows import check_fits, check_names, in_order, shaped
+from kohort.region.sinks.sql_dialects import quoted
+from kohort.region.sinks.staged_files import Codec
+from kohort.region.staged import StagedKey
+from kohort.settings.validation import shown_url
+
+try:
+    from kohort.region.sinks.ducklake_catalog import (
+        DATA,
+        CommitOpenError,
+        DuckLake,
+        LakeTransaction,
+        NoLakeError,
+        column_types,
+        given_schema,
+        literal,
+        texts,
+    )
+except ImportError as error:
+    raise InvalidInputError(
+        f"DuckLakeTable needs the package duckdb: pip install 'kohort[ducklake]' ({error})"
+    ) from error
+
+COMMITS_MAX: Final = 30
+"""Limit on attempts to commit; others may commit between reading and writing."""
+_REGIONS: Final = "kohort_regions"
+_SEQUENCES: Final = "kohort_sequences"
+_PIECE: Final = ".json"
+_TRIALS: Final = "tried"
+"""The folder of files without rows that a check adds and takes back."""
+_VIRTUAL: Final = ("filename", "file_row_number", "rowid", "snapshot_id")
+"""Columns that DuckLake adds to each table; the sink finds the region's rows by the first."""
+_GLOBS: Final = "*?["
+"""Characters that DuckDB takes for a pattern in a file's path."""
+_FILE: Final = re.compile(r"kohort-e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}\.parquet")
+
+
+class _LakePiece(msgspec.Struct, frozen=True):
+    """The content of `KEY.json`.
+
+    Attributes:
+        files: names of the files with the rows.
+        row_count: the number of these rows.
+        whole: the files are written. Otherwise `others` may be, in part.
+        others: names of further files, which no publication needs.
+    """
+
+    files: tuple[str, ...]
+    row_count: int
+    whole: bool
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _LakeState:
+    """The table in one snapshot.
+
+    Attributes:
+        table_id: its UUID, which a table that is made anew does not share.
+        claim: the region's owner marker; None: it has none.
+        sequence: the last sequence with rows; 0: none.
+        row_count: how many rows the region has added.
+        emptied: the sequence as which the table was emptied; 0: it never was.
+    """
+
+    table_id: str
+    claim: OwnerMarker | None = None
+    sequence: int = 0
+    row_count: int = 0
+    emptied: int = 0
+
+
+class DuckLakeTable(InFolder):
+    """A DuckLake table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
+
+    Rows are appended. The lake is a folder with a catalog in SQLite, which all members see; it is created if missing,
+    and so is the table. Other programs may write into the same lake and the same table.
+
+    Attributes:
+        path: the absolute path of the folder.
+        table: the schema and the name of the table, with a dot; without a schema it is `main`'s.
+        compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
+    """
+
+    KIND: ClassVar[str] = "ducklake"
+    _kept: OwnerMarker | None
+
+    def __init__(self, table: str, *, lake: str | os.PathLike[str], compression: Codec = "zstd") -> None:
+        names = table.split(".")
+        if not all(names) or len(names) > 2:
+            raise InvalidInputError(f"The table is {table!r}: give its name, or its schema and its name: 'air.flights'")
+        if (reserved := names[-1].lower()) in (_REGIONS, _SEQUENCES):
+            raise InvalidInputError(f"{reserved} is the sink's own table: choose another name")
+        staged_files.check_pages(compression, None)
+        self.path = _local(os.fspath(lake))
+        if bad := sorted(set(_GLOBS).intersection(self.path)):
+            raise InvalidInputError(f"The lake {self.path} holds {bad[0]!r}, which DuckDB takes for a pattern")
+        self._names = names if len(names) == 2 else ["main", *names]
+        self.table, self.compression = ".".join(self._names), compression
+
+    def __repr__(self) -> str:
+        return f"DuckLakeTable({self.table!r}, lake={self.path!r})"
+
+    def _named(self) -> str:
+        """Return the folder with all links resolved, and the table's name, whose case does not matter."""
+        return f"{self.KIND}:{os.path.realpath(self.path)}#{self.table.lower()}"
+
+    # -- the catalog
+
+    @property
+    def _lake(self) -> DuckLake:
+        return DuckLake(self.path, self.place)
+
+    def _beside(self, table: str) -> str:
+        return quoted(self._names[0], table)
+
+    @property
+    def _target(self) -> str:
+        return quoted(*self._names)
+
+    def _state(self, at: LakeTransaction) -> _LakeState | None:
+        """Return the table as the transaction sees it; None: it does not exist."""
+        found = at.tables(self._names[0])
+        table_id = found.get(self._names[1].lower())
+        if table_id is None:
+            return None
+        if not found.keys() >= {_REGIONS, _SEQUENCES}:
+            return _LakeState(table_id)
+        mine = (table_id, self._bound().hex)
+        where = "WHERE table_id = ? AND region_id = ?"
+        claims = at.ask(f"SELECT claim FROM {{lake}}.{self._beside(_REGIONS)} {where}", *mine)
+        rows = at.ask(f"SELECT sequence, row_count, emptied FROM {{lake}}.{self._beside(_SEQUENCES)} {where}", *mine)
+        if not claims and not rows:
+            return _LakeState(table_id)
+        if len(claims) != 1 or len(rows) != 1:
+            raise CorruptDataError(
+                f"{self.place} has {len(claims)} rows of region {self._region!r} in {_REGIONS} and {len(rows)} in "
+                f"{_SEQUENCES}, and not one each: others have changed them. Restore the lake, or adopt another table"
+            )
+        return _LakeState(table_id, self._decoded(claims[0][0]), *rows[0])
+
+    def _decoded(self, text: str) -> OwnerMarker:
+        try:
+            claim = msgspec.json.decode(text, type=OwnerMarker)
+            claim.rows()
+        except (msgspec.DecodeError, CorruptDataError) as error:
+            raise CorruptDataError(f"The region's row in {_REGIONS} of {self.place} can't be read: {error}") from error
+        if claim.format != 1:
+            raise InvalidInputError(f"{self.place} was written by a newer kohort, in format {claim.format}")
+        return claim
+
+    def _claimed(self, state: _LakeState | None) -> tuple[_LakeState, OwnerMarker]:
+        """Return a state with this region's claim, and cache the claim.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        if state is None or state.claim is None:
+            raise self._unknown()
+        if state.claim.place != self.place:
+            raise owner_marker.other_name(self._region, state.claim.place, self.place)
+        self._kept = state.claim
+        return state, state.claim
+
+    def _newest_state(self) -> _LakeState | None:
+        """Return the newest state; None: the lake or the table does not exist."""
+        self._bound()
+        if not self._lake.is_there():
+            return None
+        try:
+            with self._lake.transaction() as at:
+                return self._state(at)
+        except NoLakeError:
+            return None
+
+    def _find(self) -> _LakeState | None:
+        """Return the newest state with this region's claim; None: there is none."""
+        state = self._newest_state()
+        return None if state is None or state.claim is None else self._claimed(state)[0]
+
+    def _load(self) -> tuple[_LakeState, OwnerMarker]:
+        return self._claimed(self._newest_state())
+
+    def _unknown(self) -> InvalidInputError:
+        return InvalidInputError(f"{self.place} is not known to region {self._region!r}: call check(schema) first")
+
+    def _until_there(
+        self,
+        is_there: Callable[[_LakeState], bool],
+        change: Callable[[LakeTransaction, _LakeState], None],
+    ) -> bool:
+        """Retry until a change is in the lake; return whether this process made it."""
+        for _ in range(COMMITS_MAX):
+            try:
+                with self._lake.transaction() as at:
+                    state = self._claimed(self._state(at))[0]
+                    if is_there(state):
+                        return False
+                    change(at, state)
+                return True
+            except CommitOpenError:
+                continue
+        raise self._too_late()
+
+    def _too_late(self) -> RetriableError:
+        return RetriableError(f"{self.place} is written by others all the time: {COMMITS_MAX} commits were too late")
+
+    # -- before the first record
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check that tables of this schema can be staged and published; create what is missing."""
+        self._bound()
+        check_names(schema, (), "")
+        if ours := [name for name in schema.names if name.lower() in _VIRTUAL]:
+            raise InvalidInputError(f"Columns of DuckLake's own names: {', '.join(ours)}: rename them")
+        given = given_schema(self.place, self._typed_schema(schema))
+        try:
+            make_folder(self._files, f"{self.path}/{DATA}")
+            for name in (self.path, f"{self.path}/{DATA}"):
+                self._files.listdir(name)
+                if not os.access(name, os.W_OK | os.X_OK):
+                    raise NotAuthorizedError(f"No right to write {name}, a folder of {self.place}")
+            if self._lake.is_there() and not os.access(self._lake.catalog, os.W_OK):
+                raise NotAuthorizedError(f"No right to write {self._lake.catalog}, the catalog of {self.place}")
+            state, claim = self._made(given)
+            check_fits(self.place, claim.rows(), given)
+            self._try_empty_file(state, claim.rows())
+        except PermissionError as error:
+            raise NotAuthorizedError(f"No right to write the DuckLake table {self.place}: {error}") from error
+        except NotADirectoryError as error:
+            raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
+
+    def _typed_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the schema with a type for each column: the table's, where a column has no value."""
+        if any(untyped(field.type) for field in schema):
+            if self._newest_state() is not None:
+                with self._lake.transaction() as at:
+                    schema = filled_schema(schema, at.schema(self._target))
+            refuse_untyped(schema)
+        return schema
+
+    def _made(self, schema: pa.Schema) -> tuple[_LakeState, OwnerMarker]:
+        """Return the state with this region's claim; create what is missing, in steps that may be repeated."""
+        for step in (self._make_tables, self._inline_own_tables, self._claim_table):
+            for again in reversed(range(COMMITS_MAX)):
+                try:
+                    with self._lake.transaction(create=True) as at:
+                        step(at, schema)
+                    break
+                except CommitOpenError:
+                    if not again:
+                        raise
+        return self._load()
+
+    def _make_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
+        there = at.tables(self._names[0])
+        if self._names[1].lower() not in there:
+            at.change(f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{quoted(self._names[0])}")
+            kinds = column_types(self.place, schema)
+            columns = [
+                f"{quoted(field.name)} {kinds[field.name]}{'' if field.nullable else ' NOT NULL'}" for field in schema
+            ]
+            at.change(f"CREATE TABLE {{lake}}.{self._target} ({', '.join(columns)})")
+        if _REGIONS not in there:
+            columns = ["table_id VARCHAR", "region_id VARCHAR", "region VARCHAR", "claim VARCHAR"]
+            at.change(f"CREATE TABLE {{lake}}.{self._beside(_REGIONS)} ({', '.join(columns)})")
+        if _SEQUENCES not in there:
+            columns = [
+                "table_id VARCHAR", "region_id VARCHAR", "sequence BIGINT", "row_count BIGINT", "emptied BIGINT"
+            ]  # fmt: skip
+            at.change(f"CREATE TABLE {{lake}}.{self._beside(_SEQUENCES)} ({', '.join(columns)})")
+
+    def _inline_own_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
+        """Keep the rows of the sink's own tables in the catalog, whatever the lake's own limit is."""
+        for table in (_REGIONS, _SEQUENCES):
+            if not at.ask(
+                "SELECT 1 FROM ducklake_options(?) WHERE option_name = 'data_inlining_row_limit' AND scope = 'TABLE' "
+                "AND lower(scope_entry) = ?",
+                at.name, f"{self._names[0]}.{table}".lower(),
+            ):  # fmt: skip
+                at.change(
+                    f"CALL ducklake_set_option({literal(at.name)}, 'data_inlining_row_limit', 10, table_name => "
+                    f"{literal(table)}, schema => {literal(self._names[0])})"
+                )
+
+    def _claim_table(self, at: LakeTransaction, schema: pa.Schema) -> None:
+        state = self._state(at)
+        if state is not None and state.claim is not None:
+            return
+        if state is None:
+            raise self._unknown()
+        check_fits(self.place, at.schema(self._target), schema)
+        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
+        mine = (state.table_id, self._bound().hex)
+        text = msgspec.json.encode(claim).decode()
+        at.change(f"INSERT INTO {{lake}}.{self._beside(_REGIONS)} VALUES (?, ?, ?, ?)", *mine, self._region, text)
+        at.change(f"INSERT INTO {{lake}}.{self._beside(_SEQUENCES)} VALUES (?, ?, 0, 0, 0)", *mine)
+
+    # -- staging
+
+    def _folder(self, state: _LakeState) -> str:
+        """Return where the region keeps what is its own; a table that is made anew has a new place."""
+        return f"{self.path}/_kohort/{state.table_id}/{self._bound().hex}"
+
+    def _file(self, state: _LakeState, name: str) -> str:
+        return f"{self._folder(state)}/data/{name}"
+
+    def check_rows(self, table: pa.Table) -> pa.Table:
+        """Refuse the first row that can't be written; return the rows as they are staged."""
+        claim = self._kept
+        return self._shaped(table, self._load()[1] if claim is None else claim)
+
+    def _shaped(self, table: pa.Table, claim: OwnerMarker) -> pa.Table:
+        kept = claim.rows()
+        if not table.schema.equals(kept):
+            check_fits(self.place, kept, given_schema(self.place, filled_schema(table.schema, kept)))
+        rows = shaped(table, kept, ())
+        try:
+            rows.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(f"A table for {self.place} holds a value that no reader takes: {error}") from error
+        return rows
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
+        self._refuse_others(key)
+        state, claim = self._load()
+        rows = self._shaped(table, claim)
+        written = self._write(state, key, rows, self._piece(state, key.text()))
+        self._remove_unknown(state, written.others)
+
+    def _write(self, state: _LakeState, key: StagedKey, rows: pa.Table, before: _LakePiece | None) -> _LakePiece:
+        """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
+        named = [f"kohort-e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}.parquet"] if rows.num_rows else []
+        old = _LakePiece((), 0, False) if before is None else before
+        try:
+            for name in named:
+                self._put_piece(state, key, msgspec.structs.replace(old, others=(*old.others, name)))
+                self._write_rows(self._file(state, name), rows)
+                self._try_file(self._file(state, name))
+            piece = _LakePiece(tuple(named), rows.num_rows, True, (*old.others, *old.files))
+            self._put_piece(state, key, piece)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                for name in named:
+                    remove(self._files, self._file(state, name))
+                if before is None:
+                    remove(self._files, f"{self._folder(state)}/staged/{key.text()}{_PIECE}")
+                else:
+                    self._put_piece(state, key, before)
+            raise
+        return piece
+
+    def _write_rows(self, path: str, rows: pa.Table) -> None:
+        """Write a new file that survives a power loss, under its own name at once."""
+        folder = os.path.dirname(path)
+        try:
+            output = Output(self._files, path)
+        except FileNotFoundError:
+            make_folder(self._files, folder)
+            output = Output(self._files, path)
+        with contextlib.closing(output):
+            staged_files.write_parquet(rows, output, self.place, self.compression, None)
+            output.sync()
+        sync_folder(self._files, folder)
+
+    def _put_piece(self, state: _LakeState, key: StagedKey, piece: _LakePiece) -> None:
+        data, folder, name = msgspec.json.encode(piece), f"{self._folder(state)}/staged", key.text() + _PIECE
+        try:
+            staged_files.write_staged(self._files, folder, name, lambda output: output.write(data))
+        except FileNotFoundError:
+            make_folder(self._files, folder)
+            staged_files.write_staged(self._files, folder, name, lambda output: output.write(data))
+
+    def _try_empty_file(self, state: _LakeState, schema: pa.Schema) -> None:
+        """Try whether DuckLake takes a file of these columns: a refused one could not be published."""
+        path = f"{self._folder(state)}/{_TRIALS}/{uuid.uuid4().hex}.parquet"
+        self._write_rows(path, schema.empty_table())
+        try:
+            self._try_file(path)
+        finally:
+            remove(self._files, path)
+
+    def _try_file(self, path: str) -> None:
+        """Add a file to the table in a transaction that is not committed."""
+        with self._lake.transaction() as at:
+            at.call(self._adding([path]))
+
+    def _adding(self, paths: Sequence[str]) -> str:
+        return (
+            f"CALL ducklake_add_data_files('{{lake}}', {literal(self._names[1])}, {texts(paths)}, schema => "
+            f"{literal(self._names[0])}, allow_missing => true, hive_partitioning => false)"
+        )
+
+    def _piece(self, state: _LakeState, name: str) -> _LakePiece | None:
+        path = f"{self._folder(state)}/staged/{name}{_PIECE}"
+        try:
+            return msgspec.json.decode(read_file(self._files, path), type=_LakePiece)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise CorruptDataError(f"{path} can't be read: {error}") from error
+
+    # -- publishing
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        """Show the rows of these keys as this sequence: one snapshot of the lake."""
+        self.publish_with(sequence, keys, ())
+
+    def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
+        """Publish as `publish` does; the snapshot's extra info says where the sequence ends."""
+        if sequence < 1:
+            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        state = self._load()[0]
+        named, committed = in_order(keys), False
+        if self._marked(state) < sequence:
+            pieces = {key: self._piece(state, key.text()) for key in named}
+            lost = [key.text() for key, piece in pieces.items() if piece is None or not self._is_whole(state, piece)]
+            staged = [piece for piece in pieces.values() if piece is not None and piece.files]
+            if lost or staged:
+                gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
+                committed = self._bring(sequence, staged, gone, offsets_text(positions))
+            self._mark(state, sequence)
+        for key in named:
+            self._forget(state, key.text(), committed)
+
+    def _is_whole(self, state: _LakeState, piece: _LakePiece) -> bool:
+        if not piece.whole:
+            return False
+        try:
+            return all(self._files.stat(self._file(state, name)).st_size for name in piece.files)
+        except FileNotFoundError:
+            return False
+
+    def _bring(self, sequence: int, staged: Sequence[_LakePiece], lost: str, offsets: str) -> bool:
+        """Commit the sequence, unless another process has; return whether this one did."""
+
+        def change(at: LakeTransaction, state: _LakeState) -> None:
+            if lost:
+                raise CorruptDataError(f"Sequence {sequence} can't be published into {self.place}: {lost}")
+            self._say(at, sequence, offsets)
+            at.call(self._adding([self._file(state, name) for piece in staged for name in piece.files]))
+            rows = state.row_count + sum(piece.row_count for piece in staged)
+            self._move(at, state, sequence, rows, state.emptied)
+
+        return self._until_there(lambda state: state.sequence >= sequence, change)
+
+    def _say(self, at: LakeTransaction, sequence: int, offsets: str = "") -> None:
+        """Say in the snapshot which region and sequence it is."""
+        said: dict[str, object] = {"region": self._region, "region-id": str(self._bound()), "sequence": sequence}
+        if offsets:
+            said["offsets"] = json.loads(offsets)
+        message = f"Region {self._region}: sequence {sequence}"
+        at.call(
+            f"CALL ducklake_set_commit_message('{{lake}}', 'kohort', {literal(message)}, extra_info => "
+            f"{literal(json.dumps({'kohort': said}, separators=(',', ':')))})"
+        )
+
+    def _move(self, at: LakeTransaction, state: _LakeState, sequence: int, rows: int, emptied: int) -> None:
+        """Move the region's row from the state's sequence to another."""
+        moved = at.change(
+            f"UPDATE {{lake}}.{self._beside(_SEQUENCES)} SET sequence = ?, row_count = ?, emptied = ? "
+            "WHERE table_id = ? AND region_id = ? AND sequence = ?",
+            sequence, rows, emptied, state.table_id, self._bound().hex, state.sequence,
+        )  # fmt: skip
+        if moved != 1:
+            raise CorruptDataError(f"{self.place} has moved {moved} rows of {_SEQUENCES}, and not one")
+
+    def empty(self, sequence: int, floor: int) -> None:
+        """Remove the region's rows: one transaction deletes them and records that under the sequence."""
+        state = self._find()
+        if state is None:
+            return
+        if self._marked(state) < sequence + 1:  # its own number may be from a history that the topic has lost
+            self._until_there(
+                lambda state: state.sequence > sequence or state.emptied == sequence,
+                lambda at, state: self._empty_table(at, state, sequence),
+            )
+        self._mark(state, sequence)
+        self.sweep(Keep(floor))
+
+    def _empty_table(self, at: LakeTransaction, state: _LakeState, sequence: int) -> None:
+        there = [
+            path
+            for (path,) in at.ask(
+                "SELECT data_file FROM ducklake_list_files(?, ?, schema => ?)", at.name, self._names[1], self._names[0]
+            )
+        ]
+        ours = [literal(path) for path in there if self._is_ours(path)]
+        where = f"FROM {{lake}}.{self._target} WHERE filename IN ({', '.join(ours)})"
+        rows = at.ask(f"SELECT count(*) {where}")[0][0] if ours else 0
+        if there and rows != state.row_count:
+            raise InvalidInputError(
+                f"The rows of region {self._region!r} can't be told from others in {self.place}: its files were "
+                "written anew, or rows were removed (compaction, DELETE, UPDATE). Delete all rows of the table by "
+                "hand; the region goes on by itself"
+            )
+        self._say(at, sequence)
+        if ours:
+            at.change(f"DELETE {where}")
+        self._move(at, state, sequence, 0, sequence)
+
+    def _is_ours(self, path: str) -> bool:
+        found = _FILE.fullmatch(path.rpartition("/")[2])
+        return found is not None and found[2] == self._bound().hex
+
+    # -- progress and cleanup
+
+    def _marked(self, state: _LakeState) -> int:
+        return staged_files.last_marked(self._files, self._folder(state))
+
+    def _mark(self, state: _LakeState, sequence: int) -> None:
+        try:
+            staged_files.mark(self._files, self._folder(state), sequence)
+        except FileNotFoundError:
+            make_folder(self._files, self._folder(state))
+            staged_files.mark(self._files, self._folder(state), sequence)
+
+    def published(self) -> int:
+        """Return the last sequence that is certainly published; 0: none."""
+        state = self._find()
+        return 0 if state is None else max(self._marked(state), state.sequence)
+
+    def adopt(self) -> str:
+        """Write this sink's name into the lake, and return the earlier one."""
+        for _ in range(COMMITS_MAX):
+            self._bound()
+            if self._newest_state() is None:
+                return ""
+            try:
+                with self._lake.transaction() as at:
+                    state = self._state(at)
+                    if state is None or state.claim is None:
+                        return ""
+                    if state.claim.place != self.place:
+                        moved = msgspec.structs.replace(state.claim, place=self.place)
+                        at.change(
+                            f"UPDATE {{lake}}.{self._beside(_REGIONS)} SET claim = ? WHERE table_id = ? "
+                            "AND region_id = ?",
+                            msgspec.json.encode(moved).decode(), state.table_id, self._bound().hex,
+                        )  # fmt: skip
+                self._kept = None
+                return state.claim.place
+            except CommitOpenError:
+                continue
+        raise self._too_late()
+
+    def _written_name(self) -> str:
+        state = self._newest_state()
+        return "" if state is None or state.claim is None else state.claim.place
+
+    def sweep(self, keep: Keep) -> None:
+        """Remove staged rows that will never be published."""
+        state = self._find()
+        if state is None:
+            return
+        folder, kept = f"{self._folder(state)}/staged", {key.text() for key in keep.keys}
+        for name in names_in(self._files, folder):
+            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.stem_of(name)
+            if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
+                continue
+            if name.endswith(_PIECE):
+                self._drop(state, stem)
+            else:
+                remove(self._files, f"{folder}/{name}")
+        for name in names_in(self._files, f"{self._folder(state)}/{_TRIALS}"):
+            remove(self._files, f"{self._folder(state)}/{_TRIALS}/{name}")  # a check under way tries again
+
+    def _drop(self, state: _LakeState, name: str) -> None:
+        """Remove a staged piece, and those of its files that the lake does not have."""
+        piece = self._piece(state, name)
+        if piece is not None:
+            self._remove_unknown(state, (*piece.files, *piece.others))
+            remove(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
+
+    def _forget(self, state: _LakeState, name: str, committed: bool) -> None:
+        """Remove what says that a piece is staged: its files are the lake's by now.
+
+        If another process has brought the sequence there, it may have done so by emptying the table. The piece's files
+        are then nobody's.
+        """
+        piece = self._piece(state, name)
+        if piece is not None:
+            self._remove_unknown(state, piece.others if committed else (*piece.files, *piece.others))
+            remove(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
+
+    def _remove_unknown(self, state: _LakeState, names: Sequence[str]) -> None:
+        """Remove files, but none that the lake has in a snapshot or is about to remove itself."""
+        if not names:
+            return
+        listed = ", ".join(literal(name) for name in names)
+        with self._lake.transaction() as at:
+            known = {
+                name
+                for kind in ("data_file", "files_scheduled_for_deletion")
+                for (name,) in at.ask(
+                    f"SELECT split_part(path, '/', -1) AS name FROM __ducklake_metadata_{at.name}.ducklake_{kind} "
+                    f"WHERE name IN ({listed})"
+                )
+            }
+        for name in names:
+            if name not in known:
+                remove(self._files, self._file(state, name))
+
+
+def _local(lake: str) -> str:
+    if "://" in lake and not lake.startswith("file:"):
+        raise InvalidInputError(
+            f"The catalog of a DuckLake is a SQLite file here, which {shown_url(lake)} can't hold: give a folder"
+        )
+    return local_path(lake, "The lake of a DuckLakeTable")
