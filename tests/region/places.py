@@ -582,7 +582,7 @@ class DuckLakePlace(_Files):
             "CALL ducklake_cleanup_old_files('{lake}', cleanup_all => true)",
         ):
             with self.sink()._lake.transaction() as at:
-                at.change(statement)
+                at.execute_change(statement)
 
 
 class SqlitePlace(_Files):

@@ -42,7 +42,7 @@ def lake(tmp_path: Path) -> DuckLake:
 def change(lake: DuckLake, *statements: str) -> None:
     with lake.transaction(create=True) as at:
         for statement in statements:
-            at.change(statement)
+            at.execute_change(statement)
 
 
 def ask(lake: DuckLake, statement: str) -> list[Any]:
@@ -94,8 +94,8 @@ def test_a_commit_behind_any_other_is_refused(
             change(lake, "INSERT INTO {lake}.flights VALUES (10)")
             if expired:
                 expire(lake)
-            at.change(add(mine))
-            assert at.change(MOVE) == 1
+            at.execute_change(add(mine))
+            assert at.execute_change(MOVE) == 1
     assert Path(mine).exists(), "a refused transaction removes no file that it has added"
     published = ask(lake, "SELECT number FROM {lake}.marker") == [(1,)]
     rows = sorted(number for (number,) in ask(lake, "SELECT id FROM {lake}.flights"))
@@ -127,7 +127,7 @@ def test_a_lake_that_two_create_at_once_is_one(tmp_path: Path) -> None:
 
     def create_behind_another() -> None:
         with lake.transaction(create=True) as at:
-            at.change("CREATE TABLE {lake}.flights (id BIGINT)")
+            at.execute_change("CREATE TABLE {lake}.flights (id BIGINT)")
             change(lake, "CREATE TABLE {lake}.flights (id BIGINT)")
 
     with pytest.raises(CommitOpenError):

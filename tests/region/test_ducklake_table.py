@@ -56,7 +56,7 @@ def change(path: Path, *statements: str) -> None:
     """Act as another program does."""
     with DuckLake(str(path), "ducklake:stranger").transaction() as at:
         for statement in statements:
-            at.change(statement)
+            at.execute_change(statement)
 
 
 def ids(path: Path) -> list[int]:

@@ -75,7 +75,7 @@ class LakeTransaction:
         """Return the rows of a query."""
         return self._run(statement, *values).fetchall()
 
-    def change(self, statement: str, *values: object) -> int:
+    def execute_change(self, statement: str, *values: object) -> int:
         """Execute a statement that changes the lake; return the number of its rows."""
         self.changed = True
         found = self._run(statement, *values).fetchall()

@@ -204,7 +204,7 @@ class DuckLakeTable(InFolder):
             InvalidInputError: there is none.
         """
         if state is None or state.claim is None:
-            raise self._unknown()
+            raise self._unknown_table()
         if state.claim.place != self.place:
             raise owner_marker.other_name(self._region, state.claim.place, self.place)
         self._kept = state.claim
@@ -229,7 +229,7 @@ class DuckLakeTable(InFolder):
     def _load(self) -> tuple[_LakeState, OwnerMarker]:
         return self._claimed(self._newest_state())
 
-    def _unknown(self) -> InvalidInputError:
+    def _unknown_table(self) -> InvalidInputError:
         return InvalidInputError(f"{self.place} is not known to region {self._region!r}: call check(schema) first")
 
     def _until_there(
@@ -303,20 +303,20 @@ class DuckLakeTable(InFolder):
     def _make_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
         there = at.tables(self._names[0])
         if self._names[1].lower() not in there:
-            at.change(f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{quoted(self._names[0])}")
+            at.execute_change(f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{quoted(self._names[0])}")
             kinds = column_types(self.place, schema)
             columns = [
                 f"{quoted(field.name)} {kinds[field.name]}{'' if field.nullable else ' NOT NULL'}" for field in schema
             ]
-            at.change(f"CREATE TABLE {{lake}}.{self._target} ({', '.join(columns)})")
+            at.execute_change(f"CREATE TABLE {{lake}}.{self._target} ({', '.join(columns)})")
         if _REGIONS not in there:
             columns = ["table_id VARCHAR", "region_id VARCHAR", "region VARCHAR", "claim VARCHAR"]
-            at.change(f"CREATE TABLE {{lake}}.{self._beside(_REGIONS)} ({', '.join(columns)})")
+            at.execute_change(f"CREATE TABLE {{lake}}.{self._beside(_REGIONS)} ({', '.join(columns)})")
         if _SEQUENCES not in there:
             columns = [
                 "table_id VARCHAR", "region_id VARCHAR", "sequence BIGINT", "row_count BIGINT", "emptied BIGINT"
             ]  # fmt: skip
-            at.change(f"CREATE TABLE {{lake}}.{self._beside(_SEQUENCES)} ({', '.join(columns)})")
+            at.execute_change(f"CREATE TABLE {{lake}}.{self._beside(_SEQUENCES)} ({', '.join(columns)})")
 
     def _inline_own_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
         """Keep the rows of the sink's own tables in the catalog, whatever the lake's own limit is."""
@@ -326,7 +326,7 @@ class DuckLakeTable(InFolder):
                 "AND lower(scope_entry) = ?",
                 at.name, f"{self._names[0]}.{table}".lower(),
             ):  # fmt: skip
-                at.change(
+                at.execute_change(
                     f"CALL ducklake_set_option({literal(at.name)}, 'data_inlining_row_limit', 10, table_name => "
                     f"{literal(table)}, schema => {literal(self._names[0])})"
                 )
@@ -336,13 +336,15 @@ class DuckLakeTable(InFolder):
         if state is not None and state.claim is not None:
             return
         if state is None:
-            raise self._unknown()
+            raise self._unknown_table()
         check_fits(self.place, at.schema(self._target), schema)
         claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
         mine = (state.table_id, self._bound().hex)
         text = msgspec.json.encode(claim).decode()
-        at.change(f"INSERT INTO {{lake}}.{self._beside(_REGIONS)} VALUES (?, ?, ?, ?)", *mine, self._region, text)
-        at.change(f"INSERT INTO {{lake}}.{self._beside(_SEQUENCES)} VALUES (?, ?, 0, 0, 0)", *mine)
+        at.execute_change(
+            f"INSERT INTO {{lake}}.{self._beside(_REGIONS)} VALUES (?, ?, ?, ?)", *mine, self._region, text
+        )
+        at.execute_change(f"INSERT INTO {{lake}}.{self._beside(_SEQUENCES)} VALUES (?, ?, 0, 0, 0)", *mine)
 
     # -- staging
 
@@ -506,7 +508,7 @@ class DuckLakeTable(InFolder):
 
     def _move(self, at: LakeTransaction, state: _LakeState, sequence: int, rows: int, emptied: int) -> None:
         """Move the region's row from the state's sequence to another."""
-        moved = at.change(
+        moved = at.execute_change(
             f"UPDATE {{lake}}.{self._beside(_SEQUENCES)} SET sequence = ?, row_count = ?, emptied = ? "
             "WHERE table_id = ? AND region_id = ? AND sequence = ?",
             sequence, rows, emptied, state.table_id, self._bound().hex, state.sequence,
@@ -545,7 +547,7 @@ class DuckLakeTable(InFolder):
             )
         self._say(at, sequence)
         if ours:
-            at.change(f"DELETE {where}")
+            at.execute_change(f"DELETE {where}")
         self._move(at, state, sequence, 0, sequence)
 
     def _is_ours(self, path: str) -> bool:
@@ -582,7 +584,7 @@ class DuckLakeTable(InFolder):
                         return ""
                     if state.claim.place != self.place:
                         moved = msgspec.structs.replace(state.claim, place=self.place)
-                        at.change(
+                        at.execute_change(
                             f"UPDATE {{lake}}.{self._beside(_REGIONS)} SET claim = ? WHERE table_id = ? "
                             "AND region_id = ?",
                             msgspec.json.encode(moved).decode(), state.table_id, self._bound().hex,
