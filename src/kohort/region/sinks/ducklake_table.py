@@ -485,7 +485,7 @@ class DuckLakeTable(InFolder):
     def _bring(self, sequence: int, staged: Sequence[_LakePiece], lost: str, offsets: str) -> bool:
         """Commit the sequence, unless another process has; return whether this one did."""
 
-        def change(at: LakeTransaction, state: _LakeState) -> None:
+        def add_sequence(at: LakeTransaction, state: _LakeState) -> None:
             if lost:
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.place}: {lost}")
             self._say(at, sequence, offsets)
@@ -493,7 +493,7 @@ class DuckLakeTable(InFolder):
             rows = state.row_count + sum(piece.row_count for piece in staged)
             self._move(at, state, sequence, rows, state.emptied)
 
-        return self._until_there(lambda state: state.sequence >= sequence, change)
+        return self._until_there(lambda state: state.sequence >= sequence, add_sequence)
 
     def _say(self, at: LakeTransaction, sequence: int, offsets: str = "") -> None:
         """Say in the snapshot which region and sequence it is."""
