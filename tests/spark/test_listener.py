@@ -42,6 +42,13 @@ def test_only_offsets_of_this_source_are_reported_and_each_source_of_a_query_is(
     assert reported == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
 
 
+def test_source_of_a_query_with_state_is_told_so() -> None:
+    ledger = CompletedBatches()
+    assert ledger.progress("run", [text("q1", 1)], stateful=True)["q1"]["stateful"] is True
+    last = ledger.last_message("q1")
+    assert last is not None and last["stateful"] is True
+
+
 def test_a_source_that_connects_late_hears_the_last_of_its_query_until_the_run_is_over() -> None:
     ledger = CompletedBatches()
     assert ledger.last_message("q1") is None

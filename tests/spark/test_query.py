@@ -129,6 +129,44 @@ def idle(query: SourceQuery, start: BatchOffset) -> None:
     assert query.plan(start, limited=True) is None
 
 
+def test_query_with_state_is_warned_of_other_members_once_for_each_change(
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its windows count its own partitions alone, and stay behind when partitions move."""
+    stage.produce(10)
+    query, plain = closing(stage.query()), "keeps state"
+    first = trigger(query, BatchOffset("q1"))
+    query.note_state()
+    assert query.sink_done(first)
+    idle(query, first)
+    assert plain not in caplog.text, "it has all partitions"
+    with stage.member() as other:
+        other_has = threading.Thread(target=lambda: stage.share(other, 2))
+        other_has.start()
+        until(lambda: idle(query, first) is None and plain in caplog.text, "the query is warned", STILL_S)
+        other_has.join()
+        idle(query, first)
+        assert f"[group {stage.name}] the query keeps state" in caplog.text
+        assert "has 2 of the 4 partitions" in caplog.text
+        assert caplog.text.count(plain) == 1
+
+
+def test_query_without_state_is_not_warned_of_other_members(
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.produce(10)
+    with stage.member() as other:
+        stage.share(other, 4)
+        query = closing(stage.query())
+        sharing = threading.Thread(target=lambda: stage.share(other, 2))
+        sharing.start()
+        first = trigger(query, BatchOffset("q1"))
+        sharing.join()
+        assert query.sink_done(first)
+        idle(query, first)
+        assert "keeps state" not in caplog.text
+
+
 @pytest.mark.parametrize("where", ["subscribe", "assign", "no group"])
 def test_the_word_before_the_next_trigger_commits_and_the_trigger_has_nothing_left_to_do(
     stage: Stage, closing: Callable[[SourceQuery], SourceQuery], where: str

@@ -411,18 +411,20 @@ LAST_WORDS_S = 1.0
 class SinkDoneReceiver:
     """A receiver that learns when a sink has completed a batch, and when the query's run is over.
 
-    Messages: `done` with the batch's `end`, as in the checkpoint; `over` after the last of a run.
+    Messages: `done` with the batch's `end`, as in the checkpoint, and `stateful` if the query keeps state; `over` after
+    the last of a run.
 
     Attributes:
         line: the connection to the driver program.
     """
 
-    def __init__(self, address: ChannelAddress, sink_done: Callable[[str], bool]) -> None:
+    def __init__(self, address: ChannelAddress, sink_done: Callable[[str, bool], bool]) -> None:
         """Connect in the background.
 
         Args:
             address: the driver program's address.
-            sink_done: called with a batch's end; returns whether that completed the running batch.
+            sink_done: called with a batch's end, and whether the query keeps state; returns whether that completed the
+                running batch.
         """
         self._sink_done = sink_done
         self._stopping = False
@@ -454,7 +456,7 @@ class SinkDoneReceiver:
 
     def _done(self, message: Message) -> None:
         try:
-            ended = self._sink_done(str(message.get("end")))
+            ended = self._sink_done(str(message.get("end")), message.get("stateful") is True)
         except (InvalidInputError, KeyError, TypeError, ValueError):
             log.warning(
                 "ignored the driver program's report that a sink completed a batch: its end offset is invalid: %.200s. "

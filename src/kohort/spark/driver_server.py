@@ -59,17 +59,21 @@ class CompletedBatches:
         self._lock = threading.Lock()
         self._runs: dict[str, dict[str, Message]] = {}
 
-    def progress(self, run: str, ends: Iterable[str]) -> dict[str, Message]:
+    def progress(self, run: str, ends: Iterable[str], *, stateful: bool = False) -> dict[str, Message]:
         """Record that a batch of a run is done.
 
         Args:
             run: Spark's id of the run.
             ends: the JSON of its sources' end offsets.
+            stateful: whether the query keeps state, as windows and joins of streams do.
 
         Returns:
             The messages to send, by query identity: a Spark query that reads several kohort sources has several.
         """
-        messages = {query: {"kind": "done", "end": text} for text in ends if (query := query_of(text)) is not None}
+        more = {"stateful": True} if stateful else {}
+        messages = {
+            query: {"kind": "done", "end": text, **more} for text in ends if (query := query_of(text)) is not None
+        }
         if messages:
             with self._lock:
                 self._runs[run] = self._runs.pop(run, {}) | messages
@@ -151,7 +155,8 @@ class SinkListener(StreamingQueryListener):
         self.rows += sum(
             source["numInputRows"] for source, end in zip(report["sources"], ends, strict=True) if query_of(end)
         )
-        self._send_messages(self._completed.progress(report["runId"], ends))
+        stateful = bool(report.get("stateOperators"))
+        self._send_messages(self._completed.progress(report["runId"], ends, stateful=stateful))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._read_twice.terminated(str(event.runId))

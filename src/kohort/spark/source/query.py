@@ -137,6 +137,11 @@ log = logging.getLogger("kohort.spark")
 
 RESAMPLE_BATCHES = 10
 """A partition's record size is sampled again after this many batches."""
+SHARED_STATE = (
+    "[group %s] the query keeps state (windows, joins of streams, dropDuplicates), and has %d of the %d partitions: "
+    "other members of the group read the others. Each query counts what it has read alone, and state stays when a "
+    "partition moves, so results are partial. Give the query a group.id of its own, or use a region with state="
+)
 LAST_COMMIT_MS = 1_000
 """Timeout of the last commit of a query that ends: Spark does not wait for its process."""
 
@@ -185,6 +190,8 @@ class SourceQuery:
         self._triggered_s = float("-inf")
         self._held_back = False  # records wait for more, by the last lookup
         self._batch = 0
+        self._stateful = False  # as far as the driver program has said
+        self._state_checked: frozenset[TopicPartition] | None = None  # the partitions of the last look for others
 
     def aim_at_present(self) -> None:
         """Fix the partitions' current end offsets as the end of the query: no later batch reads beyond them."""
@@ -225,6 +232,26 @@ class SourceQuery:
                 log.warning("batch %s is done, but its commit failed and will be retried: %s", end.batch, error)
             return True
 
+    def note_state(self) -> None:
+        """Remember that the query keeps state. From any thread."""
+        self._stateful = True
+
+    def _warn_of_shared_state(self, held: AssignedPartitions) -> None:
+        """Warn a query with state if other members own partitions of its topics, after each change of its own."""
+        mine, options = frozenset(held.partitions), self._options
+        if not self._stateful or mine == self._state_checked:
+            return
+        if options.group_id is None or options.assign is not None or options.region_session is not None:
+            return
+        try:
+            every = self._catalog.partitions(known=None)
+        except KafkaError as error:
+            log.debug("[group %s] could not look for other members' partitions yet: %s", options.group_id, error)
+            return
+        self._state_checked = mine
+        if mine < set(every):
+            log.warning(SHARED_STATE, options.group_id, len(mine), len(every))
+
     def is_running(self) -> bool:
         """Return whether a batch is running that is not known to be done."""
         return self._running is not None and not self._known
@@ -261,6 +288,7 @@ class SourceQuery:
             held = self._hold(start)
             if held is None:
                 return None
+            self._warn_of_shared_state(held)
             spans = self._plan_ranges(held, limited=limited)
             if spans is not None:
                 due = any(span.offsets for span in spans.values())

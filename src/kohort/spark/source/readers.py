@@ -586,16 +586,19 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return unfinished(initial_positions(self._receiver, end), end, self._identity)
 
-    def sink_done(self, end: str) -> bool:
+    def sink_done(self, end: str, stateful: bool = False) -> bool:
         """Commit a batch now that its sink and the checkpoint's commit log have it. From any thread.
 
         Args:
             end: the batch's end offset, as in the checkpoint and the query's progress.
+            stateful: whether the query keeps state.
 
         Returns:
             Whether that was the running batch; any other is another run's, or is done already.
         """
         query = self._query
+        if query is not None and stateful:
+            query.note_state()
         return query is not None and query.sink_done(BatchOffset.from_json(json.loads(end)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
