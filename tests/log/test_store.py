@@ -388,7 +388,7 @@ def test_folders_that_are_none_of_ours_are_left_alone(tmp_path: Path, caplog: py
         assert values(store.partition(TopicPartition("t", 1))) == []
     for kept in ("t-copy-0", "t-1-stray", "backup-2024/notes", "t-0/notes.txt"):
         assert (folder / kept).exists()
-    for named in ("folder t-copy-0, ", "folder t-1 to t-1-stray", "folder backup-2024, ", "notes.txt is"):
+    for named in ("folder t-copy-0, ", "folder t-1 to t-1-stray", "folder backup-2024, ", "file notes.txt, "):
         assert named in caplog.text
 
 
