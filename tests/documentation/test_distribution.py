@@ -161,7 +161,7 @@ def test_wheels_hold_the_package_alone(built: Built) -> None:
             assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
         home = metadata.partition("/")[0]
         kernels = {name for name in names if name.endswith(".so")}
-        assert len(kernels) == (4 if path == built.compiled else 0)
+        assert len(kernels) == (5 if path == built.compiled else 0)
         of_package = {name for name in names if not name.startswith(f"{home}/")} - kernels
         assert python_files | pages | {"kohort/py.typed"} <= of_package <= sources
         assert facts["License-Expression"] == "Apache-2.0"

@@ -380,7 +380,7 @@ def test_row_that_is_not_of_the_schema_is_named(registry: EmbeddedSchemaRegistry
     ("options", "words"),
     [
         ({"valueFormat": "protobuf"}, "needs schemaRegistryUrl"),
-        ({"valueMessage": "P"}, "needs valueFormat=avro or protobuf"),
+        ({"valueMessage": "P"}, "needs valueFormat=avro, json or protobuf"),
         (
             {"valueFormat": "avro", "schemaRegistryUrl": "http://127.0.0.1:9", "valueMessage": "P"},
             "belongs to valueFormat=protobuf",
