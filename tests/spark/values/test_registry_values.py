@@ -314,7 +314,9 @@ def test_sparks_rows_go_through_the_registry_as_json(
     spark: Any, stage: Stage, registry: EmbeddedSchemaRegistry
 ) -> None:
     given = {"kafka.bootstrap.servers": stage.servers, "valueFormat": "json", "schemaRegistryUrl": registry.url}
-    rows = spark.range(20).selectExpr("named_struct('id', id, 'at', timestamp_micros(id), 'note', cast(null AS string)) AS value")
+    rows = spark.range(20).selectExpr(
+        "named_struct('id', id, 'at', timestamp_micros(id), 'note', cast(null AS string)) AS value"
+    )
     rows.write.format("kohort").options(**given, topic=stage.topic).mode("append").save()
     schema = "id BIGINT, at TIMESTAMP, note STRING"
     frame = spark.read.format("kohort").options(**given, subscribe=stage.topic, valueSchema=schema).load()
