@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from tests.support.processes import KOHORT
+from tests.support.waiting import until
 
-from kohort import Admin, Broker, Producer, SchemaRegistry
+from kohort import Admin, Broker, Consumer, Producer, SchemaRegistry, TopicPartition
+from kohort.cli.consume import DecodedValues, record_writer
 from kohort.client.admin.values import NewTopic
 from kohort.dashboard.cluster_lookups import ClusterLookups
-from kohort.dashboard.record_peek import DECODED_BYTES_MAX, PeekRequest
+from kohort.dashboard.record_peek import DECODE_S, DECODED_BYTES_MAX, PeekRequest, _Decoding
 from kohort.errors import CorruptDataError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.shown_values import shown_json
@@ -153,3 +156,58 @@ def test_value_too_deep_to_show_is_damaged(registry: EmbeddedSchemaRegistry) -> 
         with pytest.raises(CorruptDataError, match="can't be shown|no JSON"):
             shown_json(client, prefix + b"[" * levels + b"]" * levels)
     assert msgspec.json.decode(shown_json(client, prefix + b"[1e999]")) == ["inf"]
+
+
+def test_json_much_larger_than_its_value_is_not_made(registry: EmbeddedSchemaRegistry) -> None:
+    """A value names a field, or an enum's symbol, with one byte."""
+    client, name = SchemaRegistry(registry.url), "n" * 20_000
+    symbols = {"type": "array", "items": {"type": "enum", "name": "E", "symbols": [name]}}
+    fields = {"type": "array", "items": {"type": "record", "name": "R", "fields": [{"name": name, "type": "int"}]}}
+    for subject, schema, item in (("symbols-value", symbols, name), ("fields-value", fields, {name: 1})):
+        data = client.serializer(subject, json.dumps(schema))([item] * 2_000)
+        assert len(data) < 5_000
+        with pytest.raises(CorruptDataError, match="more than 32 MiB of text"):
+            shown_json(client, data)
+
+
+def test_lines_are_written_before_all_are_made(registry: EmbeddedSchemaRegistry, tmp_path: Path) -> None:
+    client, name = SchemaRegistry(registry.url), "n" * 20_000
+    schema = {"type": "array", "items": {"type": "enum", "name": "E", "symbols": [name]}}
+    value = client.serializer("wide-value", json.dumps(schema))([name] * 500)
+    rows = {"topic": ["t"] * 4, "partition": [0] * 4, "offset": list(range(4)), "value": [value] * 4}
+    written: list[int] = []
+
+    class Decoded(DecodedValues):
+        def of_batch(self, batch: Any) -> Iterator[bytes | None]:
+            for shown in super().of_batch(batch):
+                written.append(file.stat().st_size)
+                yield shown
+
+    file = tmp_path / "lines"
+    with record_writer("text", file, False, None, Decoded(registry.url)) as writer:
+        writer.write(pa.record_batch(rows))
+    assert written[-1] > 25_000_000
+    assert file.stat().st_size == 4 * (len(json.dumps([name] * 500, separators=(",", ":"))) + 1)
+
+
+def test_map_of_booleans_is_shown(registry: EmbeddedSchemaRegistry) -> None:
+    client = SchemaRegistry(registry.url)
+    text = 'syntax = "proto3"; message M { map<bool, int32> flags = 1; map<int64, bool> numbers = 2; }'
+    data = client.serializer("flags-value", text, kind="PROTOBUF")({"flags": {True: 1}, "numbers": {-5: False}})
+    assert msgspec.json.decode(shown_json(client, data)) == {"flags": {"true": 1}, "numbers": {"-5": False}}
+
+
+def test_look_ends_to_read_values_after_a_while(
+    our_broker: Broker, registry: EmbeddedSchemaRegistry, topic: str
+) -> None:
+    """A look of the largest values took minutes of CPU, and a slow registry as long."""
+    ages = iter([0.0, 0.0, 0.0, *[DECODE_S + 1] * 1_000])
+    decoding = _Decoding(SchemaRegistry(registry.url), lambda: next(ages))
+    with Consumer(our_broker.bootstrap_servers) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        records: list[Any] = []
+        until(lambda: records.extend(consumer.poll(timeout_ms=200)) or len(records) >= 6, "all are read", 30)
+    found = [decoding.value_view(record.value) for record in records]
+    assert [view is not None and "schema" in view for view in found] == [True, True, False, False, False, False]
+    assert found[4] is not None and "look at fewer records" in found[4]["problem"]

@@ -6,16 +6,19 @@ import logging
 import os
 import re
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import requests
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -167,6 +170,65 @@ def test_samples_that_a_collector_did_not_take_are_said(caplog: pytest.LogCaptur
     lines = [record.getMessage() for record in caplog.records]
     address = f"{receiver.url}/v1/metrics"
     assert lines == [f"[otlp {address}] the collector did not take 3 samples: 'too old\\n'"]
+
+
+@contextmanager
+def answering(head: bytes, endless: bytes = b"", pause_s: float = 0) -> Iterator[tuple[str, list[int]]]:
+    """A server whose answers begin with `head` and go on for 64 MiB; with the bytes that each connection took."""
+    taken: list[int] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 20)
+            self.wfile.write(head)
+            number = len(taken)
+            taken.append(0)
+            while endless and taken[number] < 64 << 20:
+                taken[number] += self.request.send(endless)
+                time.sleep(pause_s)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """The client has closed the connection."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", taken
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request"])
+def test_answer_without_an_end_is_not_read_to_the_end(status: bytes) -> None:
+    with answering(b"HTTP/1.1 %b\r\n\r\n" % status, bytes(65536)) as (url, taken), pushing(url):
+        until(lambda: len(taken) > 2, "it goes on", 60)
+        assert max(taken[:2]) < 32 << 20, "what the sockets' buffers hold"
+
+
+def test_answer_that_arrives_slowly_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "ANSWER_S", 0.1)
+    with answering(b"HTTP/1.1 200 OK\r\n\r\n", b"\0", pause_s=0.005) as (url, taken), pushing(url):
+        until(lambda: len(taken) > 1, "it goes on", 60)
+
+
+def test_reason_of_a_refusal_is_no_command_to_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    reason = b"\x1b[2Jno\r" + b"x" * 10_000
+    with answering(b"HTTP/1.1 403 %b\r\nContent-Length: 0\r\n\r\n" % reason) as (url, _), pushing(url):
+        until(lambda: "403" in caplog.text, "it is said", 30)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert r"the collector answers 403 '\x1b[2Jno" in line and line.isprintable() and len(line) < 400
+
+
+def test_login_of_netrc_does_not_replace_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("default login somebody password s3cret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    asked = requests.Request("POST", "https://metrics.example", headers={"authorization": "Bearer token"})
+    assert otlp._CollectorSession().prepare_request(asked).headers["authorization"] == "Bearer token"
 
 
 def test_bug_in_a_send_ends_no_later_send(caplog: pytest.LogCaptureFixture) -> None:

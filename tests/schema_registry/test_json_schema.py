@@ -101,6 +101,28 @@ def test_schema_that_refers_to_itself_without_an_end_is_refused() -> None:
         json_writer('{"allOf": [{"$ref": "#"}]}', 1)({})
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        pytest.param({"$schema": 7}, 1, id="schema of another kind"),
+        pytest.param({"definitions": {"a": {"const": 7}}, "$ref": "#/definitions/a/const"}, 1, id="number"),
+        pytest.param({"definitions": {"a": {"const": "x"}}, "$ref": "#/definitions/a/const"}, 1, id="text"),
+        pytest.param({"definitions": {"a": {"const": 7}}, "$ref": "#/definitions/a/const/b"}, 1, id="behind a number"),
+        pytest.param({"allOf": [{}], "$ref": "#/allOf/x"}, 1, id="no index"),
+        pytest.param({"multipleOf": 0.5}, 10**400, id="beyond a float"),
+        pytest.param(
+            {"$schema": "http://json-schema.org/draft-04/schema#", "patternProperties": {"(": {}}},
+            {"a": 1},
+            id="pattern of draft 4",
+        ),
+    ],
+)
+def test_schema_that_jsonschema_fails_at_is_refused(schema: Any, value: Any) -> None:
+    """No error of another kind reaches the application."""
+    with pytest.raises(InvalidInputError, match="no JSON Schema|can't be compared with the schema"):
+        json_writer(json.dumps(schema), 1)(value)
+
+
 def test_recursive_schema_reads_a_tree() -> None:
     write = json_writer('{"properties": {"next": {"$ref": "#"}}, "required": ["id"]}', 1)
     assert write({"id": 1, "next": {"id": 2}}).endswith(b'{"id":1,"next":{"id":2}}')

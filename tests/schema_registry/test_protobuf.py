@@ -210,6 +210,23 @@ def test_object_of_another_version_is_refused(order: ProtobufSchema, old: str, n
     assert write(message_class(order, name)()) == write({})
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        pytest.param("required int32 a = 1;", "optional int32 a = 1;", id="required"),
+        pytest.param("optional int32 a = 1 [default = 5];", "optional int32 a = 1 [default = 6];", id="default"),
+        pytest.param("repeated E a = 1; enum E { X = 0; }", "repeated E a = 1; enum E { X = 0; } // open", id="closed"),
+    ],
+)
+def test_object_that_proto2_reads_otherwise_is_refused(ours: str, theirs: str) -> None:
+    """Unset, it has no value that the schema demands, or another default; or a number that a closed enum drops."""
+    syntax = "proto3" if "open" in theirs else "proto2"
+    schema = compiled(f'syntax = "proto2"; message M {{ {ours} }}', (), "it")
+    other = compiled(f'syntax = "{syntax}"; message M {{\n{theirs}\n}}', (), "it")
+    with pytest.raises(InvalidInputError, match="another version of M: the field a"):
+        protobuf_writer(schema, 1)(GetMessageClass(other.message_named(None))())
+
+
 def test_object_of_the_same_text_is_written(order: ProtobufSchema) -> None:
     """A generated class is of another pool, and has other comments and options."""
     text = ORDER.replace("package shop;", 'package shop; option java_package = "x"; // says nothing')

@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #
 # Offsets are committed only for completely written records. Every write therefore goes through `WholeWrites`.
 
+WRITE_BYTES = 1 << 20
+"""Lines of this size are written at once."""
 Format = Literal["text", "json", "arrow", "parquet"]
 
 
@@ -73,8 +75,8 @@ class DecodedValues:
         self.unread = 0
         self.first = ""
 
-    def of_batch(self, batch: Any) -> list[bytes | None]:
-        """Return the JSON of each value of an Arrow batch; None: it is null, or can't be read.
+    def of_batch(self, batch: Any) -> Iterator[bytes | None]:
+        """Yield the JSON of each value of an Arrow batch; None: it is null, or can't be read.
 
         Raises:
             InvalidInputError: a library that reads such values is not installed.
@@ -82,16 +84,15 @@ class DecodedValues:
         """
         from kohort.schema_registry.shown_values import shown_json
 
-        found: list[bytes | None] = []
         for row, data in enumerate(batch.column("value").to_pylist()):
+            shown = None
             try:
-                found.append(None if data is None else shown_json(self._registry, data))
+                shown = None if data is None else shown_json(self._registry, data)
             except CorruptDataError as error:
                 topic, partition, offset = (batch.column(name)[row] for name in ("topic", "partition", "offset"))
                 self.first = self.first or f"{topic}-{partition}, offset {offset}: {error.message}"
                 self.unread += 1
-                found.append(None)
-        return found
+            yield shown
 
 
 @contextlib.contextmanager
@@ -147,15 +148,15 @@ class _Text(RecordWriter):
         self._decoded = decoded
 
     def write(self, batch: Any) -> None:
-        lines = [value or b"" for value in batch.column("value").to_pylist()]
+        lines: Iterable[bytes] = (value or b"" for value in batch.column("value").to_pylist())
         if self._decoded is not None:
-            lines = [shown or line for shown, line in zip(self._decoded.of_batch(batch), lines, strict=True)]
+            lines = (shown or line for shown, line in zip(self._decoded.of_batch(batch), lines, strict=True))
         if self._print_key:
             keys = batch.column("key").to_pylist()
-            lines = [(key or b"") + b"\t" + value for key, value in zip(keys, lines, strict=True)]
+            lines = ((key or b"") + b"\t" + value for key, value in zip(keys, lines, strict=True))
         if self._escape:
-            lines = [printable(line.decode(errors="backslashreplace"), keep="\t\n").encode() for line in lines]
-        self.out.write(b"\n".join(lines) + b"\n")
+            lines = (printable(line.decode(errors="backslashreplace"), keep="\t\n").encode() for line in lines)
+        _write_lines(self.out, lines)
 
 
 class _JsonLines(RecordWriter):
@@ -168,14 +169,26 @@ class _JsonLines(RecordWriter):
         import msgspec
 
         encode = msgspec.json.Encoder().encode
-        rows = list(rows_of(batch))
+        rows: Iterable[dict[str, Any]] = rows_of(batch)
         if self._decoded is not None:
-            for row, shown in zip(rows, self._decoded.of_batch(batch), strict=True):
-                row["decoded"] = None if shown is None else msgspec.Raw(shown)
-        lines = [encode(row) for row in rows]
+            pairs = zip(rows, self._decoded.of_batch(batch), strict=True)
+            rows = ({**row, "decoded": None if shown is None else msgspec.Raw(shown)} for row, shown in pairs)
+        lines: Iterable[bytes] = (encode(row) for row in rows)
         if self._escape:
-            lines = [printable_json(line.decode()).encode() for line in lines]
-        self.out.write(b"\n".join(lines) + b"\n")
+            lines = (printable_json(line.decode()).encode() for line in lines)
+        _write_lines(self.out, lines)
+
+
+def _write_lines(out: WholeWrites, lines: Iterable[bytes]) -> None:
+    """Write lines. Not all are in memory at once: as JSON they may be much larger than the records."""
+    part = bytearray()
+    for line in lines:
+        part += line
+        part += b"\n"
+        if len(part) >= WRITE_BYTES:
+            out.write(part)
+            part = bytearray()
+    out.write(part)
 
 
 class _Columns(RecordWriter):

@@ -40,6 +40,8 @@ DECODED_BYTES_MAX = 256 << 10
 """The largest value that is read by its schema: as Python objects it may take 200 times its size, 50 MiB."""
 REGISTRY_MS = 2_000
 """How long a look waits for a schema registry. After one failure it asks no more."""
+DECODE_S = 5.0
+"""How long a look reads values by their schemas. Later ones are shown as they are: 200 large values take minutes."""
 _POLL_MS = 200
 _JSON_MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{},:]', re.DOTALL)
 """Strings, and the characters that a line or a space follows in indented JSON."""
@@ -164,7 +166,7 @@ def peek(
             for tp in waiting:
                 consumer.seek(tp, begins[tp])
             stopped = _scan(consumer, scan, waiting, now_s() + SCAN_S, now_s)
-    views, stopped_by = _views(_in_order(scan), None if registry is None else _Decoding(registry))
+    views, stopped_by = _views(_in_order(scan), None if registry is None else _Decoding(registry, now_s))
     return {
         "records": views,
         "scanned": scan.records,
@@ -234,8 +236,9 @@ def _views(records: Sequence[Record], decoding: _Decoding | None) -> tuple[list[
 class _Decoding:
     """The values of one look by their schemas."""
 
-    def __init__(self, registry: SchemaRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registry: SchemaRegistry, now_s: Callable[[], float]) -> None:
+        self._registry, self._now_s = registry, now_s
+        self._until_s = now_s() + DECODE_S
         self._failure = ""
 
     def value_view(self, data: bytes | None) -> View | None:
@@ -243,6 +246,8 @@ class _Decoding:
         if data is None or not has_prefix(data):
             return field_view(data)
         try:
+            if not self._failure and self._now_s() > self._until_s:
+                self._failure = f"values are read by their schemas for {DECODE_S:.0f} s: look at fewer records"
             if self._failure:
                 raise RetriableError(self._failure)
             return {

@@ -57,6 +57,10 @@ CLOSE_S = 2.0
 """How long `close` waits for a request under way."""
 TEXT_CHARS_MAX = 200
 """The most characters of a collector's own text in the log."""
+ANSWER_BYTES_MAX = 64 << 10
+"""The most bytes of an answer that are read. It is a short message, with a text about samples that were not taken."""
+ANSWER_S = 10.0
+"""The longest time that the body of an answer is read. The library's timeout is that of a single read."""
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
 _LIBRARY_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.util.re")
 """The library logs each attempt, and entries of invalid headers with their values."""
@@ -187,21 +191,33 @@ class _CollectorSession(requests.Session):
 
     failure = complaint = ""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = lambda request: request  # a login in ~/.netrc would replace the header of the environment
+
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a request. A redirection is a failure: the library would take it for a success."""
+        """Send a request, and read at most `ANSWER_BYTES_MAX` of the answer.
+
+        A redirection is a failure: the library would take it for a success.
+        """
+        kwargs["stream"] = True
         if isinstance(self.verify, str):
             kwargs["verify"] = self.verify  # REQUESTS_CA_BUNDLE would go before OTEL_EXPORTER_OTLP_CERTIFICATE
         try:
-            answer = super().send(request, **kwargs)
+            with super().send(request, **kwargs) as answer:
+                content = _read_body(answer) if answer.status_code < 300 else b""
         except OSError as error:
             self.failure = _cause(error)
             raise
         if answer.status_code >= 300:
-            self.failure = f"the collector answers {answer.status_code} {answer.reason}"
+            reason = (answer.reason or "")[:TEXT_CHARS_MAX]
+            self.failure = (
+                f"the collector answers {answer.status_code} {reason if reason.isprintable() else repr(reason)}"
+            )
             if answer.status_code < 400:
                 raise requests.RequestException(self.failure)
         else:
-            self.complaint = _complaint(answer.content)
+            self.complaint = _complaint(content)
         return answer
 
 
@@ -276,6 +292,17 @@ def _cause(error: OSError) -> str:
             found = str(cause)
         cause = cause.__cause__ or cause.__context__
     return found
+
+
+def _read_body(answer: requests.Response) -> bytes:
+    """Return the body of an answer; nothing if it is too large, or arrives too slowly."""
+    found = bytearray()
+    until_s = time.monotonic() + ANSWER_S
+    for part in answer.iter_content(1):  # a longer read would wait until it is full
+        found += part
+        if len(found) > ANSWER_BYTES_MAX or time.monotonic() > until_s:
+            return b""
+    return bytes(found)
 
 
 def _complaint(content: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json  # not msgspec, without which clients start
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,10 @@ from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefi
 
 _REASON_MAX = 200
 """Characters of a reason, which has the value in it."""
+_ODD_SCHEMA = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, re.error)
+"""Errors of jsonschema that are no answer: a reference to a number, a pattern of draft 4 that is none, a number that no
+float can have beside `multipleOf`.
+"""
 
 
 def json_value(data: bytes, max_bytes: int) -> Any:
@@ -44,9 +49,10 @@ def json_writer(text: str, number: int) -> Callable[[Any], bytes]:
             written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
             data = written.encode()
             parsed = json.loads(written)
+            is_same = parsed == value
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInputError(f"the value can't be JSON: {str(error)[:_REASON_MAX]}") from None
-        if parsed != value:
+        if not is_same:
             raise InvalidInputError(
                 "the value would change as JSON: it is made of dicts with text as keys, lists, text, numbers, "
                 "True, False and None; a tuple would become a list, and the key 1 the text '1'"
@@ -83,7 +89,7 @@ def json_check(text: str) -> Callable[[Any], None]:
         kind.check_schema(schema)
     except SchemaError as error:
         raise InvalidInputError(f"no JSON Schema: {error.json_path}: {error.message[:_REASON_MAX]}") from None
-    except (ValueError, TypeError, RecursionError) as error:
+    except _ODD_SCHEMA as error:
         raise InvalidInputError(f"no JSON Schema: {str(error)[:_REASON_MAX]}") from None
     validator = kind(schema, registry=REGISTRY)  # its default fetches references by HTTP
 
@@ -96,6 +102,9 @@ def json_check(text: str) -> Callable[[Any], None]:
             ) from None
         except RecursionError:
             raise InvalidInputError("the schema refers to itself without an end, or the value is too deep") from None
+        except _ODD_SCHEMA as odd:
+            text = f"{type(odd).__name__}: {str(odd)[:_REASON_MAX]}"
+            raise InvalidInputError(f"the value can't be compared with the schema: {text}") from None
         if error is not None:
             raise InvalidInputError(f"the value is not of the schema: {error.json_path}: {error.message[:_REASON_MAX]}")
 

@@ -408,12 +408,13 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
     def write_value(value: Any) -> bytes:
         if isinstance(value, Message):
             given = type(value).DESCRIPTOR
-            if given not in of_schema:
+            differs = of_schema.get(given)  # other threads may clear it
+            if differs is None:
                 if len(of_schema) >= CLASSES_MAX:
                     of_schema.clear()
-                of_schema[given] = _difference(found, given)
-            if of_schema[given]:
-                raise InvalidInputError(of_schema[given])
+                differs = of_schema[given] = _difference(found, given)
+            if differs:
+                raise InvalidInputError(differs)
         try:
             if isinstance(value, Message):
                 return prefix + bytes(serialize(value))
@@ -447,11 +448,18 @@ def _difference(wanted: Descriptor, given: Descriptor) -> str:
 
 
 def _shape(field: FieldDescriptor) -> tuple[Any, ...]:
-    """Return what must be equal in two versions of a field."""
-    enum = None if field.enum_type is None else sorted((part.name, part.number) for part in field.enum_type.values)
+    """Return what must be equal in two versions of a field.
+
+    Readers refuse a value without a required field, and take their own default for a field that is not set. They drop a
+    number that a closed enum does not have.
+    """
+    kind = field.enum_type
+    enum = None if kind is None else (kind.is_closed, sorted((part.name, part.number) for part in kind.values))
     message = None if field.message_type is None else field.message_type.full_name
     oneof = None if field.containing_oneof is None else field.containing_oneof.name
-    return (field.name, field.type, field.is_repeated, field.has_presence, oneof, enum, message)
+    default = None if field.is_repeated or field.message_type is not None else field.default_value
+    is_same = (field.is_repeated, field.is_required, field.has_presence, oneof, repr(default))
+    return (field.name, field.type, enum, message, *is_same)
 
 
 class _MessageWriter:
