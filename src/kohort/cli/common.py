@@ -257,6 +257,19 @@ def print_errors(errors: Mapping[Any, KafkaError]) -> int:
     return FAILED if errors else DONE
 
 
+def check_registry_option(url: str | None) -> None:
+    """Check the option --schema-registry for a login, which other users of the machine would see.
+
+    Raises:
+        UsageError: it has one.
+    """
+    if url is not None and "@" in url:
+        raise UsageError(
+            "--schema-registry: other users of this machine see a command's arguments. Write a URL with a password as "
+            "schema.registry.url into the file of --command-config"
+        )
+
+
 def duration_option(option: str, text: str, longest_ms: int | None = None) -> int:
     """Return a duration in milliseconds.
 

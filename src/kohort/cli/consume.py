@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common, check_names
+from kohort.cli.common import Common, check_names, check_registry_option
 from kohort.cli.output import print_note, printable, printable_json
 from kohort.cli.record_json import rows_of
 from kohort.cli.whole_writes import WholeWrites
@@ -304,6 +304,7 @@ def _decoded_values(common: Common, url: str | None, format: Format) -> DecodedV
     """
     from kohort.client.settings import ConsumerConfig
 
+    check_registry_option(url)
     if format not in ("text", "json"):
         if url is not None:
             raise UsageError(f"--schema-registry: the format {format} has the values' bytes; text and json show them")

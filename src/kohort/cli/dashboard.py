@@ -18,6 +18,7 @@ from kohort.cli.common import (
     Common,
     EndingSignals,
     ServerOptions,
+    check_registry_option,
     duration_option,
     listen_address,
     make_client,
@@ -149,6 +150,7 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
         schema_registry: the URL of the schema registry that has the schemas of values, so that the page shows them as
             JSON. A URL with a password belongs into --command-config, as schema.registry.url.
     """
+    check_registry_option(schema_registry)
     host, port = listen_address(listen)
     for option, value in (("--interval", interval), ("--window", window)):
         if value < 1:
