@@ -148,7 +148,26 @@ def test_a_login_that_java_can_not_read_is_refused_and_not_cut_off(options: str,
     assert "sec" not in caught.value.message
 
 
-@pytest.mark.parametrize("text", ['username="a" password="b";', f'{JAVAS} required username="a"', "x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "// production\n{0} required // flag\n username='a' /* b */ password='b'; // c",
+        "\n{0}\n    required\n    username='a'\n    password='b'\n;\n",
+    ],
+    ids=["comments", "lines"],
+)
+def test_a_login_over_lines_and_with_comments_is_read_as_java_reads_it(text: str) -> None:
+    assert jaas_options(text.format(JAVAS)) == {"username": "a", "password": "b"}
+
+
+def test_slashes_of_a_password_are_no_comment() -> None:
+    options = jaas_options(f"{JAVAS} required username=a password='sb://x/*y*/' other=a//b;")
+    assert options == {"username": "a", "password": "sb://x/*y*/", "other": "a//b"}
+
+
+@pytest.mark.parametrize(
+    "text", ['username="a" password="b";', f'{JAVAS} required username="a"', "x", "//" * 400, f"{JAVAS} /*"]
+)
 def test_an_invalid_login_is_reported_with_an_example(text: str) -> None:
     config = client_config(ConnectionConfig, None, {"security.protocol": "SASL_SSL", "sasl.jaas.config": text})
     with pytest.raises(InvalidInputError, match="must be a login module.*username="):
