@@ -376,6 +376,7 @@ class ConsumerConfig(ConnectionConfig):
         "fetch.max.bytes",
         16 * 1024 * 1024,
         low=1,
+        high=2**31 - 1,
         unit="bytes",
         why="bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns",
     )
@@ -383,6 +384,7 @@ class ConsumerConfig(ConnectionConfig):
         "max.partition.fetch.bytes",
         1024 * 1024,
         low=1,
+        high=2**31 - 1,
         unit="bytes",
         why="bounds one partition's share of a fetch response",
     )
