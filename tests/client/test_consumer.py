@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -423,6 +424,10 @@ def test_a_member_without_reading_delays_the_rebalance_until_it_lets_go(servers:
         assert found is not None and (found.offset, found.metadata) == (5, "batch 1")
 
 
+IMPATIENT: dict[str, Any] = {"default_api_timeout_ms": 1_500, "fetch_max_wait_ms": 50}
+"""A reader that soon gives up waiting for records."""
+
+
 async def _nothing() -> None:
     """Return the result of a fetch whose offset is out of range."""
 
@@ -462,6 +467,37 @@ def test_a_range_behind_the_end_of_a_truncated_log_is_an_error_or_passed_over(
         assert "records lost: " in caplog.text
         with pytest.raises(OffsetError, match=r"offsets 50 to 90 .*holds 0 to 10"):
             list(reader.read_batches(partition, 50, 90))
+
+
+def test_a_range_within_which_a_log_was_truncated_is_read_up_to_there_if_losses_are_no_error(
+    servers: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch that was planned before an unclean election ended its query, whenever it was tried again."""
+    fill(servers, topic, 40)
+    partition = TopicPartition(topic, 2)
+    with RangeReader(servers, columns=("offset",), **IMPATIENT) as reader:
+        found = reader.read(partition, 5, 90, fail_on_data_loss=False)
+        assert [offset for batch in found for offset in batch.column("offset").to_pylist()] == list(range(5, 10))
+        assert "offsets 10 to 90 were asked for, the partition ends at 10; continuing at 90" in caplog.text
+        assert list(reader.read(partition, 10, 90, fail_on_data_loss=False)) == []
+        with pytest.raises(TimedOutError, match="no data at offset 10"):
+            list(reader.read(partition, 5, 90))
+
+
+def test_records_of_an_open_transaction_are_not_taken_for_truncated(servers: str, topic: str) -> None:
+    fill(servers, topic, 40)
+    partition = TopicPartition(topic, 2)
+    with (
+        Producer(servers, transactional_id=topic) as producer,
+        RangeReader(servers, columns=("offset",), isolation_level="read_committed", **IMPATIENT) as reader,
+    ):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"open", partition=2)
+        producer.flush()
+        with pytest.raises(TimedOutError, match="no data at offset 10"):
+            list(reader.read(partition, 5, 11, fail_on_data_loss=False))
+        producer.abort_transaction()
 
 
 def test_asyncio_reads_the_same(servers: str, topic: str) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from kohort.broker.security.settings import SecurityConfig
 from kohort.client.net.security import jaas_options, sasl_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import InvalidInputError
+from kohort.settings.config import from_properties
 from tests.support.secured_kafka import make_certificates
 
 needs_keytool = pytest.mark.skipif(
@@ -148,7 +150,40 @@ def test_a_login_that_java_can_not_read_is_refused_and_not_cut_off(options: str,
     assert "sec" not in caught.value.message
 
 
-@pytest.mark.parametrize("text", ['username="a" password="b";', f'{JAVAS} required username="a"', "x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "// production\n{0} required // flag\n username='a' /* b */ password='b'; // c",
+        "\n{0}\n    required\n    username='a'\n    password='b'\n;\n",
+    ],
+    ids=["comments", "lines"],
+)
+def test_a_login_over_lines_and_with_comments_is_read_as_java_reads_it(text: str) -> None:
+    assert jaas_options(text.format(JAVAS)) == {"username": "a", "password": "b"}
+
+
+def test_no_secret_is_in_the_repr_of_a_configuration() -> None:
+    """A token endpoint's URL may have a login, and a PEM key is the key itself, in clients and brokers."""
+    given: dict[str, Any] = {
+        "ssl.keystore.key": "hidden",
+        "ssl.key.password": "hidden",
+        "sasl.jaas.config": "hidden",
+        "sasl.oauthbearer.token.endpoint.url": "https://user:hidden@127.0.0.1/token",
+        "sasl.oauthbearer.client.credentials.client.secret": "hidden",
+        "sasl.oauth.token": lambda: "hidden",
+    }
+    assert "hidden" not in repr(from_properties(ConnectionConfig, given))
+    assert "hidden" not in repr(SecurityConfig(keystore_key="hidden"))
+
+
+def test_slashes_of_a_password_are_no_comment() -> None:
+    options = jaas_options(f"{JAVAS} required username=a password='sb://x/*y*/' other=a//b;")
+    assert options == {"username": "a", "password": "sb://x/*y*/", "other": "a//b"}
+
+
+@pytest.mark.parametrize(
+    "text", ['username="a" password="b";', f'{JAVAS} required username="a"', "x", "//" * 400, f"{JAVAS} /*"]
+)
 def test_an_invalid_login_is_reported_with_an_example(text: str) -> None:
     config = client_config(ConnectionConfig, None, {"security.protocol": "SASL_SSL", "sasl.jaas.config": text})
     with pytest.raises(InvalidInputError, match="must be a login module.*username="):

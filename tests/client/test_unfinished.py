@@ -176,6 +176,68 @@ def test_offset_that_the_application_has_committed_is_not_taken_back(servers: st
     assert committed(servers, topic) == HANDED_OUT
 
 
+def commit_each_record(consumer: Consumer, leave: Callable[[], object]) -> int:
+    """Iterate, and commit each record when it is finished."""
+    handed_out = 0
+    for _ in consumer:
+        handed_out += 1
+        if handed_out == HANDED_OUT:
+            leave()
+        consumer.commit()
+    return handed_out
+
+
+def commit_each_record_of_a_poll(consumer: Consumer, leave: Callable[[], object]) -> int:
+    """Poll five records at a time, and commit each record when it is finished."""
+    handed_out = 0
+    while True:
+        for record in consumer.poll(200, max_records=5):
+            handed_out += 1
+            if handed_out == HANDED_OUT:
+                leave()
+            consumer.commit({TopicPartition(record.topic, record.partition): record.offset + 1})
+
+
+def commit_each_poll(consumer: Consumer, leave: Callable[[], object]) -> int:
+    """Poll five records at a time, and commit them when all are finished, as auto commit does in the next poll."""
+    handed_out = 0
+    while True:
+        for _ in consumer.poll(200, max_records=5):
+            handed_out += 1
+            if handed_out == HANDED_OUT:
+                leave()
+        consumer.commit()
+
+
+@pytest.mark.parametrize(
+    ("reads", "expected"),
+    [(commit_each_record, HANDED_OUT - 1), (commit_each_record_of_a_poll, HANDED_OUT - 1), (commit_each_poll, 10)],
+    ids=["each record of a loop", "each record of a poll", "each poll"],
+)
+def test_a_commit_of_the_records_before_does_not_finish_the_one_in_hand(
+    servers: str, topic: str, reads: Read, expected: int
+) -> None:
+    with pytest.raises(LeftError):
+        read_in_a_block(servers, topic, reads, raise_left)
+    assert committed(servers, topic) == expected
+
+
+def test_records_that_were_committed_before_a_seek_beyond_them_stay_finished(servers: str, topic: str) -> None:
+    place = TopicPartition(topic, 0)
+
+    def read(consumer: Consumer, leave: Callable[[], object]) -> int:
+        while not consumer.poll(200, max_records=5):
+            pass
+        consumer.commit()
+        consumer.seek(place, 20)
+        leave()
+        return 0
+
+    with pytest.raises(LeftError):
+        read_assigned(servers, place, read)
+    assert committed(servers, topic) == 20
+
+
 @pytest.mark.parametrize("iterates", [True, False])
 def test_close_in_a_handler_that_interrupts_a_poll_ends_it(servers: str, topic: str, iterates: bool) -> None:
     """Neither is the poll left waiting, nor does the handler fail."""

@@ -59,6 +59,29 @@ def test_tasks_keep_the_limits_of_fetches_that_a_query_sets(filled: Place, limit
     assert len(found) == 1 if not limits else len(found) >= least
 
 
+def test_a_reader_that_a_task_uses_is_not_closed_for_others(filled: Place) -> None:
+    """A task that is read slowly, as in a join, keeps its reader however many others run meanwhile."""
+    limits = {"kafka.max.partition.fetch.bytes": 4 * BYTES}
+    reader = batch_reader(filled.options(**({"group.id": None} | limits)))
+    (task,) = reader.partitions()
+    begun = reader.read(task)
+    rows = next(begun).num_rows
+    for number in range(readers.READERS_MAX + 1):
+        batches(filled, **{"kafka.client.id": f"c{number}"})
+    assert rows + sum(batch.num_rows for batch in begun) == RECORDS
+    assert len(readers._readers) == readers.READERS_MAX
+
+
+def test_two_tasks_that_read_at_once_leave_one_reader(filled: Place) -> None:
+    reader = batch_reader(filled.options(**{"group.id": None}))
+    (task,) = reader.partitions()
+    first, second = reader.read(task), reader.read(task)
+    assert next(first).num_rows == next(second).num_rows == RECORDS
+    assert list(first) == list(second) == []
+    (kept,) = readers._readers.values()
+    assert not kept._client.closed
+
+
 def test_a_reader_outlives_its_task_and_few_are_kept(filled: Place) -> None:
     """SPARK-25151: a session of many queries does not keep connections and threads for each of them."""
     batches(filled)

@@ -121,6 +121,16 @@ def test_a_range_that_retention_has_removed_is_an_error_of_a_batch_read_and_no_e
     assert caplog.text.count("records may be lost") == 2
 
 
+@pytest.mark.parametrize("word", [-2, "earliest"])
+def test_a_read_from_the_beginning_to_an_offset_that_is_gone_is_empty(filled: Place, word: int | str) -> None:
+    """A job that names its end and begins at the first record asks for no offset that contradicts it."""
+    filled.admin.delete_records(dict.fromkeys(filled.partitions(), 4)).all()
+    start = offsets(filled, -2, -2) if word == -2 else word
+    bounds = {"startingOffsets": start, "endingOffsets": offsets(filled, 2, 6)}
+    reader = batch_reader(filled.options(**({"group.id": None} | bounds)))
+    assert len(values_of(reader, reader.partitions())) == 2
+
+
 def test_a_range_without_offsets_loses_nothing(filled: Place) -> None:
     filled.admin.delete_records(dict.fromkeys(filled.partitions(), 4)).all()
     bounds = {"startingOffsets": offsets(filled, 2, 0), "endingOffsets": offsets(filled, 2, 0)}

@@ -197,10 +197,10 @@ class ConsumerSettings(ConnectionSettings, total=False):
 
     fetch_max_bytes: int
     """Bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns. Default:
-    16777216 bytes (at least 1 bytes)."""
+    16777216 bytes (from 1 to 2147483647 bytes)."""
 
     max_partition_fetch_bytes: int
-    """Bounds one partition's share of a fetch response. Default: 1048576 bytes (at least 1 bytes)."""
+    """Bounds one partition's share of a fetch response. Default: 1048576 bytes (from 1 to 2147483647 bytes)."""
 
     isolation_level: Literal["read_uncommitted", "read_committed"]
     """Read_committed leaves out records of transactions that are open or aborted. Default: 'read_uncommitted'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -264,18 +265,8 @@ class ConnectionConfig:
         return self.security_protocol.startswith("SASL")
 
     def __repr__(self) -> str:
-        hidden = (
-            "sasl_password",
-            "ssl_key_password",
-            "ssl_keystore_key",
-            "ssl_keystore_password",
-            "ssl_truststore_password",
-            "sasl_jaas_config",
-            "sasl_oauthbearer_client_secret",
-            "schema_registry_url",
-        )
-        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -376,6 +367,7 @@ class ConsumerConfig(ConnectionConfig):
         "fetch.max.bytes",
         16 * 1024 * 1024,
         low=1,
+        high=2**31 - 1,
         unit="bytes",
         why="bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns",
     )
@@ -383,6 +375,7 @@ class ConsumerConfig(ConnectionConfig):
         "max.partition.fetch.bytes",
         1024 * 1024,
         low=1,
+        high=2**31 - 1,
         unit="bytes",
         why="bounds one partition's share of a fetch response",
     )

@@ -79,7 +79,7 @@ RANGES: Mapping[str, tuple[int, int]] = {
 }
 """The range of a number by the name of a parameter or field, also within collections."""
 NOT_EMPTY = ("data_dir", "topic", "topics")
-SECRET = ("password", "secret", "token", "jaas")
+SECRET = ("password", "secret", "token", "jaas", "keystore.key", "keystore_key")
 _SHOWN = 80
 
 

@@ -130,18 +130,18 @@ class Commits:
         self._auto_due_ms = cluster.runtime.now_ms + config.auto_commit_interval_ms
         self._auto: Task[None] | None = None
 
-    def last(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """Return the last offset committed here since the partition was assigned or its position was set.
+    def last(self, partition: TopicPartition, since: int) -> OffsetAndMetadata | None:
+        """Return the last offset committed here since the partition's position had this version.
 
-        An earlier commit says nothing about the records behind the present position. The application has sought back,
-        or another member has set the group's offset back meanwhile.
+        An earlier commit says nothing about the records behind that position. The application has sought back, or
+        another member has set the group's offset back meanwhile.
         """
         last = self._committed.get(partition)
-        return last.offset if last is not None and last.version == self._version(partition) else None
+        return last.offset if last is not None and last.version >= since else None
 
     def _is_due(self, partition: TopicPartition, offset: int) -> bool:
         """Return whether auto commit is to commit this offset: another one than the last, or the same after long."""
-        known = self.last(partition)
+        known = self.last(partition, self._version(partition))
         if known is None or known.offset != offset:
             return True
         return self._cluster.runtime.now_ms - self._committed[partition].at_ms >= RECOMMIT_MS

@@ -166,7 +166,7 @@ class Consumer(Lookups, SyncMethods):
 
         Records that `poll` returned count as processed, as in Kafka's own consumer: call `close` after processing them.
         The current record of a loop over the consumer is not committed, and is returned again. When an exception leaves
-        the `with`, the last poll's records are not committed either.
+        the `with`, the last poll's records are not committed either, beyond what the application has committed of them.
 
         In a signal handler that interrupts `poll`, `close` returns at once: the poll returns nothing and closes the
         consumer. Does nothing in a forked child.

@@ -68,6 +68,21 @@ class ConsumerMetrics:
 # Source: spec 2.5, 2.7.
 
 
+@dataclass(slots=True)
+class _HandedOut:
+    """The records of one partition that the application may not have finished.
+
+    Attributes:
+        start: The position of the first.
+        end: The offset after the last.
+        version: The version of the partition's position when they were handed out.
+    """
+
+    start: FetchPosition
+    end: int
+    version: int
+
+
 class RecordIterator:
     """The records of one poll that a loop over the consumer has not reached yet.
 
@@ -82,7 +97,8 @@ class RecordIterator:
         self.giving = False
         self._record: Record | None = None
         self._record_of: TopicPartition | None = None
-        self._returned: dict[TopicPartition, FetchPosition] = {}
+        self._record_version = 0
+        self._returned: dict[TopicPartition, _HandedOut] = {}
         self.halted = False
         self._partitions = partitions
         self._config = config
@@ -110,22 +126,34 @@ class RecordIterator:
         """Record the slices that a poll returns; none: a new poll begins, and the records before count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
-            if part.partition not in self._returned:
-                self._returned[part.partition] = _position_in(part, part.start)
+            end = _position_in(part, part.stop).offset
+            handed_out = self._returned.get(part.partition)
+            if handed_out is not None:
+                handed_out.end = end
+            elif (state := self._partitions.get(part.partition)) is not None:
+                start = _position_in(part, part.start)
+                self._returned[part.partition] = _HandedOut(start, end, state.position_version)
 
-    def step_back(self, committed: Callable[[TopicPartition], OffsetAndMetadata | None]) -> None:
+    def step_back(self, committed: Callable[[TopicPartition, int], OffsetAndMetadata | None]) -> None:
         """Set positions back to the loop's current record, or to the start of the last poll.
 
-        Positions that the application itself has committed beyond that stay.
+        What the application has committed of these records since it has them is finished, and no more than that.
+
+        Args:
+            committed: Returns the last offset committed since a version of the partition's position.
         """
         unfinished = self._returned
         if self._record is not None and self._record_of is not None:
-            unfinished = {self._record_of: FetchPosition(self._record.offset)}
-        for partition, position in unfinished.items():
-            state, known = self._partitions.get(partition), committed(partition)
-            if state is None or state.position is None or state.position.offset <= position.offset:
-                continue
-            if known is None or known.offset < position.offset:
+            start = FetchPosition(self._record.offset)
+            unfinished = {self._record_of: _HandedOut(start, start.offset + 1, self._record_version)}
+        for partition, handed_out in unfinished.items():
+            state, position = self._partitions.get(partition), handed_out.start
+            known = committed(partition, handed_out.version)
+            if known is not None and known.offset > position.offset:
+                if known.offset >= handed_out.end:
+                    continue
+                position = FetchPosition(known.offset, known.leader_epoch)
+            if state is not None and state.position is not None and state.position.offset > position.offset:
                 state.position = position
 
     def _yield_records(self, part: Slice) -> Iterator[Record]:
@@ -135,7 +163,7 @@ class RecordIterator:
             return
         rows = part.block.ranges[part.index]
         epoch = rows.leader_epoch if rows.one_epoch else -1
-        self._record_of = partition
+        self._record_of, self._record_version = partition, position_version
         for record in part.block.iter_records(part.start, part.stop):
             state = self._partitions.get(partition)
             if state is None or state.position_version != position_version:

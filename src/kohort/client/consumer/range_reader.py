@@ -133,7 +133,8 @@ class RangeReader(Lookups, ClosedOnExit):
             end: The offset after the last one. If it lies after the partition's end, `read` waits for data until
                 `default_api_timeout_ms` has passed without any.
             fail_on_data_loss: If False, pass over what is gone, with a warning: continue at the first available offset
-                when retention has removed a part, and end when the log was truncated before the position.
+                when retention has removed a part, and end when the log was truncated before the position. If it was
+                truncated within the range, end after `default_api_timeout_ms` without data.
             topic_id: The id of the topic that the offsets belong to: another topic of the same name is not read. None:
                 the
                 topic that has the name at the time.
@@ -223,12 +224,19 @@ class RangeReader(Lookups, ClosedOnExit):
                     await cluster.runtime.sleep(self.config.retry_backoff_ms)
                     await self._refresh(of)
                     continue
-                offset = await self._resume(of, offset, end, lost)
-                if offset >= end:
-                    return _Answer(memoryview(b""), [], offset, offset)
+                resumed = await self._resume(of, offset, end, lost)
+                if resumed >= end:
+                    return _Answer(memoryview(b""), [], resumed, resumed)
+                if resumed > offset:
+                    offset = resumed
+                    continue
+                await cluster.runtime.sleep(self.config.retry_backoff_ms)
             elif answer.next_offset > offset:
                 return answer
-            elif cluster.runtime.now_ms >= deadline:
+            if cluster.runtime.now_ms >= deadline:
+                self._nearer.pop(partition, None)
+                if lost == _NOTHING and await self._is_cut_off(of, offset, end):
+                    return _Answer(memoryview(b""), [], end, end)
                 raise TimedOutError(
                     f"{partition}: no data at offset {offset} (of a range up to {end}) for {limit_ms} ms"
                 )
@@ -351,6 +359,18 @@ class RangeReader(Lookups, ClosedOnExit):
         if resumed > offset:
             log.warning("records lost: %s; continuing at %d", text, resumed)
         return resumed
+
+    async def _is_cut_off(self, of: _ReadTarget, offset: int, end: int) -> bool:
+        """Return whether the partition ends where no records came: the rest of the range was truncated."""
+        found = await list_offsets(self._client.cluster, {of.partition: LATEST}, pass_over_gone=of.topic_id is not None)
+        if of.topic_id is not None:
+            await self._refuse_another(of)
+        last = found.get(of.partition)
+        if last is None or last.offset > offset:
+            return False
+        text = f"{of.partition}: offsets {offset} to {end} were asked for, the partition ends at {last.offset}"
+        log.warning("records lost: %s; continuing at %d", text, end)
+        return True
 
     def reach(self, timeout_ms: float) -> None:
         """Connect to a broker within a time limit.

@@ -27,10 +27,9 @@ class ReadBound:
     number: int = 0
     strategy: str = "latest"
 
-    @property
-    def is_chosen(self) -> bool:
-        """Whether the user has given offsets or times, which can contradict those of the other bound."""
-        return self.kind in ("offsets", "time", "times")
+    def is_chosen(self, partition: TopicPartition) -> bool:
+        """Return whether the user has given an offset or a time, which can contradict that of the other bound."""
+        return self.kind in ("time", "times") or (self.kind == "offsets" and self.numbers.get(partition, EARLIEST) >= 0)
 
     def option(self, side: Literal["starting", "ending"]) -> str:
         """Return the name of the option that gives this bound."""

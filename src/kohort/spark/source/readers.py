@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -173,8 +173,8 @@ class Reading:
 
     def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
         """Yield the records of a task, over a connection that the worker process keeps for later tasks."""
-        wanted = self._fetched()
-        reader = _reader(self, wanted)
+        key = (os.getpid(), self, self._fetched())
+        reader = _take_reader(key)
         complete = False
         try:
             for part in task.slices:
@@ -185,8 +185,9 @@ class Reading:
             text = f"{error.message}; failOnDataLoss=false skips the lost records"
             raise OffsetError(text, error.code, error.partition) from error
         finally:
-            if not complete:  # the reader's state is unknown: the next task connects again
-                _readers.pop((os.getpid(), self, wanted), None)
+            if complete:
+                _keep_reader(key, reader)
+            else:  # the reader's state is unknown: the next task connects again
                 reader.close()
 
     def _batches(self, reader: RangeReader, part: TaskRange) -> Iterator[pa.RecordBatch]:
@@ -203,30 +204,34 @@ class Reading:
             log.warning("records lost: %s", text)
 
 
-_readers: dict[tuple[int, Reading, tuple[str, ...]], RangeReader] = {}
-"""The readers of this process; the process id keeps a fork from using its parent's sockets."""
+_ReaderKey: TypeAlias = tuple[int, Reading, tuple[str, ...]]
+_readers: dict[_ReaderKey, RangeReader] = {}
+"""The readers of this process that no task uses now; the process id keeps a fork from using its parent's sockets."""
 
 
-def _reader(reading: Reading, wanted: tuple[str, ...]) -> RangeReader:
-    key = (os.getpid(), reading, wanted)
-    found = _readers.pop(key, None)
-    if found is None:
+def _take_reader(key: _ReaderKey) -> RangeReader:
+    """Return a reader that no other task has, kept or new."""
+    reader = _readers.pop(key, None)
+    if reader is None:
         from kohort.client.consumer.range_reader import RangeReader
 
-        while len(_readers) >= READERS_MAX:
-            _close_first()
+        _, reading, wanted = key
         settings = dict(reading.settings)
-        found = RangeReader(reading.bootstrap_servers, columns=wanted, fetch_bytes=_fetch_bytes(settings), **settings)
-    _readers[key] = found  # most recently used last
-    return found
+        reader = RangeReader(reading.bootstrap_servers, columns=wanted, fetch_bytes=_fetch_bytes(settings), **settings)
+    return reader
 
 
-def _close_first() -> None:
-    """Forget the reader that was used longest ago; one of the parent process is not closed here."""
-    key = next(iter(_readers))
-    reader = _readers.pop(key)
-    if key[0] == os.getpid():
-        reader.close()
+def _keep_reader(key: _ReaderKey, reader: RangeReader) -> None:
+    """Keep a reader for the next task; close the one that was used longest ago if they are too many."""
+    replaced = _readers.pop(key, None)
+    if replaced is not None:  # two tasks have read at once
+        replaced.close()
+    _readers[key] = reader
+    while len(_readers) > READERS_MAX:
+        oldest = next(iter(_readers))
+        forgotten = _readers.pop(oldest)
+        if oldest[0] == os.getpid():  # the parent process closes its own
+            forgotten.close()
 
 
 def _fetch_bytes(settings: Mapping[str, Any]) -> int:
@@ -397,7 +402,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
                 raise OffsetError(f"{name}: the group's offset {at} lies beyond the end of {held}")
             if at > last[tp]:
                 raise InvalidInputError(f"{name} asks for offset {at} of {held}")
-        if starting.is_chosen and ending.is_chosen and start > end:
+        if starting.is_chosen(tp) and ending.is_chosen(tp) and start > end:
             raise InvalidInputError(
                 f"the start of the read is behind its end: {starting.option('starting')} asks for offset {start} of "
                 f"{tp}, {ending.option('ending')} for {end}, which is less"
