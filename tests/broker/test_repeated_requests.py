@@ -94,7 +94,8 @@ def keep_template(requests: RepeatedRequests, request: OffsetCommitRequest, vers
         header, body = framing.decode_request_header(frame)
         requests.record_request(client, frame, header, OffsetCommitRequest.decode(body, version))
     repetition = client.repeated[OffsetCommitRequest.API_KEY]
-    assert (template := repetition.template) is not None
+    template = repetition.template
+    assert template is not None
     message = template.make(template.numbers(frame) or ())
     assert isinstance(message, OffsetCommitRequest)
     known = [(topic, KnownTopic(topic.name, topic.topic_id, 1 << 30)) for topic in message.topics]
@@ -106,9 +107,7 @@ def keep_template(requests: RepeatedRequests, request: OffsetCommitRequest, vers
 
 
 @pytest.mark.parametrize("version", [2, 8, 10])
-@pytest.mark.parametrize(
-    ("topics", "partitions"), [(1, 1), (1, 100), (5, 10), (100, 1), (150, 0)], ids=lambda number: str(number)
-)
+@pytest.mark.parametrize(("topics", "partitions"), [(1, 1), (1, 100), (5, 10), (100, 1), (150, 0)], ids=str)
 def test_memory_of_a_template_is_counted(version: int, topics: int, partitions: int) -> None:
     """Most of it is of topics, where a commit has many of them."""
     parts = [

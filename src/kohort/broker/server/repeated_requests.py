@@ -23,7 +23,7 @@ _TEMPLATE_BYTES: Final = 3_000
 _BYTES_PER_FRAME_BYTE: Final = 16
 _TOPIC_BYTES: Final = 1_000
 """Memory of a template with what its handler keeps: for any, for each byte of its frame, and for each topic of a
-commit. That is 4 KB for a commit of one position, 33 KB for one of a hundred, and 140 KB if these are of as many topics.
+commit. That is 4 KB for a commit of one position, 33 KB for one of a hundred, and 140 KB if each has another topic.
 """
 _WORTH_USES: Final = 8
 """A template that served fewer frames has cost more than it saved."""
