@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+import uuid
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
 from kohort import Admin, Broker
+from kohort.broker.api import group_offsets
+from kohort.broker.api.group_offsets import CommitPlan, CommitShape
 from kohort.broker.server import repeated_requests
 from kohort.broker.server.repeated_requests import RepeatedRequests, Repetition
 from kohort.client.admin.values import NewTopic
-from kohort.errors import ErrorCode
+from kohort.errors import NO_ERROR, ErrorCode
+from kohort.groups.effects import OffsetCommitReply
 from kohort.wire import framing
 from kohort.wire.groups import HeartbeatRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
@@ -71,6 +78,61 @@ def test_no_template_is_made_beyond_the_memory_of_all(monkeypatch: pytest.Monkey
     assert served == [True, True, False, False]
     requests.forget_client(clients[0])
     assert [clients[2].send("a") for _ in range(3)][-1], "the memory of a closed connection is free again"
+
+
+class KnownTopic(NamedTuple):
+    name: str
+    id: uuid.UUID
+    partitions: int
+
+
+def keep_template(requests: RepeatedRequests, request: OffsetCommitRequest, version: int) -> Repetition:
+    """Make the template of a commit, with everything that the handler keeps in it."""
+    client = Client(requests)
+    frame = bytearray(framing.encode_request(request, version, 1, "c")[4:])
+    for _ in range(2):
+        header, body = framing.decode_request_header(frame)
+        requests.record_request(client, frame, header, OffsetCommitRequest.decode(body, version))
+    repetition = client.repeated[OffsetCommitRequest.API_KEY]
+    template = repetition.template
+    assert template is not None
+    message = template.make(template.numbers(frame) or ())
+    assert isinstance(message, OffsetCommitRequest)
+    known = [(topic, KnownTopic(topic.name, topic.topic_id, 1 << 30)) for topic in message.topics]
+    plan = CommitPlan(known, version >= 10)
+    count = sum(len(topic.partitions) for topic in message.topics)
+    assert plan.success_body(version, OffsetCommitReply((NO_ERROR,) * count))
+    template.prepared = CommitShape(plan, "g", "m", 1, None, -1, True)
+    return repetition
+
+
+@pytest.mark.parametrize("version", [2, 8, 10])
+@pytest.mark.parametrize(("topics", "partitions"), [(1, 1), (1, 100), (5, 10), (100, 1), (150, 0)], ids=str)
+def test_memory_of_a_template_is_counted(version: int, topics: int, partitions: int) -> None:
+    """Most of it is of topics, where a commit has many of them."""
+    parts = [
+        Part(partition_index=1_000 + index, committed_offset=100_000 + index, committed_metadata="")
+        for index in range(partitions)
+    ]
+    named = [
+        Topic(topic_id=uuid.UUID(int=number + 1), partitions=parts)
+        if version >= 10
+        else Topic(name=f"t{number}", partitions=parts)
+        for number in range(topics)
+    ]
+    request = OffsetCommitRequest(group_id="g", member_id="m", topics=named)
+    requests = RepeatedRequests()
+    keep_template(requests, request, version)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = keep_template(requests, request, version)
+        group_offsets.committed_body.cache_clear()
+        gc.collect()
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 1.2 * kept.kept_bytes
 
 
 # -- through the broker

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from kohort.errors import ErrorCode
@@ -17,6 +19,7 @@ from kohort.groups.events import (
     TransactionEnded,
     TxnOffsetCommit,
 )
+from kohort.groups.offsets import accepted
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone, TransactionMarked
 from kohort.ids import TopicPartition
 from tests.groups.harness import Trial, protocols
@@ -265,3 +268,16 @@ def test_scenario_14_positions_of_a_deleted_topic_go_with_it() -> None:
     trial.feed(TopicsDeleted(("t",)))
     assert trial.outcome.records == [Tombstone((Kind.OFFSET, "g", "t", 0))]
     assert (trial.committed(), trial.committed("u")) == (-1, 2)
+
+
+def test_replies_to_large_commits_are_not_kept() -> None:
+    """The number of a commit's positions is the client's choice."""
+    assert accepted(3).errors == (ErrorCode.NONE,) * 3
+    tracemalloc.start()
+    try:
+        for count in range(4_000, 4_100):
+            assert len(accepted(count).errors) == count
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 500_000

@@ -6,7 +6,7 @@ Source: spec 1.1-1.4, KIP-447 (require stable), KIP-496 (deletion), KIP-211 (exp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import cache, partial
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
@@ -49,6 +49,8 @@ _SHOWN: Final = itemgetter(1, 2, 3, 4, 5)
 
 _NO_PRODUCER: Final = repeat(-1)
 """Producer ids, or epochs, of offsets outside transactions."""
+ACCEPTED_KEPT_MAX: Final = 256
+"""The most positions of a commit whose reply is cached. The reply to a commit of a million positions takes 8 MB."""
 OFFSETS_MAX = 100_000
 """The limit of imported offsets for one group, because they are one append."""
 OFFSETS_A_STEP = 5_000
@@ -366,9 +368,13 @@ class CommittedOffsets:
         return wall_ms - start_ms >= self.context.config.offsets_retention_ms
 
 
-@lru_cache(maxsize=1_000)
 def accepted(size: int) -> OffsetCommitReply:
     """Return the reply to a commit of so many positions, all of which were accepted."""
+    return _small_accepted(size) if size <= ACCEPTED_KEPT_MAX else OffsetCommitReply((NO_ERROR,) * size)
+
+
+@cache
+def _small_accepted(size: int) -> OffsetCommitReply:
     return OffsetCommitReply((NO_ERROR,) * size)
 
 

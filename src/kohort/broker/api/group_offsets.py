@@ -77,7 +77,7 @@ class CommitPlan(Generic[T]):
             by_id: whether the request names topics by id.
             keep_ids: whether to store topic ids also if the request names topics by name.
         """
-        self._accepted: list[Sequence[Sequence[Any]]] = []
+        accepted: list[Sequence[Sequence[Any]]] = []
         self._all_accepted = True
         self._by_id = by_id
         self._body: bytes | None = None
@@ -92,27 +92,11 @@ class CommitPlan(Generic[T]):
                 refused = dict.fromkeys(range(len(columns[0])), known)
             else:
                 self._targets.append((topic.topic_id if by_id else topic.name, known))
-                refused = self._add(known, columns, known.id if by_id or keep_ids else NO_TOPIC_ID)
+                refused = _accept(accepted, known, columns, known.id if by_id or keep_ids else NO_TOPIC_ID)
             if refused:
                 self._all_accepted = False
             self._topics.append((topic, columns[0], refused))
-        self.offsets = events.OffsetColumns.joined(self._accepted)
-
-    def _add(self, topic: KnownTopic, columns: Sequence[Sequence[Any]], topic_id: UUID) -> dict[int, ErrorCode]:
-        """Add the existing partitions of a topic; return the errors of the others by their place."""
-        indexes, refused = columns[0], dict[int, ErrorCode]()
-        if indexes and (max(indexes) >= topic.partitions or min(indexes) < 0):
-            exists = [0 <= index < topic.partitions for index in indexes]
-            missing = [place for place, found in enumerate(exists) if not found]
-            refused = dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            columns = [list(compress(column, exists)) for column in columns]
-        partitions, offsets, epochs, metadata = columns
-        if metadata.count("") != len(metadata):
-            metadata = [text or "" for text in metadata]
-        if offsets:
-            size = len(offsets)
-            self._accepted.append(((topic.name,) * size, partitions, offsets, epochs, metadata, (topic_id,) * size))
-        return refused
+        self.offsets = events.OffsetColumns.joined(accepted)
 
     def may_repeat(self, host: GroupHost, request: Request[Any]) -> bool:
         """Return whether the plan is that of a later request with the same topics and partitions.
@@ -156,6 +140,25 @@ class CommitPlan(Generic[T]):
             else:
                 found = repeat(whole, len(indexes)) if whole is not None else islice(errors, len(indexes))
             yield topic, zip(indexes, map(int, found), strict=True)
+
+
+def _accept(
+    accepted: list[Sequence[Sequence[Any]]], topic: KnownTopic, columns: Sequence[Sequence[Any]], topic_id: UUID
+) -> dict[int, ErrorCode]:
+    """Append the existing partitions of a topic to `accepted`; return the errors of the others by their place."""
+    indexes, refused = columns[0], dict[int, ErrorCode]()
+    if indexes and (max(indexes) >= topic.partitions or min(indexes) < 0):
+        exists = [0 <= index < topic.partitions for index in indexes]
+        missing = [place for place, found in enumerate(exists) if not found]
+        refused = dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        columns = [list(compress(column, exists)) for column in columns]
+    partitions, offsets, epochs, metadata = columns
+    if metadata.count("") != len(metadata):
+        metadata = [text or "" for text in metadata]
+    if offsets:
+        size = len(offsets)
+        accepted.append(((topic.name,) * size, partitions, offsets, epochs, metadata, (topic_id,) * size))
+    return refused
 
 
 def commit_targets(

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from kohort.wire.frame_templates import TEMPLATE_BYTES_MAX, FrameTemplate
 from kohort.wire.framing import RequestHeader
 from kohort.wire.message import Message
+from kohort.wire.offsets import OffsetCommitRequest
 from kohort.wire.schema import Buffer
 
 REPEATED: Final = frozenset(("ConsumerGroupHeartbeat", "Heartbeat", "OffsetCommit"))
@@ -20,8 +21,9 @@ KEPT_BYTES_MAX: Final = 64 << 20
 """Memory of all templates together, about. Connections beyond it are served without."""
 _TEMPLATE_BYTES: Final = 3_000
 _BYTES_PER_FRAME_BYTE: Final = 16
-"""Memory of a template with what its handler keeps, and that for each byte of its frame: 4 KB for a commit of one
-position, 33 KB for one of a hundred.
+_TOPIC_BYTES: Final = 1_000
+"""Memory of a template with what its handler keeps: for any, for each byte of its frame, and for each topic of a
+commit. That is 4 KB for a commit of one position, 33 KB for one of a hundred, and 140 KB if each has another topic.
 """
 _WORTH_USES: Final = 8
 """A template that served fewer frames has cost more than it saved."""
@@ -85,6 +87,8 @@ class RepeatedRequests:
         if not repetition.is_due(size) or size > TEMPLATE_BYTES_MAX:
             return
         needed = _TEMPLATE_BYTES + _BYTES_PER_FRAME_BYTE * size
+        if isinstance(message, OffsetCommitRequest):
+            needed += _TOPIC_BYTES * len(message.topics)
         if self._kept_bytes + needed > KEPT_BYTES_MAX:
             return
         repetition.template = FrameTemplate.of(frame, header, message)
