@@ -102,12 +102,14 @@ def test_an_epoch_beyond_the_last_one_that_an_earlier_version_gave_out_ends_its_
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT], ids=["commit", "abort"])
-@pytest.mark.parametrize("epoch", [0, 3])
+@pytest.mark.parametrize(("epoch", "version"), [(0, 2), (0, 0), (3, 2)], ids=["first", "first, old client", "later"])
 def test_a_zombie_of_a_used_up_producer_id_does_not_get_its_successors_identity(
-    tmp_path: Path, status: Status, epoch: int
+    tmp_path: Path, status: Status, epoch: int, version: int
 ) -> None:
+    """An old client's transaction in the first epoch ended without another one: the epoch is the client's."""
     now_ms = time.time_ns() // 1_000_000
-    keep(tmp_path, Transaction("x", NEW, epoch, 60_000, status, update_ms=now_ms, previous_producer_id=OLD))
+    ended = Transaction("x", NEW, epoch, 60_000, status, update_ms=now_ms, previous_producer_id=OLD)
+    keep(tmp_path, replace(ended, client_version=version))
     commit = status is Status.COMPLETE_COMMIT
     with Broker(tmp_path, SETTINGS) as broker, RawClient(broker.bootstrap_servers) as client:
         for zombie in [(OLD, 9), (OLD, EPOCH_MAX - 1)]:
@@ -115,7 +117,8 @@ def test_a_zombie_of_a_used_up_producer_id_does_not_get_its_successors_identity(
             assert init(client, zombie)[0] == ErrorCode.PRODUCER_FENCED
         assert end(client, (-1, EPOCH_MAX), commit=commit)[0] == ErrorCode.INVALID_PRODUCER_ID_MAPPING
         last = (OLD, EPOCH_MAX)  # whose answers were lost
-        expected = (ErrorCode.NONE, NEW, 0) if epoch == 0 else (ErrorCode.PRODUCER_FENCED, -1, -1)
+        ours = epoch == 0 and version == 2
+        expected = (ErrorCode.NONE, NEW, 0) if ours else (ErrorCode.PRODUCER_FENCED, -1, -1)
         assert end(client, last, commit=commit) == expected
         assert init(client, last) == expected
 
@@ -186,8 +189,16 @@ class Ending:
     def init(self, name: str, producer: tuple[int, int]) -> None:
         self.transactions.init("x", 60_000, producer, self._done(name))
 
-    def end(self, name: str, producer: tuple[int, int]) -> None:
-        self.transactions.end("x", producer, commit=True, new_epoch=True, done=self._done(name))
+    def begin(self, producer: tuple[int, int]) -> ErrorCode:
+        return self.transactions.add("x", producer, [TopicPartition("t", 0)])
+
+    def end(self, name: str, producer: tuple[int, int], *, version: int = 2) -> None:
+        self.transactions.end("x", producer, commit=True, new_epoch=version == 2, done=self._done(name))
+
+    def taken(self) -> list[tuple[str, ErrorCode, int, int]]:
+        """Return the answers since the last call."""
+        answers, self.answers = self.answers, []
+        return answers
 
     def heal(self) -> None:
         """Let the disk have room, and the retries run."""
@@ -233,3 +244,43 @@ def test_the_next_producer_id_waits_until_the_markers_of_the_used_up_one_are_wri
         ending.init("begins", following)
         ending.heal()
         assert ending.answers[1:] == [("begins", ErrorCode.NONE, 1, 1)]
+
+
+@pytest.mark.parametrize("version", [0, 2], ids=["old clients", "new clients"])
+def test_a_producer_that_goes_on_does_not_get_the_epoch_of_a_newer_one(tmp_path: Path, version: int) -> None:
+    """Two with one epoch would write into one transaction, and the second's records count as repeated."""
+    fenced = ("a", ErrorCode.PRODUCER_FENCED, -1, -1)
+    with LogStore(tmp_path) as store:
+        ending = Ending(store)
+        ending.store.full = False
+        ending.end("a", (0, 0), version=version)
+        ending.init("b", (-1, -1))
+        a, b = [(producer_id, epoch) for _, _, producer_id, epoch in ending.taken()]
+        ending.init("a", a)
+        assert ending.taken() == [fenced], "b has written nothing yet"
+        assert ending.begin(b) is ErrorCode.NONE
+        ending.init("a", a)
+        assert ending.taken() == [fenced]
+        assert ending.begin(b) is ErrorCode.NONE, "b's transaction goes on"
+        ending.end("b", b, version=0)
+        ending.taken()
+        for asks in (ending.init, ending.end):
+            asks("a", a)
+            assert ending.taken() == [fenced], "b's transaction is over, and the epoch is still b's"
+
+
+@pytest.mark.parametrize("last", [0, EPOCH_MAX], ids=["next epoch", "next producer id"])
+def test_a_producer_that_goes_on_may_ask_again_until_it_begins(tmp_path: Path, last: int) -> None:
+    with LogStore(tmp_path) as store:
+        ending = Ending(store, last)
+        ending.store.full = False
+        ending.end("a", (0, last), version=0)
+        ending.taken()
+        for _ in range(3):
+            ending.init("a", (0, last))
+        first, *more = ending.taken()
+        assert first == ("a", ErrorCode.NONE, *((0, 1) if last == 0 else (1, 0)))
+        assert more == [first, first]
+        assert ending.begin((first[2], first[3])) is ErrorCode.NONE
+        ending.init("a", (0, last))
+        assert ending.taken() == [("a", ErrorCode.PRODUCER_FENCED, -1, -1)]

@@ -88,3 +88,42 @@ def test_a_commit_that_is_refused_after_its_first_answer_was_lost(broker: Broker
     assert caught.value.after_lost_answer == lost
     assert (AFTER_LOST_ANSWER in str(caught.value)) == lost
     assert (part in admin.list_consumer_group_offsets(name).values) == lost
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR], ids=["may be written", "not written"]
+)
+@pytest.mark.parametrize("as_member", [True, False], ids=["consumer", "admin"])
+def test_a_try_that_may_have_been_written_counts_as_one_without_an_answer(
+    broker: Broker, admin: Admin, code: ErrorCode, as_member: bool
+) -> None:
+    """A coordinator that could not wait for its record to be written answers COORDINATOR_NOT_AVAILABLE."""
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    create(admin, name)
+    part = TopicPartition(name, 0)
+    broker.faults.add(Fault("OffsetCommit", "fail", error=code))
+    broker.faults.add(Fault("OffsetCommit", "fail", error=ErrorCode.ILLEGAL_GENERATION))
+    if as_member:
+        with Consumer(broker.bootstrap_servers, group_id=name, enable_auto_commit=False) as consumer:
+            consumer.assign([part])
+            with pytest.raises(CommitFailedError) as caught:
+                consumer.commit({part: 0})
+        found: KafkaError = caught.value
+    else:
+        found = admin.alter_consumer_group_offsets(name, {part: 0}).errors[part]
+    assert found.after_lost_answer == (code is ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def test_a_coordinator_that_is_refused_after_a_lost_answer_says_nothing_of_the_first_try(
+    broker: Broker, admin: Admin
+) -> None:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    create(admin, name)
+    part = TopicPartition(name, 0)
+    admin.alter_consumer_group_offsets(name, {part: 0}).all()
+    broker.faults.add(Fault("OffsetCommit", "close_after"))
+    broker.faults.add(Fault("FindCoordinator", "fail", error=ErrorCode.GROUP_AUTHORIZATION_FAILED))
+    with pytest.raises(KafkaError) as caught:
+        admin.alter_consumer_group_offsets(name, {part: 1}).all()
+    assert caught.value.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
+    assert caught.value.after_lost_answer

@@ -310,6 +310,20 @@ def test_a_member_does_not_change_its_instance_id(first: str | None) -> None:
         assert trial.beat(f"new-{instance_id}", instance_id=instance_id).error is ErrorCode.NONE
 
 
+@pytest.mark.parametrize("first", ["i", None], ids=["static", "dynamic"])
+def test_a_member_does_not_take_the_place_of_a_static_member_that_is_away(first: str | None) -> None:
+    """It had that one's partitions, and its own had no owner."""
+    trial = make_trial()
+    for member_id, instance_id in (("a", first), ("c", "j")):
+        assert trial.beat(member_id, instance_id=instance_id).error is ErrorCode.NONE
+    assert trial.beat("c", -2, instance_id="j").error is ErrorCode.NONE
+    refused = trial.beat("a", instance_id="j")
+    assert refused.error is ErrorCode.INVALID_REQUEST
+    assert "cannot change its instance id" in str(refused.error_message)
+    assert trial.beat("new-c", instance_id="j").error is ErrorCode.NONE
+    assert trial.beat("a", instance_id=first).error is ErrorCode.NONE
+
+
 def test_a_member_that_had_another_instance_id_in_an_older_journal_is_known_by_its_last_one() -> None:
     trial = make_trial()
     trial.beat("a", instance_id="i")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kohort.log import Compaction, Isolation, LogConfig, Marker, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import DamagedError
+from kohort.log.index import AbortedRange
 from kohort.log.store import close_for_compaction
 from kohort.wire.batch import parse_header
 from kohort.wire.records import read_records
@@ -434,6 +435,30 @@ def test_records_after_an_abort_whose_marker_is_gone_are_read(tmp_path: Path, re
         log = PartitionLog.open(log.path, config, options)
         assert not log.recovery.rebuilt_indexes
         assert committed_values(log) == expected
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "crashed"])
+def test_entries_that_an_earlier_version_kept_without_their_markers_are_forgotten(tmp_path: Path, clean: bool) -> None:
+    config = small(cleanup_policy=("compact",))
+    log = PartitionLog.open(tmp_path / "t-0", config)
+    facts = {"producer_id": 3, "producer_epoch": 0, "transactional": True}
+    log.append(keyed((b"b", b"aborted"), base_sequence=0, **facts), NOW)
+    log.append_marker(Marker(3, 0, False, 0), NOW)
+    log.append(keyed((b"c", b"committed"), base_sequence=1, **facts), NOW)
+    log.append_marker(Marker(3, 0, True, 0), NOW)
+    log.roll()
+    compact_now(log, NOW)
+    log.segments[0].transactions.append(AbortedRange(3, 0, 1, 2))
+    assert committed_values(log) == [], "as version 1.0.0rc1 left it"
+    log.append(keyed((b"d", b"aborted"), base_sequence=2, **facts), NOW)
+    log.append_marker(Marker(3, 0, False, 0), NOW)
+    log.close()
+    for _ in range(2):
+        again = PartitionLog.open(log.path, config, OpenOptions(clean=clean, cleaned_offset=log.cleaned_offset))
+        assert committed_values(again) == [b"committed"]
+        assert not again.recovery.rebuilt_indexes
+        if clean:
+            again.close()
 
 
 def test_a_tombstone_of_old_records_stays_as_long_as_a_reader_may_need_it(tmp_path: Path) -> None:

@@ -22,6 +22,13 @@ from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest, OffsetF
 
 AFTER_LOST_ANSWER = "an earlier try was sent and had no answer: it may have been carried out"
 """What the error of a repeated change says, after `KafkaError.after_lost_answer`."""
+MAY_BE_DONE = (
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+)
+"""Retriable errors after which a change may have been made. After all others nothing was."""
 
 # -- Offsets and assignments for the client's callers. Values only
 
@@ -349,7 +356,7 @@ async def commit_offsets(
         nonlocal unanswered
         wanted = Between(request, highest=None if topic_ids else HIGHEST_BY_NAME)
         answer = await cluster.send(wanted, coordinator, leaving=leaving)
-        unanswered -= 1
+        before = unanswered > 1
         failed = [
             (
                 TopicPartition(topic.name or names.get(topic.topic_id, ""), part.partition_index),
@@ -359,13 +366,14 @@ async def commit_offsets(
             for part in topic.partitions
             if part.error_code
         ]
+        unanswered -= all(code not in MAY_BE_DONE for _, code in failed)
         if failed:
             partition, code = failed[0]
             if code in LOST_COORDINATOR:
                 cluster.forget_coordinator(coordinator)
             if code in NO_SUCH_TOPIC and await is_gone(cluster, partition.topic, topic_ids):
                 return error_for(code, f"commit for group {group!r}: topic {partition.topic!r} was deleted since")
-            raise _commit_error(group, partition, code, len(failed), after_lost_answer=unanswered > 0)
+            raise _commit_error(group, partition, code, len(failed), after_lost_answer=before)
         return None
 
     refused = await cluster.retrying(attempt, f"commit for group {group!r}", timeout_ms) if offsets else None

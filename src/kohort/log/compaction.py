@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -62,9 +63,7 @@ class Compaction:
         self._last: dict[bytes, int] = {}
         self._unended: set[int] = set()  # producers of kept records whose transaction marker must be kept too
         self._swaps: list[tuple[Path, list[Segment]]] = []
-        self._aborted = [
-            entry for segment in log.segments for entry in segment.transactions.entries
-        ]  # the markers are in later segments
+        self._aborted = _by_producer(log.segments)  # of all segments: a marker may be in a later one
 
     @classmethod
     def due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
@@ -141,10 +140,11 @@ class Compaction:
         running.result()
 
     def _is_aborted(self, header: BatchHeader) -> bool:
-        return header.is_transactional and any(
-            entry.producer_id == header.producer_id and entry.first_offset <= header.base_offset <= entry.last_offset
-            for entry in self._aborted
-        )
+        if not header.is_transactional:
+            return False
+        firsts, lasts = self._aborted.get(header.producer_id, ((), ()))
+        found = bisect_right(firsts, header.base_offset) - 1
+        return found >= 0 and header.base_offset <= lasts[found]
 
     def _groups(self) -> Iterator[list[Segment]]:
         """Yield groups of neighbours whose files fit into one segment."""
@@ -266,6 +266,17 @@ def _sound(segment: Segment, batch: Located) -> bytes:
             "the checksum does not fit",
         )
     )
+
+
+def _by_producer(segments: list[Segment]) -> dict[int, tuple[list[int], list[int]]]:
+    """Return the first and last offsets of each producer's aborted transactions, which follow each other."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for segment in segments:
+        for entry in segment.transactions.entries:
+            firsts, lasts = found.setdefault(entry.producer_id, ([], []))
+            firsts.append(entry.first_offset)
+            lasts.append(entry.last_offset)
+    return found
 
 
 def _cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
@@ -15,6 +15,7 @@ from kohort.log.config import LogConfig
 from kohort.log.cooperative import LoopBudget, Search, searched
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, file_exists, folder_mode, remove_if_exists, sync_folder
+from kohort.log.index import AbortedRange
 from kohort.log.markers import Marker, build_marker, note_batches
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
@@ -61,6 +62,10 @@ def begun(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -
     while len(kept) > 1 and kept[1][1] <= start:
         del kept[0]
     return [*kept, (epoch, end)]
+
+
+def _marker_offset(entry: AbortedRange) -> int:
+    return entry.last_offset
 
 
 LATEST = -1
@@ -147,6 +152,7 @@ class PartitionLog:
             if options.topic_id is not None and options.topic_id != checkpoints.read_partition_metadata(path, fs):
                 checkpoints.write_partition_metadata(path, options.topic_id, fs)
             log.set_segments(recovery.open_segments(path, names, log.files, config, options, log.recovery))
+            log._forget_ended_aborts(options.cleaned_offset)
         log.log_start_offset = max(log.segments[0].base_offset, options.log_start_offset or 0)
         if log.log_start_offset > log.end_offset:
             log._restart_at(log.log_start_offset)
@@ -165,6 +171,15 @@ class PartitionLog:
         flushed = options.clean or log.missing
         log.flushed_offset = log.end_offset if flushed else min(options.verified_offset or 0, log.end_offset)
         return log
+
+    def _forget_ended_aborts(self, cleaned_offset: int) -> None:
+        """Remove the transaction indexes of compacted segments that an earlier version kept; their markers are gone."""
+        cleaned = [s for s in self.segments[:-1] if s.end_offset <= cleaned_offset and s.transactions.entries]
+        outlived = [segment for segment in cleaned if segment.readable and segment.lacks_marker()]
+        if outlived:
+            self.forget_index_checksums(outlived)
+            for segment in outlived:
+                segment.transactions.reset()
 
     def _begin_epoch(self, options: OpenOptions) -> None:
         """Begin a leader epoch, so that readers detect records that a power loss took, even if all were lost."""
@@ -429,8 +444,10 @@ class PartitionLog:
         """Return the aborted transactions that overlap `[offset, end)`."""
         found = []
         for segment in self.segments[max(0, bisect_right(self._bases, offset) - 1) :]:
-            for entry in segment.transactions.entries:
-                if entry.last_offset >= offset and entry.first_offset < end:
+            entries = segment.transactions.entries
+            for number in range(bisect_left(entries, offset, key=_marker_offset), len(entries)):
+                entry = entries[number]
+                if entry.first_offset < end:
                     found.append(AbortedTxn(entry.producer_id, entry.first_offset))
                 if entry.last_stable_offset >= end:
                     return found
@@ -580,6 +597,7 @@ class PartitionLog:
         found = self.segments[kept - 1].locate(offset)
         end = offset if found is None else found.header.base_offset
         self.flushed_offset, self.cleaned_offset = min(self.flushed_offset, end), min(self.cleaned_offset, end)
+        self._cleanings = [(ms, min(before, end)) for ms, before in self._cleanings]
         self.cuts += 1
         self._persist()  # records that replace the removed ones are not on the disk
         for segment in reversed(self.segments[kept:]):

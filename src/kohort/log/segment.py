@@ -736,6 +736,15 @@ class Segment(SegmentFile):
         found: F = yield partial(job, RECORDS_BYTES_MAX)
         return found
 
+    def lacks_marker(self) -> bool:
+        """Return whether the marker of the first aborted transaction is gone: compaction removed it and its records."""
+        marker = self.transactions.entries[0].last_offset
+        try:
+            found = self.locate(marker)
+        except DamagedError:
+            return False
+        return found is None or found.header.base_offset > marker
+
     def read_batch(self, batch: Located) -> bytes:
         """Read one complete batch."""
         return FileRange(self.open(), batch.position, batch.header.size).bytes()

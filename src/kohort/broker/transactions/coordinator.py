@@ -31,7 +31,7 @@ from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.purgatory import Purgatory
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
-from kohort.broker.transactions.log import Status, Transaction, TransactionLog
+from kohort.broker.transactions.log import EPOCH_AT_END, Status, Transaction, TransactionLog
 from kohort.errors import ErrorCode, KafkaError, RetriableError
 from kohort.groups.events import TransactionEnded
 from kohort.ids import TopicPartition
@@ -258,9 +258,10 @@ class Transactions:
             fresh_id = self._host.fresh_producer_id
             self._answer(transactional_id, lambda: Transaction(transactional_id, fresh_id(), 0, timeout_ms), done)
             return
-        if producer[0] != -1 and not (_is_producer(known, producer) or _is_next_producer(known, producer)):
-            done(ErrorCode.PRODUCER_FENCED, -1, -1)
-            return
+        if producer[0] != -1 and producer != (known.producer_id, known.epoch):
+            if not (_is_predecessor(known, producer) or _is_next_producer(known, producer)):
+                done(ErrorCode.PRODUCER_FENCED, -1, -1)
+                return
         if known.status is Status.ONGOING:
             if not self._fence(known):
                 done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
@@ -274,7 +275,10 @@ class Transactions:
         if producer[0] != -1 and producer != (known.producer_id, known.epoch) and known.epoch <= EPOCH_MAX:
             done(ErrorCode.NONE, known.producer_id, known.epoch)  # the response was lost; nothing was written since
             return
-        self._answer(transactional_id, lambda: self._bumped(replace(known, timeout_ms=timeout_ms)), done)
+        continued = producer[0] != -1
+        self._answer(
+            transactional_id, lambda: self._bumped(replace(known, timeout_ms=timeout_ms, continued=continued)), done
+        )
 
     def _bumped(self, known: Transaction) -> Transaction:
         """Return the state with the producer's next epoch, or with another producer id when epochs are used up."""
@@ -390,7 +394,7 @@ class Transactions:
         outcome = (
             (Status.COMPLETE_COMMIT, Status.PREPARE_COMMIT) if commit else (Status.COMPLETE_ABORT, Status.PREPARE_ABORT)
         )
-        again = new_epoch and producer != (known.producer_id, known.epoch) and _is_producer(known, producer)
+        again = new_epoch and _is_predecessor(known, producer)
         if producer != (known.producer_id, known.epoch) and not again:
             done(ErrorCode.PRODUCER_FENCED, -1, -1)
             return
@@ -428,7 +432,7 @@ class Transactions:
             status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
             partitions=known.partitions if known.status is Status.ONGOING else (),
             start_ms=known.start_ms if known.status is Status.ONGOING else _wall_ms(),
-            client_version=2 if new_epoch else 0,
+            client_version=0,
         )
         try:
             prepared = self._save(self._with_next_epoch(prepared) if new_epoch else prepared)
@@ -452,6 +456,7 @@ class Transactions:
         Raises:
             OSError: a producer id could not be reserved.
         """
+        known = replace(known, client_version=EPOCH_AT_END)
         if known.epoch < EPOCH_MAX:
             return replace(known, epoch=known.epoch + 1)
         return replace(known, epoch=EPOCH_MAX + 1, next_producer_id=self._host.fresh_producer_id())
@@ -626,15 +631,24 @@ class Transactions:
         self._host.loop.call_later(self._host.config.transactional_id_check_ms / 1000, self._expire)
 
 
-def _is_producer(known: Transaction, producer: tuple[int, int]) -> bool:
-    """Return whether this id and epoch belong to the current producer or its direct predecessor.
+def _is_predecessor(known: Transaction, producer: tuple[int, int]) -> bool:
+    """Return whether the current epoch is for the producer with this id and epoch, which asks again.
+
+    Either the end of its transaction brought the epoch, or its own InitProducerId, and the answer was lost. An epoch
+    that another producer got, or in which something was begun since, makes a zombie of it.
 
     An id that is used up has a successor only for its last epoch, and only until the next id has another one. An older
     producer of that id is a zombie.
     """
+    if known.status is Status.EMPTY:
+        asks_again = known.continued
+    else:
+        asks_again = known.status is not Status.ONGOING and known.client_version == EPOCH_AT_END
+    if not asks_again:
+        return False
     producer_id, epoch = producer
     if producer_id == known.producer_id:
-        return epoch in (known.epoch, known.epoch - 1)
+        return epoch == known.epoch - 1
     return 0 <= producer_id == known.previous_producer_id and epoch >= EPOCH_MAX and known.epoch == 0
 
 

@@ -23,6 +23,8 @@ READ_BYTES = 1 << 20
 _KEY_VERSION = b"\0\0"
 VALUE_VERSION = 1
 """Version 1 has the history of the producer id (KIP-890)."""
+EPOCH_AT_END = 2
+"""The version of transactions whose end brings another epoch. Source: KIP-890."""
 
 
 class Status(IntEnum):
@@ -64,7 +66,9 @@ class Transaction:
         partitions: the partitions in the order in which they were added.
         start_ms: wall-clock time of the first partition; -1: none yet.
         update_ms: wall-clock time of this state.
-        client_version: 2: partitions are added by producing to them, and each end brings a new epoch (KIP-890).
+        client_version: 2 in the state of an ended transaction: its end brought the epoch (KIP-890).
+        continued: whether an InitProducerId of the producer before brought the epoch; not written: False after a
+            restart, as in Kafka.
     """
 
     id: str
@@ -78,6 +82,7 @@ class Transaction:
     previous_producer_id: int = -1
     next_producer_id: int = -1
     client_version: int = 0
+    continued: bool = False
 
 
 class TransactionLog:

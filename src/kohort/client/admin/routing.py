@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from kohort.client.admin.values import Results
 from kohort.client.net.cluster import GROUP, Cluster, Coordinator
-from kohort.client.offsets import AFTER_LOST_ANSWER
+from kohort.client.offsets import AFTER_LOST_ANSWER, MAY_BE_DONE
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 
@@ -22,15 +22,6 @@ class HasErrorCode(Protocol):
     """A part of a response with an error code, and possibly a message."""
 
     error_code: int
-
-
-_MAY_BE_DONE = (
-    ErrorCode.NETWORK_EXCEPTION,
-    ErrorCode.REQUEST_TIMED_OUT,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-)
-"""Retriable errors after which a change may have been made. After all others nothing was."""
 
 
 class Attempts(Generic[K]):
@@ -52,13 +43,19 @@ class Attempts(Generic[K]):
         if not isinstance(found, KafkaError):
             return found
         if isinstance(found, RetriableError):
-            self._sent[key] -= found.code not in _MAY_BE_DONE
+            self._sent[key] -= found.code not in MAY_BE_DONE
             return found
         return self.refusal(key, found)
 
-    def refusal(self, key: K, error: KafkaError) -> KafkaError:
-        """Return an error that also says when an earlier try may have been carried out."""
-        if self._sent[key] < 2:
+    def refusal(self, key: K, error: KafkaError, *, sent: bool = True) -> KafkaError:
+        """Return an error that also says when an earlier try may have been carried out.
+
+        Args:
+            key: the key.
+            error: the error.
+            sent: whether it answers a try of the change, not the search for its coordinator.
+        """
+        if self._sent[key] < 1 + sent:
             return error
         marked = error_for(error.code, f"{error.message} ({AFTER_LOST_ANSWER})")
         marked.after_lost_answer = True
@@ -199,7 +196,7 @@ async def at_coordinators(
             except RetriableError as error:
                 moved = error
             except KafkaError as error:
-                done[key] = error
+                done[key] = tried.refusal(key, error, sent=False)
         for node, names in sorted(nodes.items()):
             try:
                 outcomes = await ask(node, names)

@@ -162,13 +162,14 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         known = member_id in self.members
         if event.instance_id is not None:
             holder = self.static_ids.get(event.instance_id)
-            if holder is not None and holder != member_id:
-                return self.replace_static(step, event, holder, member_id)
             if holder is None and not joins:
                 return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
-            if holder is None and known:  # it would be left with two names, one of which outlives it
+            if holder != member_id and joins and known:
+                # it would have two names, of which one outlives it, or another member's partitions instead of its own
                 text = f"Member {member_id} cannot change its instance id to {event.instance_id}."
                 return Refusal(ErrorCode.INVALID_REQUEST, text)
+            if holder is not None and holder != member_id:
+                return self.replace_static(step, event, holder, member_id)
         if joins:
             limit = step.config.consumer_max_size
             error = admission.check_place(limit, len(self.members), has_place=known)
