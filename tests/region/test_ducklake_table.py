@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import duckdb
 import pyarrow as pa
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region import DuckLakeTable, Keep, Sink
 from kohort.region.records import Position
-from kohort.region.sinks import ducklake_table, publish_rows
+from kohort.region.sinks import ducklake_catalog, ducklake_table, publish_rows
 from kohort.region.sinks.by_name import sink_of
 from kohort.region.sinks.ducklake_catalog import DuckLake, LakeTransaction, given_schema
 from kohort.region.staged import StagedKey
@@ -365,6 +366,42 @@ def test_types_that_it_keeps(kind: pa.DataType, value: Any, tmp_path: Path) -> N
         found = at._run("SELECT c FROM {lake}.flights").to_arrow_table()
     kept = given_schema("here", schema).field(0).type
     assert found.column("c").cast(kept).to_pylist() == given.column("c").cast(kept).to_pylist()
+
+
+def test_a_reader_that_filters_finds_rows_with_nan(tmp_path: Path) -> None:
+    """DuckDB sorts NaN above all numbers, and the statistics of a Parquet file leave it out."""
+    schema = pa.schema([("id", pa.int64()), ("x", pa.float64()), ("in", pa.struct([("y", pa.float64())]))])
+    sink = DuckLakeTable("air.flights", lake=tmp_path).bind("flights", REGION)
+    sink.check(schema)
+    nan = float("nan")
+    for number, values in enumerate(([1.0, nan], [nan], [2.0]), 1):
+        rows = {"id": [number] * len(values), "x": values, "in": [{"y": value} for value in values]}
+        sink.stage(key(number), pa.table(rows, schema=schema))
+        sink.publish(number, [key(number)])
+    for column in ("x", '"in".y'):
+        for asked, found in (("> 5", 2), ("= 'nan'::DOUBLE", 2), (">= 2", 3), ("< 2", 1)):
+            statement = f"SELECT count(*) FROM {{lake}}.air.flights WHERE {column} {asked}"
+            assert ask(tmp_path, statement) == [(found,)], statement
+    assert ask(tmp_path, "SELECT count(*) FROM {lake}.air.flights WHERE id = 1") == [(2,)]
+
+
+@pytest.mark.parametrize("kind", [duckdb.FatalException, duckdb.InternalException])
+def test_a_member_outlives_a_fatal_error_of_its_duckdb(kind: type[duckdb.Error], tmp_path: Path) -> None:
+    """DuckDB refuses every statement after it."""
+    sink = made(tmp_path)
+    with pytest.raises((RetriableError, CorruptDataError)), DuckLake(str(tmp_path), "lake").transaction():
+        lost = ducklake_catalog._database()
+        raise kind("database has been invalidated because of a previous fatal error")
+    assert ducklake_catalog._database() is not lost
+    publish(sink, 1, 1)
+    assert ids(tmp_path) == [1]
+
+
+def test_a_missing_extension_is_named_and_no_column_is_blamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ducklake_catalog, "_OPENED", {})
+    monkeypatch.setattr(ducklake_catalog, "_extension", lambda name: str(tmp_path / f"{name}.duckdb_extension"))
+    with pytest.raises(InvalidInputError, match="^DuckLakeTable needs DuckDB's extension sqlite_scanner: pip install"):
+        made(tmp_path / "lake")
 
 
 def test_a_text_that_is_none_is_refused_before_it_is_staged(tmp_path: Path) -> None:

@@ -421,6 +421,22 @@ def test_an_answer_that_repeats_the_credentials_is_shown_to_nobody(
         assert isinstance(refused.value, kind)
 
 
+@pytest.mark.parametrize("said", [SECRET, "Bearer fetched-by-pyiceberg", "basic a29ob3J0OnNlY3JldA=="])
+def test_a_missing_table_whose_error_repeats_the_credentials_is_shown_to_nobody(
+    server: RestServer, table: str, said: str
+) -> None:
+    """The catalog itself says so: the sink takes its word, and not its words."""
+    begun(server, table, "append")
+    error = f'{{"error": {{"message": "none for {said}", "type": "NoSuchTableException", "code": 404}}}}'
+    page = answer("404 Not Found", error.encode(), "application/json")
+    refuses = lambda method, path: page if "/tables/" in path else b""  # noqa: E731
+    with proxied(server.address, refuses=refuses) as proxy:
+        sink = sink_at(proxy.address, table, "append", token=SECRET)
+        with pytest.raises(InvalidInputError, match="is no Iceberg table") as refused:
+            sink.stage(key(1), rows((1, "a")))
+    assert said.split()[-1] not in "".join(traceback.format_exception(refused.value))
+
+
 def test_a_token_that_is_no_header_is_shown_to_nobody(server: RestServer, table: str) -> None:
     """A token from a file often has a line's end."""
     with pytest.raises(InvalidInputError) as refused:

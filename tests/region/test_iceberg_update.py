@@ -9,11 +9,27 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.conversions import to_bytes
 from pyiceberg.expressions import LessThan
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriterV2,
+)
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.typedef import Record
+from pyiceberg.types import LongType
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.region import IcebergTable, Keep
@@ -263,6 +279,65 @@ def test_a_file_that_the_table_has_lost_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sink.publish(2, [key(2)])
     assert sink.published() == 1
+
+
+class _DeleteManifest(ManifestWriterV2):
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return super()._meta | {"content": "deletes"}
+
+
+class _Deletion(_FastAppendFiles):
+    """A snapshot with one delete file, as Flink writes it."""
+
+    file: DataFile
+
+    def _manifests(self) -> list[ManifestFile]:
+        state = self._transaction.table_metadata
+        output = self.new_manifest_output()
+        with _DeleteManifest(state.spec(), state.schema(), output, self._snapshot_id, self._compression) as writer:
+            writer.add(ManifestEntry.from_args(
+                status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, sequence_number=None,
+                file_sequence_number=None, data_file=self.file,
+            ))  # fmt: skip
+        return [writer.to_manifest_file(), *self._existing_manifests()]
+
+
+def delete_by_value(lake: Table, number: int) -> None:
+    """Add an equality delete of one id."""
+    path, bound = f"{lake.location()}/data/deletes.parquet", to_bytes(LongType(), number)
+    buffer = pa.BufferOutputStream()
+    field = pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})
+    pq.write_table(pa.table([pa.array([number])], schema=pa.schema([field])), buffer)
+    data = buffer.getvalue().to_pybytes()
+    with lake.io.new_output(path).create() as output:
+        output.write(data)
+    transaction = lake.transaction()
+    deletion = _Deletion(Operation.APPEND, transaction, lake.io)
+    deletion.file = DataFile.from_args(
+        content=DataFileContent.EQUALITY_DELETES, file_path=path, file_format=FileFormat.PARQUET, partition=Record(),
+        record_count=1, file_size_in_bytes=len(data), column_sizes={}, value_counts={1: 1}, null_value_counts={1: 0},
+        nan_value_counts={}, lower_bounds={1: bound}, upper_bounds={1: bound}, split_offsets=None, sort_order_id=None,
+        spec_id=0, equality_ids=[1], key_metadata=None,
+    )  # fmt: skip
+    with deletion:
+        pass
+    transaction.commit_transaction()
+
+
+@pytest.mark.parametrize("deleted", [1, 100], ids=["of-the-same-key", "of-another-key"])
+def test_a_row_that_others_have_deleted_by_its_value_does_not_return(tmp_path: Path, deleted: int) -> None:
+    """A file that is written anew is younger than the deletion of its other rows."""
+    sink = made(tmp_path)
+    publish(sink, 1, (1, "a"), (100, "a"))
+    delete_by_value(opened(tmp_path), deleted)
+    before = opened(tmp_path).current_snapshot()
+    with pytest.raises(InvalidInputError, match="equality deletes"):
+        publish(sink, 2, (1, "b"))
+    assert opened(tmp_path).current_snapshot() == before and sink.published() == 1
 
 
 def test_rows_that_others_have_deleted_are_added_again(tmp_path: Path) -> None:

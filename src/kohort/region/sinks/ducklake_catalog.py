@@ -26,6 +26,7 @@ from uuid import UUID
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.sinks.rows import plain
@@ -192,6 +193,8 @@ class DuckLake:
         try:
             at.call("COMMIT")
         except duckdb.Error as error:
+            if isinstance(error, duckdb.FatalException | duckdb.InternalException):
+                _forget_database()
             raise CommitOpenError(f"{self._place} was written by another meanwhile: {line_of(error)}") from error
 
 
@@ -209,6 +212,7 @@ def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
         InvalidInputError: it can't keep a column unchanged; the message names the columns.
     """
     kept, refused = [], []
+    _database()  # without which no column is at fault
     for given, field in zip(schema, plain(schema), strict=True):
         kind = _micros(field.type)
         one = pa.schema([pa.field(field.name, kind)])
@@ -255,6 +259,30 @@ def _micros(kind: Any) -> Any:
     return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) and kind.unit in ("s", "ms") else kind
 
 
+def columns_with_statistics(rows: pa.Table) -> bool | list[str]:
+    """Return the columns whose statistics may stand in a file's Parquet; True: all.
+
+    The statistics of floating-point columns leave NaN out, which DuckDB takes for the greatest number. DuckLake takes
+    them as they are, and would skip the file when a reader asks for values above its maximum.
+    """
+    doubtful = [name for name in rows.column_names if _may_have_nan(rows.column(name))]
+    if not doubtful:
+        return True
+    return [field.name for field in rows.schema if field.name not in doubtful and not pa.types.is_nested(field.type)]
+
+
+def _may_have_nan(column: Any) -> bool:
+    if pa.types.is_floating(column.type):
+        return bool(pc.any(pc.is_nan(column)).as_py())
+    return _holds_floats(column.type)
+
+
+def _holds_floats(kind: Any) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_holds_floats(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
 def literal(text: str) -> str:
     """Return a text as SQL has it."""
     return "'" + text.replace("'", "''") + "'"
@@ -274,7 +302,12 @@ def lake_errors(place: str) -> Iterator[None]:
         raise NotAuthorizedError(f"No right to write {place}: {line_of(error)}") from error
     except _REFUSED as error:
         raise InvalidInputError(f"{place} refuses a request: {line_of(error)}") from error
-    except (duckdb.InternalException, duckdb.SerializationException) as error:
+    except (duckdb.FatalException, duckdb.InternalException) as error:
+        _forget_database()
+        if isinstance(error, duckdb.FatalException):
+            raise RetriableError(f"{place} does not answer: {line_of(error)}") from error
+        raise CorruptDataError(f"{place} can't be read: {line_of(error)}") from error
+    except duckdb.SerializationException as error:
         raise CorruptDataError(f"{place} can't be read: {line_of(error)}") from error
     except duckdb.Error as error:
         if "file is not a database" in str(error):  # by text: SQLite's errors have no class in DuckDB
@@ -294,6 +327,12 @@ def _database() -> duckdb.DuckDBPyConnection:
         if process not in _OPENED:
             _OPENED[process] = _open_database()
         return _OPENED[process]
+
+
+def _forget_database() -> None:
+    """Let the next transaction open a DuckDB: after a fatal error this one refuses every statement."""
+    with _OPENING:
+        _OPENED.pop(os.getpid(), None)
 
 
 def _open_database() -> duckdb.DuckDBPyConnection:

@@ -60,6 +60,7 @@ try:
         LakeTransaction,
         NoLakeError,
         column_types,
+        columns_with_statistics,
         given_schema,
         literal,
         texts,
@@ -410,7 +411,7 @@ class DuckLakeTable(InFolder):
             make_folder(self._files, folder)
             output = Output(self._files, path)
         with contextlib.closing(output):
-            staged_files.write_parquet(rows, output, self.place, self.compression, None)
+            staged_files.write_parquet(rows, output, self.place, self.compression, None, columns_with_statistics(rows))
             output.sync()
         sync_folder(self._files, folder)
 

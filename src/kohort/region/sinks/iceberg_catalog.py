@@ -11,6 +11,7 @@ away, so 404 counts only with the catalog's own error object.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -47,8 +48,11 @@ _NAME: Final = "default"
 _FILE_IO: Final = f"{DurableFileIO.__module__}.{DurableFileIO.__name__}"
 _FIXED: Final = {"snapshot-loading-mode": "all"}
 """Properties of a REST catalog that the sink counts on: it looks for files in all snapshots."""
+_KEYS: Final = ("account-key", "connection-string")
+"""Ends of the names of Azure's secrets."""
 _SECRET_CHARS_MIN: Final = 4
 """Shorter values are left in messages: removing them would garble the text."""
+_AUTHORIZATION: Final = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
 _READ_ONLY: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
 _NO_PROPERTIES: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -83,10 +87,13 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
 
 
 def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
-    """Return an error's text without the secrets among the properties of a catalog."""
+    """Return an error's text without the secrets among the properties of a catalog, and without logins of requests.
+
+    A token that pyiceberg has fetched is in no property, and a login is encoded in a request.
+    """
     for secret in sorted(_secrets(properties), key=len, reverse=True):
         text = text.replace(secret, "…")
-    return text
+    return _AUTHORIZATION.sub(r"\1 …", text)
 
 
 def _secrets(properties: Mapping[str, Any]) -> set[str]:
@@ -94,7 +101,7 @@ def _secrets(properties: Mapping[str, Any]) -> set[str]:
     for name, value in properties.items():
         if isinstance(value, Mapping):
             found |= _secrets(value)
-        elif is_secret(name) or name.startswith(("header.", "credential")):
+        elif is_secret(name) or name.startswith(("header.", "credential")) or name.endswith(_KEYS):
             parts = {str(value), *str(value).split(":")}
             found |= parts | {part.strip() for part in parts} | {repr(part)[1:-1] for part in parts}
         elif login := str(value).partition("://")[2].rpartition("@")[0]:
@@ -113,10 +120,10 @@ def catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -
     try:
         yield
     except (NoSuchTableError, NoSuchNamespaceError) as error:
+        said = without_secrets(_line(error), properties)
         if not _is_catalogs(error):
-            said = without_secrets(_line(error), properties)
             raise RetriableError(f"The catalog of {place} does not answer, another server does: {said}") from None
-        raise
+        raise type(error)(said) from None
     except (RESTError, RequestException, ValidationError) as error:
         raise _translated(error, place, properties) from None
     except NotImplementedError as error:

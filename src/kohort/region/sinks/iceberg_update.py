@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestFile
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
@@ -133,13 +133,15 @@ def _candidate_tasks(table: Table, rows: pa.Table, keys: Sequence[str], place: s
     snapshot = table.current_snapshot()
     if snapshot is None:
         return []
-    planner = ManifestGroupPlanner(table.metadata, table.io, _range_of(rows, keys))
+    planner, manifests = (
+        ManifestGroupPlanner(table.metadata, table.io, _range_of(rows, keys)),
+        snapshot.manifests(table.io),
+    )
+    _refuse_equality_deletes(table, manifests, place)
     try:
-        tasks = list(planner.plan_files(snapshot.manifests(table.io)))
+        tasks = list(planner.plan_files(manifests))
     except ValueError as error:
-        raise InvalidInputError(
-            f"{place} can't be updated: {error}. Compact the table with the program that has written its delete files"
-        ) from error
+        raise _unreadable_deletes(place, str(error)) from error
     fields = table.spec().fields
     if not fields or not {table.schema().find_column_name(field.source_id) for field in fields}.issubset(keys):
         return tasks
@@ -150,6 +152,25 @@ def _candidate_tasks(table: Table, rows: pa.Table, keys: Sequence[str], place: s
         for task in tasks
         if task.file.spec_id != current or tuple(task.file.partition[at] for at in range(len(fields))) in wanted
     ]
+
+
+def _refuse_equality_deletes(table: Table, manifests: Sequence[ManifestFile], place: str) -> None:
+    """Refuse a table with equality deletes, whichever keys they have.
+
+    pyiceberg's planner finds only those whose statistics overlap the keys of a sequence. Another one may delete a row
+    beside a replaced row: written anew, that row would be younger than its deletion, and back in the table.
+    """
+    for manifest in manifests:
+        if manifest.content == ManifestContent.DELETES:
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
+                    raise _unreadable_deletes(place, "It has equality deletes")
+
+
+def _unreadable_deletes(place: str, why: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{place} can't be updated: {why}. Compact the table with the program that has written its delete files"
+    )
 
 
 def _range_of(rows: pa.Table, keys: Sequence[str]) -> BooleanExpression:

@@ -71,16 +71,35 @@ def check_pages(compression: str, row_group_size: int | None) -> None:
 
 
 def write_parquet(
-    table: pa.Table, output: Output | pa.BufferOutputStream, place: str, compression: Codec, row_group_size: int | None
+    table: pa.Table,
+    output: Output | pa.BufferOutputStream,
+    place: str,
+    compression: Codec,
+    row_group_size: int | None,
+    statistics: bool | list[str] = True,
 ) -> None:
     """Write a table as a Parquet file.
+
+    Args:
+        table: the rows.
+        output: the file.
+        place: the sink, for messages.
+        compression: the compression of the pages.
+        row_group_size: the limit on rows of a row group; None: the library's.
+        statistics: whether columns have statistics, or the names of those that have.
 
     Raises:
         InvalidInputError: Parquet does not support the table.
         OSError: the disk has failed.
     """
     try:
-        pq.write_table(table, cast("IO[Any]", output), compression=compression, row_group_size=row_group_size)
+        pq.write_table(
+            table,
+            cast("IO[Any]", output),
+            compression=compression,
+            row_group_size=row_group_size,
+            write_statistics=statistics,
+        )
     except pa.ArrowException as error:
         raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
 
