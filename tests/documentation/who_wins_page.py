@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from tests.documentation.spec_page import ROOT, cells, names_in, tests_of
 
 PAGE = ROOT / "docs" / "who-wins.md"
