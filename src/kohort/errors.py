@@ -103,7 +103,7 @@ class ErrorCode(IntEnum):
     OPERATION_NOT_ATTEMPTED = 55, False, "not tried, because another part of the request failed"
     KAFKA_STORAGE_ERROR = 56, True, "the disk failed"
     LOG_DIR_NOT_FOUND = 57, False, "the log directory is not configured"
-    SASL_AUTHENTICATION_FAILED = 58, False, "the credentials were refused"
+    SASL_AUTHENTICATION_FAILED = 58, False, "the credentials were refused, or TLS could not be agreed"
     UNKNOWN_PRODUCER_ID = 59, False, "nothing is known of this producer id, perhaps because its records expired"
     REASSIGNMENT_IN_PROGRESS = 60, False, "the partition is being reassigned"
     DELEGATION_TOKEN_AUTH_DISABLED = 61, False, "delegation tokens are switched off"
@@ -264,7 +264,7 @@ class FencedError(KafkaError):
 
 
 class NotAuthorizedError(KafkaError):
-    """The credentials were refused or give no right to this.
+    """The credentials were refused, give no right to this, or TLS could not be agreed.
 
     Remedy: check user, password and certificate. Let an administrator add the right that the message names.
     """

@@ -19,13 +19,16 @@ from tests.documentation.snippets import PAGES, ROOT, RUN, Snippet, snippets
 from tests.support.waiting import ATTEMPTS, LAST_RESORT, TOO_SLOW
 
 TO_RUN = [page for page in PAGES if any(entry.language in RUN and entry.word != "not run" for entry in snippets(page))]
+SECOND_SERVER = "127.0.0.1:9093"
+"""The address of a second broker on a page."""
 
 
 class Reader:
-    """Follows a page in a folder of its own, with a port of this machine in place of the one that the page names."""
+    """Follows a page in a folder of its own, with ports of this machine in place of those that the page names."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder, self.address = folder, address
+        self._second_address: str | None = None
         self.printed = ""
         self._count = 0
         self._running: list[subprocess.Popen[str]] = []
@@ -40,6 +43,9 @@ class Reader:
     def follow(self, snippet: Snippet) -> None:
         """Runs one block; fails with its place and what it said when it does not end well."""
         code = snippet.code.replace(DEFAULT_BOOTSTRAP_SERVER, self.address)
+        if SECOND_SERVER in code:
+            self._second_address = self._second_address or free_address()
+            code = code.replace(SECOND_SERVER, self._second_address)
         if snippet.word == "prints":
             assert sorted(self.printed.split("\n")) == sorted(code.split("\n")), f"{snippet.place} shows something else"
         elif snippet.word == "stays":

@@ -52,7 +52,7 @@ class Common:
 
     timeout: int | None = None
     """How long a call may take, in milliseconds; 30000 unless given, but 4000 while no broker is reached. `groups
-    watch` ends after so long."""
+    watch` ends after this time; without it, at Ctrl-C."""
 
     @property
     def call_ms(self) -> int:
