@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kohort import Broker
 from kohort.broker import Fault
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.records import read_records
 from tests.broker.group_member import Member
@@ -97,6 +98,102 @@ def test_a_rule_that_can_not_be(broker: Broker) -> None:
         broker.faults.add(Fault("NoSuchApi", "fail"))
     with pytest.raises(InvalidInputError, match="explode"):
         Fault("Produce", "explode")
+
+
+@pytest.mark.parametrize(
+    ("fault", "times", "text"),
+    [
+        pytest.param(
+            Fault("OffsetCommit", "close_after"),
+            1,
+            "the fault on OffsetCommit (close_after) was hit 0 of 1 times in 50 ms: no such request came",
+            id="no-request",
+        ),
+        pytest.param(
+            Fault("Metadata", "fail", skip=1, times=3),
+            2,
+            "the fault on Metadata (fail) was hit 0 of 2 times in 50 ms: 1 such request came, and skip=1 let it pass",
+            id="skipped",
+        ),
+        pytest.param(
+            Fault("Metadata", "drop_reply", client_id="another"),
+            1,
+            "the fault on Metadata of client 'another' (drop_reply) was hit 0 of 1 times in 50 ms: "
+            "no such request came",
+            id="another-client",
+        ),
+        pytest.param(
+            Fault(None, "delay", group="g"),
+            1,
+            "the fault on any request of group 'g' (delay) was hit 0 of 1 times in 50 ms: no such request came",
+            id="any-api",
+        ),
+        pytest.param(
+            Fault("Metadata", "delay", times=None),
+            2,
+            "the fault on Metadata (delay) was hit 1 of 2 times in 50 ms: no other such request came",
+            id="too-few",
+        ),
+    ],
+)
+def test_a_fault_that_is_not_hit_is_named_with_its_count_and_cause(
+    broker: Broker, client: RawClient, fault: Fault, times: int, text: str
+) -> None:
+    handle = broker.faults.add(fault)
+    client.ask(MetadataRequest(topics=[]))
+    with pytest.raises(TimedOutError) as raised:
+        handle.wait(times, timeout_ms=50)
+    assert raised.value.message == text
+
+
+def test_a_fault_behind_another_says_that_the_other_took_its_requests(broker: Broker, client: RawClient) -> None:
+    broker.faults.add(Fault("Metadata", "delay", times=None))
+    handle = broker.faults.add(Fault("Metadata", "drop"))
+    client.ask(MetadataRequest(topics=[]))
+    with pytest.raises(TimedOutError, match="an earlier fault took 1 such request"):
+        handle.wait(timeout_ms=50)
+
+
+def test_a_removed_fault_says_so(broker: Broker) -> None:
+    handle = broker.faults.add(Fault("Metadata", "drop"))
+    handle.remove()
+    with pytest.raises(TimedOutError, match=r"the fault on Metadata \(drop\) .*: it was removed"):
+        handle.wait(timeout_ms=50)
+
+
+def test_waiting_for_more_hits_than_a_fault_has_is_refused_at_once(broker: Broker) -> None:
+    handle = broker.faults.add(Fault("OffsetCommit", "close_after"))
+    with pytest.raises(InvalidInputError, match=r"times=1, .* never be hit 2 times; write Fault\(…, times=2\)"):
+        handle.wait(2)
+    assert repr(handle) == "<FaultHandle on OffsetCommit (close_after)>"
+
+
+@pytest.mark.parametrize("error", ["NOT_LEADER_OR_FOLLOWER", ErrorCode.NOT_LEADER_OR_FOLLOWER, 6], ids=repr)
+def test_error_of_a_fault_is_a_name_a_member_or_a_number(
+    broker: Broker, client: RawClient, topic: str, error: str | int
+) -> None:
+    fault = Fault("Produce", "fail", error=error)
+    assert fault.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    broker.faults.add(fault)
+    assert produce(client, topic, 0, batch_of(b"x")).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        pytest.param("REBALANCE_IN_PROGRES", "did you mean REBALANCE_IN_PROGRESS?", id="misspelt"),
+        pytest.param("rebalance_in_progress", "did you mean REBALANCE_IN_PROGRESS?", id="lower-case"),
+        pytest.param("nonsense", "give a name of Kafka's, as 'REBALANCE_IN_PROGRESS'", id="nonsense"),
+        pytest.param(9999, "give a name of Kafka's, as 'REBALANCE_IN_PROGRESS'", id="unknown-number"),
+        pytest.param(None, "give a name of Kafka's, as 'REBALANCE_IN_PROGRESS'", id="none"),
+        pytest.param(True, "give a name of Kafka's, as 'REBALANCE_IN_PROGRESS'", id="boolean"),
+    ],
+)
+def test_error_of_a_fault_that_is_no_code_is_refused(error: Any, text: str) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        Fault("Heartbeat", "fail", error=error)
+    assert raised.value.message.startswith(f"a fault's error {error!r} is no error code")
+    assert text in raised.value.message
 
 
 PROGRAM = """

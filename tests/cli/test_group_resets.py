@@ -25,6 +25,20 @@ def part(servers: str, topic: str) -> str:
     return f"{topic}:0"
 
 
+def test_a_refused_reset_says_only_why(kohort: Kohort, servers: str, group: str, topic: str) -> None:
+    fill(servers, topic, 1)
+    asked = ("groups", "reset-offsets", group, "--topic", topic, "--to-earliest")
+    with Consumer(servers, group_id=group, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe([topic])
+        while not consumer.poll(timeout_ms=1000):
+            pass
+        said = kohort(*asked)
+        as_json = kohort(*asked, "--json")
+    assert (said.code, said.out) == (1, "")
+    assert f"group '{group}' has 1 member: stop it first, or it would overwrite the offsets" in said.err
+    assert (as_json.code, as_json.json) == (1, [])
+
+
 @pytest.mark.parametrize(
     ("goal", "requested", "new", "reported"),
     [

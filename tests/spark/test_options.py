@@ -120,7 +120,7 @@ def test_what_can_not_be_is_refused_with_the_way_out(more: dict[str, str], words
 
 def test_limits_of_a_stream_in_a_batch_read_are_passed_over_as_spark_does_or_refused() -> None:
     (text,) = parse_options({**LEAST, "minOffsetsPerTrigger": "5"}, streaming=False).ignored
-    assert text == "minOffsetsPerTrigger (a batch read of Spark's Kafka source ignores these too)"
+    assert text == "minOffsetsPerTrigger (a batch read of Spark's Kafka source ignores it too)"
     for name in ("maxBytesPerTrigger", "regionSeat"):
         with pytest.raises(InvalidInputError, match=f"{name} belongs to a streaming read"):
             parse_options({**LEAST, name: "5", "group.id": "g"}, streaming=False)
@@ -190,6 +190,31 @@ FOREIGN = {
     "path": "/in",
     "bootstrap.servers": "127.0.0.1:9092",
 }
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        pytest.param(
+            {"kafkaConsumer.pollTimeoutMs": "1"},
+            "kafkaConsumer.pollTimeoutMs (it tunes Spark's Kafka source)",
+            id="one",
+        ),
+        pytest.param(
+            {"kafkaConsumer.pollTimeoutMs": "1", "fetchOffset.numRetries": "1"},
+            "kafkaConsumer.pollTimeoutMs, fetchOffset.numRetries (they tune Spark's Kafka source)",
+            id="two",
+        ),
+        pytest.param(
+            {"groupIdPrefix": "p"},
+            "groupIdPrefix (a query is in the group of group.id, or in none)",
+            id="prefix",
+        ),
+        pytest.param({"kohortish": "1"}, "kohortish (Spark's Kafka source ignores it too)", id="unknown"),
+    ],
+)
+def test_reason_of_an_ignored_option_is_its_own(given: dict[str, str], text: str) -> None:
+    assert parse_options({**LEAST, **given}, streaming=True).ignored == [text]
 
 
 def test_options_that_spark_passes_over_are_one_warning_that_lists_them_all(caplog: pytest.LogCaptureFixture) -> None:

@@ -114,6 +114,7 @@ class Control:
             "release_fault": lambda: faults.release(number),
             "clear_faults": faults.clear,
             "hits": lambda: faults.hits(number),
+            "unhit_reason": lambda: [faults.hits(number), faults.unhit_reason(number)],
             "meters": lambda: dict(self._broker.node.metrics.counts()),
             "metrics": self._broker.metrics,
         }

@@ -200,7 +200,7 @@ class BrokerFaults:
     def add(self, fault: Fault) -> FaultHandle:
         """Activate a rule. The first rule that matches a request applies."""
         number: int = self._child.ask("add_fault", fault=dataclasses.asdict(fault))
-        return FaultHandle(self._child, number)
+        return FaultHandle(self._child, number, fault)
 
     def clear(self) -> None:
         """Remove all rules, and release the requests that they held."""
@@ -211,23 +211,37 @@ class BrokerFaults:
 class FaultHandle:
     """An active fault rule."""
 
-    def __init__(self, child: _Child, number: int) -> None:
+    def __init__(self, child: _Child, number: int, fault: Fault) -> None:
         self._child = child
         self._number = number
+        self._fault = fault
 
     @property
     def hits(self) -> int:
-        """The number of requests that the rule has matched."""
+        """The number of requests that the rule has applied to."""
         count: int = self._child.ask("hits", number=self._number)
         return count
 
     def wait(self, times: int = 1, *, timeout_ms: float = CONTROL_MS) -> None:
-        """Wait until the rule has matched this many requests.
+        """Wait until the rule has applied to this many requests.
 
         Raises:
-            TimedOutError: it did not within `timeout_ms`.
+            InvalidInputError: `times` exceeds the number of requests that the rule applies to.
+            TimedOutError: it did not within `timeout_ms`; the message says how often it did, and why not more often.
         """
-        self._child.ask("wait_hits", timeout_ms, number=self._number, times=times)
+        most = self._fault.times
+        if most is not None and times > most:
+            raise InvalidInputError(
+                f"the fault {self._fault} has times={most}, and can never be hit {times} times; "
+                f"write Fault(…, times={times})"
+            )
+        try:
+            self._child.ask("wait_hits", timeout_ms, number=self._number, times=times)
+        except TimedOutError:
+            hits, reason = self._child.ask("unhit_reason", number=self._number)
+            raise TimedOutError(
+                f"the fault {self._fault} was hit {hits} of {times} times in {timeout_ms:g} ms: {reason}"
+            ) from None
 
     def release(self) -> None:
         """Open the barrier: held requests continue, later ones pass."""
@@ -236,6 +250,9 @@ class FaultHandle:
     def remove(self) -> None:
         """Remove the rule."""
         self._child.ask("remove_fault", number=self._number)
+
+    def __repr__(self) -> str:
+        return f"<FaultHandle {self._fault}>"
 
 
 class _Child:

@@ -164,7 +164,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
             _export(changes, with_group=len(names) > 1)
             code = print_errors(errors)
             return _execute(admin, changes, common, shown=True) or code if execute else code
-        if not execute:
+        if not execute and (changes or common.json or not errors):
             show([change.row() for change in changes], _COLUMNS, as_json=common.json, empty="no offsets to set")
         code = print_errors(errors)
         if not changes:

@@ -7,7 +7,7 @@ Only a name that looks like a misspelt option of kohort is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kohort.errors import InvalidInputError
@@ -129,6 +129,11 @@ def ignored(names: Iterable[str], reason: str) -> str | None:
     """Return the names of options that have no effect, with the reason; None if there are none."""
     listed = ", ".join(names)
     return f"{listed} ({reason})" if listed else None
+
+
+def it_or_these(names: Collection[str]) -> str:
+    """Return the pronoun for one name or several."""
+    return "it" if len(names) == 1 else "these"
 
 
 def ignored_warning(ignored_options: Iterable[str]) -> str | None:

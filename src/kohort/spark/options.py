@@ -16,7 +16,7 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.settings.config import declare_setting, from_properties
 from kohort.spark.java_settings import checked_config, client_settings_of
-from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
+from kohort.spark.option_names import STRICT, ignored, it_or_these, refuse_ignored, sort_options
 from kohort.spark.topic_pattern import topic_pattern
 
 SPARKS_SOURCE = "Spark's Kafka source"
@@ -37,7 +37,6 @@ OF_SPARKS_OWN = {
         "kafkaConsumer.pollTimeoutMs",
         "fetchOffset.numRetries",
         "fetchOffset.retryIntervalMs",
-        "groupIdPrefix",
     )
 }
 """Options that tune Spark's own Kafka source, by their names in lower case.
@@ -45,6 +44,8 @@ OF_SPARKS_OWN = {
 They are accepted and have no effect, so that a query can be moved here unchanged. Source: Spark's guide to its Kafka
 integration.
 """
+GROUP_ID_PREFIX = "groupidprefix"
+"""An option of Spark's own Kafka source, in lower case, which has no effect here."""
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 EARLIEST = -2
@@ -260,7 +261,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
             "a source can't join a region by the option region: queries of a region are started by SparkRegion, which "
             "also restarts them; leave the option out"
         )
-    given = sort_options(raw, SourceOptions, OF_SPARKS_OWN)
+    given = sort_options(raw, SourceOptions, {*OF_SPARKS_OWN, GROUP_ID_PREFIX})
     own = given.own
     own.update({name: own[name].strip().lower() for name in WORDS_IN_ANY_CASE if name in own})
     options = from_properties(SourceOptions, own)
@@ -271,14 +272,18 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
     checked_config(ConsumerConfig, options.bootstrap_servers, client_settings(options))
     lower = {name.lower() for name in raw}
     tuning = [name for known, name in OF_SPARKS_OWN.items() if known in lower]
+    prefix = ["groupIdPrefix"] if GROUP_ID_PREFIX in lower else []
     ignored_options = [
-        ignored(tuning, f"they tune {SPARKS_SOURCE}; a query is in the group of group.id, or in none"),
+        ignored(tuning, f"{'it tunes' if len(tuning) == 1 else 'they tune'} {SPARKS_SOURCE}"),
+        ignored(prefix, "a query is in the group of group.id, or in none"),
         *client.ignored,
-        ignored(given.unknown, f"{SPARKS_SOURCE} ignores these too"),
+        ignored(given.unknown, f"{SPARKS_SOURCE} ignores {it_or_these(given.unknown)} too"),
     ]
     if streaming is False:
         of_streams = [name for name in IGNORED_BY_A_BATCH if name in own]
-        ignored_options.append(ignored(of_streams, f"a batch read of {SPARKS_SOURCE} ignores these too"))
+        ignored_options.append(
+            ignored(of_streams, f"a batch read of {SPARKS_SOURCE} ignores {it_or_these(of_streams)} too")
+        )
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored(options.ignored, options.strict_options)
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from kohort.errors import ErrorCode, InvalidInputError
@@ -25,7 +26,8 @@ class Fault:
         client_id: client id in the request header, or the consumer's id in push frames; None: any.
         skip: the number of matching requests that pass first.
         times: the number of requests that the rule then applies to; None: all.
-        error: error code for "fail". A Ping response has no error field, so its connection is closed.
+        error: error code for "fail": an `ErrorCode`, its name such as "REBALANCE_IN_PROGRESS", or its number; kept as
+            `ErrorCode`. A Ping response has no error field, so its connection is closed.
         delay_ms: delay for "delay".
     """
 
@@ -35,9 +37,35 @@ class Fault:
     client_id: str | None = None
     skip: int = 0
     times: int | None = 1
-    error: int = ErrorCode.UNKNOWN_SERVER_ERROR
+    error: int | str = ErrorCode.UNKNOWN_SERVER_ERROR
     delay_ms: int = 0
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
             raise InvalidInputError(f"a fault's action must be one of {', '.join(ACTIONS)}, not {self.action!r}")
+        object.__setattr__(self, "error", _error_code(self.error))
+
+    def __str__(self) -> str:
+        """The requests and the action, as "on OffsetCommit of group 'billing' (close_after)"."""
+        owners = {"group": self.group, "client": self.client_id}
+        of = "".join(f" of {kind} {name!r}" for kind, name in owners.items() if name is not None)
+        return f"on {self.api or 'any request'}{of} ({self.action})"
+
+
+def _error_code(given: object) -> ErrorCode:
+    """Return the code for a member, a name or a number.
+
+    Raises:
+        InvalidInputError: there is no such code; the message names the nearest.
+    """
+    names = list(ErrorCode.__members__)
+    if isinstance(given, str):
+        if given in names:
+            return ErrorCode[given]
+        near = difflib.get_close_matches(given.upper(), names, n=1, cutoff=0.7)
+    else:
+        near = []
+        if isinstance(given, int) and not isinstance(given, bool) and given in {*ErrorCode}:
+            return ErrorCode(given)
+    hint = f"did you mean {near[0]}?" if near else "give a name of Kafka's, as 'REBALANCE_IN_PROGRESS', or its number"
+    raise InvalidInputError(f"a fault's error {given!r} is no error code; {hint}")

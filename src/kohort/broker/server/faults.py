@@ -61,9 +61,21 @@ class Refusable(Subject, Protocol):
 
 @dataclass(slots=True)
 class _Rule:
+    """An active rule.
+
+    Attributes:
+        fault: the rule.
+        seen: matching requests that reached it.
+        hits: those that it applied to.
+        preempted: matching requests that an earlier rule took.
+        held: how each request at the barrier continues.
+        open: whether the barrier is open.
+    """
+
     fault: Fault
     seen: int = 0
     hits: int = 0
+    preempted: int = 0
     held: list[Callable[[], None]] = field(default_factory=list)
     open: bool = False
 
@@ -93,6 +105,20 @@ class Faults:
         """Return how many requests a rule has matched."""
         rule = self._rules.get(number)
         return rule.hits if rule else 0
+
+    def unhit_reason(self, number: int) -> str:
+        """Return why a rule was not hit more often, for an error message."""
+        rule = self._rules.get(number)
+        if rule is None:
+            return "it was removed"
+        reasons = []
+        if passed := rule.seen - rule.hits:
+            came = "1 such request" if passed == 1 else f"{passed} such requests"
+            reasons.append(f"{came} came, and skip={rule.fault.skip} let {'it' if passed == 1 else 'them'} pass")
+        if rule.preempted:
+            count = "1 such request" if rule.preempted == 1 else f"{rule.preempted} such requests"
+            reasons.append(f"an earlier fault took {count}")
+        return "; ".join(reasons) or ("no other such request came" if rule.hits else "no such request came")
 
     def when_hit(self, number: int, times: int, then: Callable[[], None]) -> None:
         """Call `then` once the rule has matched this many requests."""
@@ -126,7 +152,8 @@ class Faults:
         Returns:
             Whether a rule took the request over, so that the caller must not run it.
         """
-        for rule in self._rules.values():
+        rules = iter(self._rules.values())
+        for rule in rules:
             if not _matches(rule.fault, request):
                 continue
             rule.seen += 1
@@ -134,6 +161,8 @@ class Faults:
             if rule.seen <= fault.skip or (fault.times is not None and rule.seen > fault.skip + fault.times):
                 continue
             rule.hits += 1
+            for later in rules:
+                later.preempted += _matches(later.fault, request)
             log.info("[fault injection] action %s applied to request %s", fault.action, request.name)
             taken = self._act(rule, request, run)
             self._notify_watchers()
@@ -144,7 +173,7 @@ class Faults:
         fault = rule.fault
         match fault.action:
             case "fail":
-                _fail(request, ErrorCode.of(fault.error))
+                _fail(request, ErrorCode.of(int(fault.error)))
             case "delay":
                 self._loop.call_later(fault.delay_ms / 1000, run)
             case "drop":

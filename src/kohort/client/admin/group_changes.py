@@ -340,7 +340,10 @@ def _groups_to_set(
 
 def has_members(group: str, count: int) -> KafkaError:
     """Return the error for a group whose offsets can't be set because it has members."""
-    return KafkaError(f"group {group!r} has {count} members: stop them first, or they would overwrite the offsets")
+    members, them, they = ("member", "it", "it") if count == 1 else ("members", "them", "they")
+    return KafkaError(
+        f"group {group!r} has {count} {members}: stop {them} first, or {they} would overwrite the offsets"
+    )
 
 
 def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartition]:
