@@ -247,7 +247,7 @@ def test_the_next_producer_id_waits_until_the_markers_of_the_used_up_one_are_wri
 
 
 @pytest.mark.parametrize("version", [0, 2], ids=["old clients", "new clients"])
-def test_a_producer_that_goes_on_does_not_get_the_epoch_of_a_newer_one(tmp_path: Path, version: int) -> None:
+def test_a_producer_that_continues_does_not_get_the_epoch_of_a_newer_one(tmp_path: Path, version: int) -> None:
     """Two with one epoch would write into one transaction, and the second's records count as repeated."""
     fenced = ("a", ErrorCode.PRODUCER_FENCED, -1, -1)
     with LogStore(tmp_path) as store:
@@ -270,7 +270,7 @@ def test_a_producer_that_goes_on_does_not_get_the_epoch_of_a_newer_one(tmp_path:
 
 
 @pytest.mark.parametrize("last", [0, EPOCH_MAX], ids=["next epoch", "next producer id"])
-def test_a_producer_that_goes_on_may_ask_again_until_it_begins(tmp_path: Path, last: int) -> None:
+def test_a_producer_that_continues_may_ask_again_until_it_begins(tmp_path: Path, last: int) -> None:
     with LogStore(tmp_path) as store:
         ending = Ending(store, last)
         ending.store.full = False

@@ -312,7 +312,7 @@ def test_a_member_does_not_change_its_instance_id(first: str | None) -> None:
 
 @pytest.mark.parametrize("first", ["i", None], ids=["static", "dynamic"])
 def test_a_member_does_not_take_the_place_of_a_static_member_that_is_away(first: str | None) -> None:
-    """It had that one's partitions, and its own had no owner."""
+    """The member had that one's partitions, and nobody had its own."""
     trial = make_trial()
     for member_id, instance_id in (("a", first), ("c", "j")):
         assert trial.beat(member_id, instance_id=instance_id).error is ErrorCode.NONE

@@ -437,6 +437,18 @@ def test_records_after_an_abort_whose_marker_is_gone_are_read(tmp_path: Path, re
         assert committed_values(log) == expected
 
 
+def test_a_value_goes_after_the_marker_of_the_newer_one_is_on_the_disk(tmp_path: Path) -> None:
+    """Without its marker the newer one is in an open transaction, which may be aborted."""
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",)))
+    log.append(keyed((b"a", b"1")), NOW)
+    log.append(keyed((b"a", b"2"), producer_id=3, producer_epoch=0, base_sequence=0, transactional=True), NOW)
+    log.roll()
+    log.append_marker(Marker(3, 0, True, 0), NOW)
+    compact_now(log, NOW)
+    assert records(log)[0] == (1, b"a", b"2")
+    assert log.flushed_offset == log.end_offset == 3
+
+
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "crashed"])
 def test_entries_that_an_earlier_version_kept_without_their_markers_are_forgotten(tmp_path: Path, clean: bool) -> None:
     config = small(cleanup_policy=("compact",))

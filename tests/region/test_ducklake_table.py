@@ -389,8 +389,8 @@ def test_a_reader_that_filters_finds_rows_with_nan(tmp_path: Path) -> None:
 def test_a_member_outlives_a_fatal_error_of_its_duckdb(kind: type[duckdb.Error], tmp_path: Path) -> None:
     """DuckDB refuses every statement after it."""
     sink = made(tmp_path)
-    with pytest.raises((RetriableError, CorruptDataError)), DuckLake(str(tmp_path), "lake").transaction():
-        lost = ducklake_catalog._database()
+    lost = ducklake_catalog._database()
+    with pytest.raises((RetriableError, CorruptDataError)), ducklake_catalog.lake_errors("lake"):
         raise kind("database has been invalidated because of a previous fatal error")
     assert ducklake_catalog._database() is not lost
     publish(sink, 1, 1)

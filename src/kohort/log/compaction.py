@@ -61,6 +61,7 @@ class Compaction:
         self._segments = _cleanable(log, now_ms)
         self._upto = self._segments[-1].end_offset if self._segments else 0
         self._last: dict[bytes, int] = {}
+        self._marked_later: set[int] = set()  # producers of new records whose transaction marker is not in the run
         self._unended: set[int] = set()  # producers of kept records whose transaction marker must be kept too
         self._swaps: list[tuple[Path, list[Segment]]] = []
         self._aborted = _by_producer(log.segments)  # of all segments: a marker may be in a later one
@@ -94,6 +95,9 @@ class Compaction:
             if segment.end_offset > self._log.flushed_offset:
                 self._log.flush(segment.end_offset)
                 yield False
+        if self._marked_later:
+            self._log.flush()
+            yield False
         for group in self._groups():
             yield from self._rewrite(group)
 
@@ -104,8 +108,13 @@ class Compaction:
                 continue
             for batch in segment.scan(0):
                 header = batch.header
-                if header.is_control or self._is_aborted(header):
+                if header.is_control:
+                    self._marked_later.discard(header.producer_id)
                     continue
+                if self._is_aborted(header):
+                    continue
+                if header.is_transactional:
+                    self._marked_later.add(header.producer_id)
                 yield from self._run(header, partial(self._collect_batch, _sound(segment, batch)))
                 done += header.size
                 if done >= _STEP_BYTES:

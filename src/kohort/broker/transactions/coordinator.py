@@ -258,10 +258,10 @@ class Transactions:
             fresh_id = self._host.fresh_producer_id
             self._answer(transactional_id, lambda: Transaction(transactional_id, fresh_id(), 0, timeout_ms), done)
             return
-        if producer[0] != -1 and producer != (known.producer_id, known.epoch):
-            if not (_is_predecessor(known, producer) or _is_next_producer(known, producer)):
-                done(ErrorCode.PRODUCER_FENCED, -1, -1)
-                return
+        continues = producer == (known.producer_id, known.epoch) or _is_next_producer(known, producer)
+        if producer[0] != -1 and not (continues or _is_predecessor(known, producer)):
+            done(ErrorCode.PRODUCER_FENCED, -1, -1)
+            return
         if known.status is Status.ONGOING:
             if not self._fence(known):
                 done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
