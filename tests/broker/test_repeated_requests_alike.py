@@ -1,4 +1,4 @@
-"""The same requests get the same responses with and without templates, whatever happens between them.
+"""Requests get equal responses with and without templates, whatever happens between them.
 
 A frame with a byte behind its message is read as if it were not there, and has no template.
 """
@@ -76,7 +76,7 @@ class Story:
     def close(self) -> None:
         self._client.close()
 
-    def tell(self) -> None:
+    def send_story(self) -> None:
         """Send all requests."""
         steps: list[Callable[[], None]] = [self._commits] * 4 + [self._beats] * 2 + [self._joins, self._mutated]
         steps += [self._recreates] * 3 + [self._deletes]
@@ -126,7 +126,7 @@ class Story:
         )
 
     def _commits(self, version: int = 0) -> None:
-        """The same commit several times, at other offsets; often that which was the last one before."""
+        """Repeat one commit several times, at other offsets; often that which was the last one before."""
         chance = self._chance
         version = version or chance.choice(VERSIONS)
         request = self._usual.get(version)
@@ -140,7 +140,7 @@ class Story:
             self._ask(request, version)
 
     def _beats(self) -> None:
-        """The same heartbeat several times: of a stranger, of a member, or of one in an old epoch."""
+        """Repeat one heartbeat several times: of a stranger, of a member, or of one in an old epoch."""
         chance, group = self._chance, GROUPS[0]
         classic = HeartbeatRequest(group_id=group, generation_id=chance.randrange(3), member_id="member")
         epoch = max(1, self._epoch - chance.randrange(2))
@@ -217,7 +217,7 @@ def test_templates_change_no_response(seed: int) -> None:
         with Broker() as broker:
             story = Story(broker.bootstrap_servers, seed, tail)
             try:
-                story.tell()
+                story.send_story()
             finally:
                 story.close()
             told.append(story.responses)

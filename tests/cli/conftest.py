@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 from tests.cli.running import Kohort, Said
+from tests.support.waiting import until
 
 from kohort import Admin, TopicPartition
 from kohort.cli.app import run
@@ -34,7 +35,12 @@ def topic(kohort: Kohort) -> str:
 def group(servers: str, topic: str) -> str:
     """A group without members that has committed offset 0 in every partition."""
     name = f"{topic}-group"
+    offsets = {TopicPartition(topic, number): OffsetAndMetadata(0) for number in range(3)}
     with Admin(servers) as admin:
-        offsets = {TopicPartition(topic, number): OffsetAndMetadata(0) for number in range(3)}
-        admin.alter_consumer_group_offsets(name, offsets).all()
+
+        def is_committed() -> bool:
+            """Apache Kafka's coordinator may learn of a new topic after its creation was answered."""
+            return not admin.alter_consumer_group_offsets(name, offsets).errors
+
+        until(is_committed, "offsets are committed")
     return name

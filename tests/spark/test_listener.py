@@ -42,7 +42,7 @@ def test_only_offsets_of_this_source_are_reported_and_each_source_of_a_query_is(
     assert reported == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
 
 
-def test_source_of_a_query_with_state_is_told_so() -> None:
+def test_source_of_a_query_with_state_is_sent_that() -> None:
     ledger = CompletedBatches()
     assert ledger.progress("run", [text("q1", 1)], stateful=True)["q1"]["stateful"] is True
     last = ledger.last_message("q1")

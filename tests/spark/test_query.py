@@ -132,7 +132,7 @@ def idle(query: SourceQuery, start: BatchOffset) -> None:
 def test_query_with_state_is_warned_of_other_members_once_for_each_change(
     stage: Stage, closing: Callable[[SourceQuery], SourceQuery], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its windows count its own partitions alone, and stay behind when partitions move."""
+    """Windows count the query's own partitions alone, and stay behind when partitions move."""
     stage.produce(10)
     query, plain = closing(stage.query()), "keeps state"
     first = trigger(query, BatchOffset("q1"))

@@ -48,7 +48,7 @@ class _JsonParts:
         if found is None or isinstance(found, int):
             return found
         if isinstance(found, dict):
-            return {self._key(name): self.part(item) for name, item in found.items()}
+            return {self._map_key(name): self.part(item) for name, item in found.items()}
         if isinstance(found, list | tuple):
             return [self.part(item) for item in found]
         if isinstance(found, float) and not math.isfinite(found):
@@ -57,7 +57,7 @@ class _JsonParts:
             self._take(len(found))
         return found
 
-    def _key(self, name: Any) -> Any:
+    def _map_key(self, name: Any) -> Any:
         """Return a key; a map of Protobuf may have true and false, which msgspec does not write."""
         if isinstance(name, str):
             self._take(len(name))

@@ -17,7 +17,7 @@ _FLAG = re.compile(rf"(?:required|requisite|sufficient|optional)(?=[\s;/]){_GAP}
 _END = re.compile(rf";{_GAP}", re.DOTALL)
 _ESCAPE = re.compile(r"\\([0-3]?[0-7]{1,2}|.)", re.DOTALL)
 _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-"""Letters that mean another character behind a backslash. Source: Java's StreamTokenizer, which reads login modules."""
+"""Letters that mean another character behind a backslash in Java's StreamTokenizer, which reads login modules."""
 
 
 def jaas_options(text: str) -> dict[str, str]:
