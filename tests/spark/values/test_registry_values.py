@@ -110,6 +110,15 @@ def test_json_is_read_after_its_prefix() -> None:
     assert sorted(parts.reasons) == [2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("skipped", [0, 700])
+def test_many_values_are_read_after_their_prefixes(skipped: int) -> None:
+    """Arrow's own cutting of a prefix fails for twenty values, and not for five."""
+    values = pa.array([b'\0\0\0\0\1{"id": %d}' % number for number in range(1000)] + [None] * 50, pa.binary())
+    parts = PrefixedJsonDecoder(JsonDecoder(pa.struct([("id", pa.int64())]), UTC)).decode(values.slice(skipped))
+    assert parts.reasons == {}
+    assert parts.joined().to_pylist() == [{"id": number} for number in range(skipped, 1000)] + [None] * 50
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
