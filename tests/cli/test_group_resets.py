@@ -134,7 +134,7 @@ def test_all_groups_leaves_those_with_members_and_says_so(kohort: Kohort, server
         consumer.commit()
         said = kohort("groups", "reset-offsets", "--all-groups", "--topic", f"{topic}:0", "--to-latest", "--json")
     assert said.code == 1
-    assert f"group '{busy}' has 1 members" in said.err
+    assert f"group '{busy}' has 1 member: " in said.err
     changed = {row["group"]: row["new"] for row in said.json}
     assert changed[group] == 3
     assert busy not in changed

@@ -113,7 +113,7 @@ def test_group_with_members_is_previewed_without_a_token(board: Dashboard, our_b
         until(lambda: bool(consumer.poll(50) or consumer.assignment()), "the consumer has its partitions")
         for change, more in (("reset-offsets", {"goal": "latest"}), ("delete", {})):
             found = previewed(board, change, name, **more)
-            assert found["token"] is None and "has 1 members" in found["errors"][0]
+            assert found["token"] is None and "has 1 member: " in found["errors"][0]
         found = previewed(board, "delete-offsets", name, topics=[name])
         made = board.post("change", {"token": found["token"]})[2]
         assert [row["done"] for row in made["rows"]] == [False, False] and len(made["errors"]) == 2

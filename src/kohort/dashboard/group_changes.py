@@ -283,8 +283,12 @@ def _state(admin: Admin, group: str) -> bytes:
 
 def _with_members(rows: list[View]) -> dict[str, KafkaError]:
     """Return the errors of groups that can't be deleted, because they have members."""
-    text = "group {group!r} has {members} members: stop them first"
-    return {row["group"]: KafkaError(text.format(**row)) for row in rows if row["members"]}
+    found: dict[str, KafkaError] = {}
+    for row in rows:
+        if row["members"]:
+            words = "1 member: stop it first" if row["members"] == 1 else f"{row['members']} members: stop them first"
+            found[row["group"]] = KafkaError(f"group {row['group']!r} has {words}")
+    return found
 
 
 def _check_unchanged(admin: Admin, preview: GroupPreview) -> None:
