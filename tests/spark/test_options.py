@@ -175,7 +175,8 @@ def test_what_tunes_sparks_own_source_is_taken_with_one_warning(caplog: pytest.L
     source.schema()
     source.reader(from_arrow_schema(arrow_schema(columns_of(parse_options({**LEAST, **tuned})))))
     (text,) = [record.getMessage() for record in caplog.records]
-    assert "kafkaConsumer.pollTimeoutMs, fetchOffset.numRetries, fetchOffset.retryIntervalMs, groupIdPrefix" in text
+    assert "kafkaConsumer.pollTimeoutMs, fetchOffset.numRetries, fetchOffset.retryIntervalMs (they tune" in text
+    assert "groupIdPrefix (a query is in the group" in text
     assert "kafka.max.poll.records (there are no polls" in text and "receive.buffer" not in text
     KohortDataSource(LEAST).schema()
     assert len(caplog.records) == 1
