@@ -33,7 +33,7 @@ def key(unit: int) -> StagedKey:
     return StagedKey(REGION, 1, "a", unit)
 
 
-class Written(Protocol):
+class TargetTable(Protocol):
     """A table that a region and others write."""
 
     def sink(self, **options: Any) -> Sink:
@@ -49,7 +49,7 @@ class Written(Protocol):
         """Return the rows that a reader sees, sorted by their text."""
 
 
-class DeltaWritten:
+class DeltaTarget:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "table"
 
@@ -69,7 +69,7 @@ class DeltaWritten:
         return sorted((tuple(row.values()) for row in found), key=str)
 
 
-class IcebergWritten:
+class IcebergTarget:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lake"
 
@@ -93,9 +93,9 @@ class IcebergWritten:
         return sorted((tuple(row.values()) for row in self._table().scan().to_arrow().to_pylist()), key=str)
 
 
-@pytest.fixture(params=[DeltaWritten, IcebergWritten], ids=["delta", "iceberg"])
-def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
-    make: Callable[[Path], Written] = request.param
+@pytest.fixture(params=[DeltaTarget, IcebergTarget], ids=["delta", "iceberg"])
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> TargetTable:
+    make: Callable[[Path], TargetTable] = request.param
     return make(tmp_path)
 
 
@@ -104,7 +104,7 @@ def publish(sink: Sink, sequence: int, given: pa.Table) -> None:
     sink.publish(sequence, [key(sequence)])
 
 
-def test_a_key_that_others_have_written_twice_is_replaced_twice(written: Written) -> None:
+def test_a_key_that_others_have_written_twice_is_replaced_twice(written: TargetTable) -> None:
     sink = written.sink(keys=["id"])
     written.append(rows((1, "mon", "first"), (2, "mon", "other")))
     written.append(rows((1, "tue", "second")))
@@ -112,14 +112,14 @@ def test_a_key_that_others_have_written_twice_is_replaced_twice(written: Written
     assert written.read() == [(1, "wed", "new"), (1, "wed", "new"), (2, "mon", "other"), (3, "wed", "new")]
 
 
-def test_a_row_without_a_key_is_never_replaced(written: Written) -> None:
+def test_a_row_without_a_key_is_never_replaced(written: TargetTable) -> None:
     sink = written.sink(keys=["id"])
     written.append(rows((None, "mon", "first"), (1, "mon", "first")))
     publish(sink, 1, rows((1, "wed", "new"), (0, "wed", "new")))
     assert written.read() == [(0, "wed", "new"), (1, "wed", "new"), (None, "mon", "first")]
 
 
-def test_of_keys_of_two_columns_both_count(written: Written) -> None:
+def test_of_keys_of_two_columns_both_count(written: TargetTable) -> None:
     sink = written.sink(keys=["day", "id"])
     publish(sink, 1, rows((1, "mon", "a"), (1, "tue", "b"), (2, "mon", "c"), (2, "tue", "d")))
     written.append(rows((None, "mon", "e")))
@@ -129,7 +129,7 @@ def test_of_keys_of_two_columns_both_count(written: Written) -> None:
     ]  # fmt: skip
 
 
-def test_columns_of_others_keep_their_values(written: Written) -> None:
+def test_columns_of_others_keep_their_values(written: TargetTable) -> None:
     sink = written.sink(keys=["id"])
     publish(sink, 1, rows((1, "mon", "a"), (2, "mon", "b")))
     written.add_column("more")
@@ -141,14 +141,14 @@ def test_columns_of_others_keep_their_values(written: Written) -> None:
     ]  # fmt: skip
 
 
-def test_a_row_moves_to_the_partition_of_its_new_values(written: Written) -> None:
+def test_a_row_moves_to_the_partition_of_its_new_values(written: TargetTable) -> None:
     sink = written.sink(keys=["id"], partition_by=["day"])
     publish(sink, 1, rows((1, "mon", "a"), (2, "mon", "b"), (3, "tue", "c")))
     publish(sink, 2, rows((1, "tue", "new"), (3, "tue", "new")))
     assert written.read() == [(1, "tue", "new"), (2, "mon", "b"), (3, "tue", "new")]
 
 
-def test_of_rows_of_one_key_in_one_piece_the_last_counts_in_whatever_partition(written: Written) -> None:
+def test_of_rows_of_one_key_in_one_piece_the_last_counts_in_whatever_partition(written: TargetTable) -> None:
     """The pieces' files are those of partitions, in which the order of the rows is lost."""
     sink = written.sink(keys=["id"], partition_by=["day"])
     publish(sink, 1, rows((2, "mon", "b"), (1, "tue", "old"), (1, "mon", "new")))

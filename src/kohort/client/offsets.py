@@ -21,7 +21,7 @@ from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
 
 AFTER_LOST_ANSWER = "an earlier try was sent and had no answer: it may have been carried out"
-"""What the error of a repeated change says, after `KafkaError.after_lost_answer`."""
+"""The end of a repeated change's error message if `KafkaError.after_lost_answer` is set."""
 MAY_BE_DONE = (
     ErrorCode.NETWORK_EXCEPTION,
     ErrorCode.REQUEST_TIMED_OUT,
