@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -111,8 +111,7 @@ def start_tied(
     """
     require_posix(f"starting {command[0]}")
     return _in_lasting_thread(
-        partial(
-            subprocess.Popen,
+        lambda: subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
             stdin=stdin,
             stdout=stdout,
