@@ -82,7 +82,7 @@ def commits(here: Site, options: Options, console: Console) -> Taken:
         title = f"commits of {count} partitions, 128 at a time"
         if options.only in title:
             rate: Callable[[dict[str, object]], tuple[float, float]] = partial(commit_rate, count)
-            said = f"--members 1 --commits {count} --topics-at {here.kafka.bootstrap_servers}"
+            said = f"--members 1 --commits {count} --client kohort --topics-at {here.kafka.bootstrap_servers}"
             scenario = Scenario(title, "commits/s", said, rate)
             with here.ours() as ours:
                 found = [Contender(ours.name, partial(_both, scenario, ours, here.kafkas))]

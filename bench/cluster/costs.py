@@ -32,7 +32,7 @@ def quiet(site: Site, members: int, groups: int, seconds: float, shards: int = S
         return sum(shard.appends for shard in (await described(at.servers)).shards)
 
     async def cost(at: Coordinator) -> Sample:
-        said = f"--bootstrap-server {at.servers} --topics-at {site.kafka.bootstrap_servers} --client unnamed"
+        said = f"--bootstrap-server {at.servers} --topics-at {site.kafka.bootstrap_servers} --client kohort"
         many = f"--members {members} --groups {groups} --partitions {max(1, members // groups)}"
         running = await load.make_load(load.arguments().parse_args([*said.split(), *many.split()]))
         try:

@@ -19,7 +19,7 @@ from bench.cluster.takeover import owner_of, until_spread
 from bench.cluster.whereabouts import ANSWER_S, Address, found, leader, new_group, partitions
 from bench.coordinator.load import LOOK_S, host_and_port
 from bench.coordinator.members import NOT_YET
-from bench.coordinator.wire import Link
+from bench.coordinator.wire import OWN_CLIENT, Link
 from bench.harness import Contender, Parts, RunFailed, Sample
 from kohort.errors import ErrorCode
 from kohort.wire.offsets import OffsetFetchRequest
@@ -43,7 +43,7 @@ async def offset_of(at: Address, group: str) -> int | None:
     replicated, which are none for a moment after an election.
     """
     with suppress(OSError, TimeoutError):
-        link = await Link.open(*at, "bench")
+        link = await Link.open(*at, "bench", OWN_CLIENT)
         asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
         request = link.ask(OffsetFetchRequest(groups=[asked], require_stable=True), 8)
         try:
@@ -82,7 +82,7 @@ async def until_answered(where: Where, groups: list[str], session_s: float) -> S
 async def committed(at: Address, topic: str, count: int) -> list[str]:
     """Create `count` groups of the coordinator at an address, each with an offset of 1."""
     groups: list[str] = []
-    link = await Link.open(*at, "bench")
+    link = await Link.open(*at, "bench", OWN_CLIENT)
     until = time.monotonic() + _WITHIN_S
     group = new_group()
     while len(groups) < count:
@@ -177,7 +177,7 @@ class Asking:
             try:
                 if link is None:
                     at = await self._reach()
-                    link = None if at is None else await Link.open(*at, "bench")
+                    link = None if at is None else await Link.open(*at, "bench", OWN_CLIENT)
                 code = -1 if link is None else await asyncio.wait_for(self._ask(link), self._within_s)
             except (OSError, TimeoutError):
                 code = -1

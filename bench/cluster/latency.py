@@ -18,7 +18,7 @@ from bench.cluster.whereabouts import group_of, topic_of
 from bench.coordinator.load import COMMITS, LOOK_S, host_and_port, percentile
 from bench.coordinator.members import NOT_YET
 from bench.coordinator.places import Coordinator
-from bench.coordinator.wire import Link
+from bench.coordinator.wire import OWN_CLIENT, Link
 from bench.harness import Contender, RunFailed, Sample
 from kohort.broker.serving import new_loop
 from kohort.wire.batch import BatchRecord, build_batch
@@ -77,7 +77,7 @@ async def _checked(ask: Ask, link: Link) -> None:
 
 
 async def _load(ask: Ask, address: tuple[str, int], asked: list[int]) -> None:
-    link = await Link.open(*address, "load")
+    link = await Link.open(*address, "load", OWN_CLIENT)
     while True:
         await _checked(ask, link)
         asked[0] += 1
@@ -87,7 +87,7 @@ async def _load(ask: Ask, address: tuple[str, int], asked: list[int]) -> None:
 async def _one_at_a_time(servers: str, ask: Ask, trial: Trial) -> tuple[list[float], int]:
     """The times of one who asks, and how often all have asked."""
     address = host_and_port(servers)
-    link = await Link.open(*address, "latency")
+    link = await Link.open(*address, "latency", OWN_CLIENT)
     while await ask(link) in NOT_YET:
         await link.idle(LOOK_S)
     asked = [0]

@@ -14,7 +14,7 @@ from tests.support.maven import MavenUnavailable
 
 from bench.coordinator.load import host_and_port
 from bench.coordinator.places import SETTINGS, Coordinator, cpu_s_of
-from bench.coordinator.wire import Link
+from bench.coordinator.wire import OWN_CLIENT, Link
 from bench.harness import NotHere, RunFailed
 from kohort import Admin
 from kohort.client.admin.values import NewTopic
@@ -59,6 +59,7 @@ class Site:
         name = uuid.uuid4().hex[:8]
         chosen = {
             **self.common,
+            "group.notify.at.once": "off",  # Kafka delays no heartbeat's response either
             "journal.partitions": str(shards),
             "journal.topic": f"__groups-{name}",
             "placement.group": f"__coordinators-{name}",
@@ -93,7 +94,7 @@ def as_coordinator(running: CoordinatorProcess) -> Coordinator:
 
 async def described(address: str) -> DescribeCoordinatorsResponse:
     """Return the description that a coordinator gives of itself and its shards."""
-    link = await Link.open(*host_and_port(address), "bench")
+    link = await Link.open(*host_and_port(address), "bench", OWN_CLIENT)
     seen: DescribeCoordinatorsResponse = await link.ask(DescribeCoordinatorsRequest(), 0)
     link.abort()
     return seen

@@ -13,7 +13,7 @@ from tests.cluster.running import CoordinatorProcess
 from bench.cluster.site import Site, described
 from bench.coordinator import load
 from bench.coordinator.members import NOT_YET
-from bench.coordinator.wire import Link
+from bench.coordinator.wire import OWN_CLIENT, Link
 from bench.harness import Contender, RunFailed, Sample
 from kohort import Consumer, TopicPartition
 from kohort.errors import KafkaError
@@ -50,7 +50,7 @@ def until_spread(running: list[CoordinatorProcess]) -> None:
 
 async def _answers(address: tuple[str, int], group: str) -> None:
     """Return once a coordinator answers for a group."""
-    link = await Link.open(*address, "probe")
+    link = await Link.open(*address, "probe", OWN_CLIENT)
     asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
     while True:
         answer = await link.ask(OffsetFetchRequest(groups=[asked]), 8)
@@ -80,7 +80,8 @@ def killed(site: Site, protocol: str, members: int, offsets: int) -> Sample:
             now = load.host_and_port(survivor.address)
             asyncio.run(_answers(now, "probe"))
 
-        said = f"--bootstrap-server {victim.address} --topics-at {site.kafka.bootstrap_servers} --protocol {protocol}"
+        said = f"--bootstrap-server {victim.address} --topics-at {site.kafka.bootstrap_servers}"
+        said += f" --protocol {protocol} --client kohort"
         options = load.arguments().parse_args([*said.split(), "--members", str(members), "--offsets", str(offsets)])
         try:
             result = load.run(options, victim.kill, take_over, lambda: now)

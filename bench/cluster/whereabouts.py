@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from bench.cluster.site import Site
 from bench.coordinator.load import host_and_port
-from bench.coordinator.wire import Link
+from bench.coordinator.wire import OWN_CLIENT, Link
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest
 
@@ -28,7 +28,7 @@ def new_group() -> str:
 async def found(asked: Address, group: str) -> Address | None:
     """Whom a node names as a group's coordinator."""
     with suppress(OSError, TimeoutError):
-        link = await Link.open(*asked, "bench")
+        link = await Link.open(*asked, "bench", OWN_CLIENT)
         with suppress(ConnectionError):
             request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
             answer = (await asyncio.wait_for(link.ask(request, 4), ANSWER_S)).coordinators[0]
@@ -40,7 +40,7 @@ async def found(asked: Address, group: str) -> Address | None:
 async def partitions(asked: Address, topic: str) -> list[Partition]:
     """A topic's, as a node knows them; none: it does not answer."""
     with suppress(OSError, TimeoutError):
-        link = await Link.open(*asked, "bench")
+        link = await Link.open(*asked, "bench", OWN_CLIENT)
         request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
         answer = await asyncio.wait_for(link.ask(request, 12), ANSWER_S)
         link.abort()

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 from bench.coordinator.book import Book
 from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Member, Plan
 from bench.coordinator.pushed import PushMember
-from bench.coordinator.wire import Link, Repeating
+from bench.coordinator.wire import OWN_CLIENT, Link, Repeating
 from kohort import AsyncAdmin
 from kohort.broker.server.listener import open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire import framing
-from kohort.wire.discovery import ApiVersionsRequest, CreateTopicsRequest, MetadataRequest
+from kohort.wire.discovery import CreateTopicsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest
 
@@ -34,7 +34,7 @@ LOOK_SHARE = 10
 OFFSETS_PER_COMMIT = 1_000
 COMMITS = 8
 """The version of OffsetCommit that is measured."""
-SOFTWARE = {"java": "apache-kafka-java", "librdkafka": "librdkafka", "kohort": "kohort", "unnamed": ""}
+SOFTWARE = {"java": "apache-kafka-java", "librdkafka": "librdkafka", "kohort": OWN_CLIENT, "unnamed": ""}
 """What clients call themselves: a coordinator may treat them accordingly."""
 KINDS: dict[str, type[Member]] = {"classic": ClassicMember, "consumer": ConsumerMember, "push": PushMember}
 """Members by protocol."""
@@ -73,8 +73,7 @@ async def prepare_topic(address: tuple[str, int], made_at: tuple[str, int], topi
     )
     await link.ask(create, 5)
     link.abort()
-    link = await Link.open(*address, "load")
-    await link.ask(ApiVersionsRequest(client_software_name=SOFTWARE["kohort"], client_software_version="1"), 3)
+    link = await Link.open(*address, "load", OWN_CLIENT)
     want = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
     while True:
         answer = await link.ask(want, 12)
@@ -284,7 +283,7 @@ class Load:
 
     async def store_offsets(self, count: int) -> list[str]:
         """Commit `count` offsets in groups of their own; return the groups' names."""
-        link = await Link.open(*self.plan.address(), "offsets")
+        link = await Link.open(*self.plan.address(), "offsets", self.plan.software)
         each = min(OFFSETS_PER_COMMIT, self.plan.partitions)
         names = [f"{self._run}-o{index}" for index in range(-(-count // each))]
         for name in names:
@@ -297,7 +296,7 @@ class Load:
 
     async def count_offsets(self, names: list[str]) -> int:
         """How many offsets these groups have, each with its right value."""
-        link = await Link.open(*self.plan.address(), "offsets")
+        link = await Link.open(*self.plan.address(), "offsets", self.plan.software)
         found = 0
         for name in names:
             asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=name, topics=None)
@@ -319,7 +318,7 @@ class Load:
         loop = asyncio.get_running_loop()
 
         async def begin(index: int) -> tuple[Repeating, bytes, bytes]:
-            link = await Link.open(host, port, "commits")
+            link = await Link.open(host, port, "commits", self.plan.software)
             request = self._commit_request(f"{self._run}-commits-{index}", partitions)
             answer = await self._first_commit(link, request)
             bad = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
@@ -327,6 +326,7 @@ class Load:
                 raise RuntimeError(f"commit refused: {bad}")
             link.abort()
             _, repeating = await loop.create_connection(Repeating, host, port)
+            await repeating.introduce(self.plan.software)
             frame = framing.encode_request(request, COMMITS, 0, "commits")
             return repeating, frame, await repeating.settle(frame)
 

@@ -76,7 +76,7 @@ class Quiet:
 
     async def _load(self, place: Coordinator, members: int, *, alone: bool) -> Load:
         """Members in a group that is this coordinator's; they set out when this returns."""
-        said = f"--bootstrap-server {place.servers} --topics-at {self.topics_at or place.servers} --client unnamed"
+        said = f"--bootstrap-server {place.servers} --topics-at {self.topics_at or place.servers} --client kohort"
         said += f" --protocol {self.protocol} --session-ms {self.session_ms} --heartbeat-ms {self.session_ms // 3}"
         options = load.arguments().parse_args([*said.split(), "--members", "0", "--partitions", str(members)])
         run = load.new_run()

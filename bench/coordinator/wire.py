@@ -9,14 +9,24 @@ from typing import Any, Final, Self, TypeVar, cast
 
 from bench.harness import RunFailed
 from kohort.wire import framing
+from kohort.wire.discovery import ApiVersionsRequest
 
 Response = TypeVar("Response")
 RAW = -1
 """In place of the api key of a response that is not decoded."""
 IN_FLIGHT: Final = 8
 """Requests of one repeating connection at a time."""
+OWN_CLIENT: Final = "kohort"
+"""The software that coordinators apart from the brokers serve: they refuse all others."""
+INTRODUCTION: Final = 3
+"""The version of ApiVersions that has the client's software."""
 _SETTLED_ANSWERS: Final = 3
 """This many equal answers in a row show that a member has nothing left to learn."""
+
+
+def introduction(software: str) -> ApiVersionsRequest:
+    """Return the request in which a client says which software it is."""
+    return ApiVersionsRequest(client_software_name=software, client_software_version="1")
 
 
 class Link(asyncio.Protocol):
@@ -31,9 +41,12 @@ class Link(asyncio.Protocol):
         self._idle: asyncio.Future[None] | None = None
 
     @classmethod
-    async def open(cls, host: str, port: int, client_id: str) -> Self:
+    async def open(cls, host: str, port: int, client_id: str, software: str = "") -> Self:
+        """Connect, and say which software this is; empty: say nothing, as clients of old did."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_connection(lambda: cls(client_id), host, port)
+        if software:
+            await link.ask(introduction(software), INTRODUCTION)
         return link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -137,6 +150,12 @@ class Repeating(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end("the connection was closed")
+
+    async def introduce(self, software: str) -> None:
+        """Say which software this is; empty: say nothing."""
+        if software:
+            self._begin(framing.encode_request(introduction(software), INTRODUCTION, 0, ""), None, 0.0)
+            await self._done
 
     async def settle(self, frame: bytes) -> bytes:
         """Repeat a request one by one until its answers are equal, and return the answer."""

@@ -143,7 +143,7 @@ class Takeover:
     @asynccontextmanager
     async def _group(self, servers: list[str], data: str) -> AsyncIterator[tuple[Load, RealMembers]]:
         """A group that works: all of it is held, and its consumers read."""
-        said = f"--bootstrap-server {servers[0]} --topics-at {data} --client unnamed --protocol push --members 0"
+        said = f"--bootstrap-server {servers[0]} --topics-at {data} --client kohort --protocol push --members 0"
         said += f" --session-ms {self.session_ms} --partitions {self.members}"
         running = await load.make_load(load.arguments().parse_args(said.split()))
         running.plan = replace(running.plan, servers=tuple(map(host_and_port, servers)), leased=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 from kohort.errors import KafkaError, NotFoundError, TimedOutError
 from kohort.io.platforms import require_posix
@@ -20,7 +24,7 @@ JAVA_VERSION_MIN = 17
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 
-# Runs in the child before Java: the kernel then kills the child when its parent thread has ended in any way.
+# Runs in the child before Java: the kernel then kills the child when the thread that started it has ended in any way.
 _TIED_TO_PARENT = f"""
 import ctypes, os, sys
 parent = int(sys.argv[1])
@@ -99,21 +103,58 @@ def start_tied(
 ) -> subprocess.Popen[bytes]:
     """Start a child in its own session that the kernel kills when this process has ended.
 
-    Only Linux kills it. On macOS a child outlives a parent that SIGKILL has ended.
+    The child goes on when the calling thread ends. Only Linux kills it. On macOS a child outlives a parent that
+    SIGKILL has ended.
 
     Raises:
         InvalidInputError: the system is neither Linux nor macOS.
     """
     require_posix(f"starting {command[0]}")
-    return subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        start_new_session=True,
+    return _in_lasting_thread(
+        lambda: subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
     )
+
+
+_Child: TypeAlias = "subprocess.Popen[bytes]"
+_Starts: TypeAlias = "queue.SimpleQueue[tuple[Callable[[], _Child], Future[_Child]]]"
+
+
+def _in_lasting_thread(start: Callable[[], _Child]) -> _Child:
+    """Start a child from a thread that ends with the process, and not before.
+
+    Linux sends the signal of PR_SET_PDEATHSIG when the thread that forked ends. That may be a pool's worker.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return start()
+    started: Future[_Child] = Future()
+    _starts_of(os.getpid()).put((start, started))
+    return started.result()
+
+
+@cache
+def _starts_of(pid: int) -> _Starts:
+    """Return the queue of the thread that starts this process's children; a forked process needs its own."""
+    starts: _Starts = queue.SimpleQueue()
+    threading.Thread(target=_start_each, args=(starts,), name=f"kohort-starts-children-{pid}", daemon=True).start()
+    return starts
+
+
+def _start_each(starts: _Starts) -> None:
+    while True:
+        start, started = starts.get()
+        try:
+            started.set_result(start())
+        except BaseException as error:  # noqa: BLE001 - it belongs to the thread that asked
+            started.set_exception(error)
+        del start, started
 
 
 class JavaServer:
