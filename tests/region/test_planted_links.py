@@ -14,7 +14,7 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder
-from kohort.region.confined_files import ConfinedFiles
+from kohort.region.confined_files import FOLDERS_OPEN_MAX, ConfinedFiles, folders_kept_open
 from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
 from kohort.spark.region.folders import check_place, derive, forget
@@ -166,3 +166,43 @@ def test_path_that_leads_upwards_reaches_nothing(tmp_path: Path, path: str) -> N
     with pytest.raises(InvalidInputError, match="leads upwards"):
         files.unlink(f"{tmp_path}/out/{path}")
     assert (tmp_path / "precious").exists()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="/proc is needed to count descriptors")
+def test_folders_kept_open_are_closed_and_never_too_many(tmp_path: Path) -> None:
+    before = descriptors()
+    with folders_kept_open(ConfinedFiles(str(tmp_path))) as files:
+        for number in range(2 * FOLDERS_OPEN_MAX):
+            files.mkdir(f"{tmp_path}/{number}")
+            files.close(files.open(f"{tmp_path}/{number}/old", os.O_WRONLY | os.O_CREAT))
+            files.link(f"{tmp_path}/{number}/old", f"{tmp_path}/{number}/new")
+            files.unlink(f"{tmp_path}/{number}/old")
+            assert descriptors() <= before + FOLDERS_OPEN_MAX
+    assert descriptors() == before
+    assert everything(tmp_path) == {f"{number}/new": b"" for number in range(2 * FOLDERS_OPEN_MAX)}
+
+
+def test_folder_kept_open_is_not_exchanged_for_a_link(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "out" / "folder"
+    victim.mkdir()
+    folder.mkdir(parents=True)
+    (victim / "letter").write_bytes(b"dear")
+    (folder / "letter").write_bytes(b"mine")
+    with folders_kept_open(ConfinedFiles(str(tmp_path / "out"))) as files:
+        files.stat(f"{folder}/letter")
+        folder.rename(tmp_path / "out" / "moved")
+        folder.symlink_to(victim)
+        files.unlink(f"{folder}/letter")
+        with pytest.raises(InvalidInputError, match="symbolic link"):
+            files.listdir(str(folder))
+    with (
+        folders_kept_open(ConfinedFiles(str(tmp_path / "out"))) as files,
+        pytest.raises(InvalidInputError, match="symbolic link"),
+    ):
+        files.unlink(f"{folder}/letter")
+    assert everything(victim) == {"letter": b"dear"}
+    assert everything(tmp_path / "out" / "moved") == {}

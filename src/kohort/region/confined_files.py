@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kohort.errors import InvalidInputError
 from kohort.region.files import SYSTEM, FileCalls, ReadBuffer
 
+FOLDERS_OPEN_MAX: Final = 16
+"""Descriptors of folders that many operations in a row keep: two for a move, and some of a table's partitions."""
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -43,21 +46,31 @@ class ConfinedFiles:
         *above, name = path.removeprefix(f"{self._root}/").split("/")
         if not {"", ".", ".."}.isdisjoint((*above, name)):
             raise InvalidInputError(f"{path!r} has a part that is empty or leads upwards: no file is reached by it")
-        fd = os.open(self._root, _FOLDER)
+        fd = self._enter(tuple(above))
         try:
-            walked = self._root
-            for part in above:
-                walked = f"{walked}/{part}"
-                inside = self._open_folder(_Spot(fd, part), walked)
-                os.close(fd)
-                fd = inside
             yield _Spot(fd, name)
         except OSError as error:
             if error.filename == name:
                 error.filename = path
             raise
         finally:
-            os.close(fd)
+            self._leave(fd)
+
+    def _enter(self, folders: tuple[str, ...]) -> int:
+        """Return a descriptor of a folder below the root, for `_leave`."""
+        fd = os.open(self._root, _FOLDER)
+        walked = self._root
+        for part in folders:
+            walked = f"{walked}/{part}"
+            try:
+                inside = self._open_folder(_Spot(fd, part), walked)
+            finally:
+                os.close(fd)
+            fd = inside
+        return fd
+
+    def _leave(self, fd: int) -> None:
+        os.close(fd)
 
     @staticmethod
     def _open_folder(spot: _Spot, path: str) -> int:
@@ -143,6 +156,46 @@ class ConfinedFiles:
         """Remove an empty folder."""
         with self._at(path) as spot:
             os.rmdir(spot.name, dir_fd=spot.fd)
+
+
+class _FoldersKeptOpen(ConfinedFiles):
+    """Confined operations that open each folder once: what is put in a folder's place meanwhile is not followed."""
+
+    def __init__(self, files: ConfinedFiles) -> None:
+        self.__dict__.update(files.__dict__)
+        self._open: OrderedDict[tuple[str, ...], int] = OrderedDict()
+
+    def _enter(self, folders: tuple[str, ...]) -> int:
+        fd = self._open.get(folders)
+        if fd is None:
+            fd = self._open[folders] = super()._enter(folders)
+        self._open.move_to_end(folders)
+        return fd
+
+    def _leave(self, fd: int) -> None:
+        while len(self._open) > FOLDERS_OPEN_MAX:
+            os.close(self._open.popitem(last=False)[1])
+
+    def leave_all(self) -> None:
+        """Close all folders."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+@contextlib.contextmanager
+def folders_kept_open(files: FileCalls) -> Iterator[FileCalls]:
+    """Yield the same operations for many files of few folders: a folder is opened once. No folder may be renamed.
+
+    Other file systems than a confined one are yielded as they are.
+    """
+    if not isinstance(files, ConfinedFiles):
+        yield files
+        return
+    kept = _FoldersKeptOpen(files)
+    try:
+        yield kept
+    finally:
+        kept.leave_all()
 
 
 def confined(files: FileCalls, root: str, *, private: bool = False) -> FileCalls:

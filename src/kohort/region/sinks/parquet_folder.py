@@ -39,6 +39,7 @@ import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
+from kohort.region.confined_files import folders_kept_open
 from kohort.region.files import (
     Output,
     is_store_url,
@@ -392,8 +393,9 @@ class ParquetFolder(InFolder):
             sync_folder(files, self.path)
         self._mark(sequence)
         there, published = self._names(), set(names)
-        for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
-            remove(files, f"{self.path}/_staging/{name}")
+        with folders_kept_open(files) as kept:
+            for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
+                remove(kept, f"{self.path}/_staging/{name}")
         for name in there:
             if _FILES_OF.fullmatch(name) and staged_files.stem_of(name) in published:
                 self._remove_staged(name)
@@ -459,15 +461,16 @@ class ParquetFolder(InFolder):
 
     def _link_all(self, temporary: str, full: list[str]) -> None:
         """Link staged files into a folder, and sync the folders of partitions in it."""
-        files, folders = self._files, set[str]()
-        for name in full:
-            stem = staged_files.stem_of(name)
-            for folder, staged in self._staged_parts(name).items():
-                path = f"{folder}/{stem}.parquet" if folder else f"{stem}.parquet"
-                make_partitions(files, temporary, path, folders)
-                staged_files.show(files, f"{self.path}/_staging/{staged}", f"{temporary}/{path}")
+        folders = set[str]()
+        with folders_kept_open(self._files) as files:
+            for name in full:
+                stem = staged_files.stem_of(name)
+                for folder, staged in self._staged_parts(name).items():
+                    path = f"{folder}/{stem}.parquet" if folder else f"{stem}.parquet"
+                    make_partitions(files, temporary, path, folders)
+                    staged_files.show(files, f"{self.path}/_staging/{staged}", f"{temporary}/{path}")
         for folder in sorted(folders, reverse=True):
-            sync_folder(files, folder)
+            sync_folder(self._files, folder)
 
     def _staged_parts(self, name: str) -> dict[str, str]:
         """Return the staged files of a key by the folders of their partition; without partitions, the file itself."""
