@@ -46,7 +46,7 @@ class ConfinedFiles:
         *above, name = path.removeprefix(f"{self._root}/").split("/")
         if not {"", ".", ".."}.isdisjoint((*above, name)):
             raise InvalidInputError(f"{path!r} has a part that is empty or leads upwards: no file is reached by it")
-        fd = self._enter(tuple(above))
+        fd = self._descriptor_of(tuple(above))
         try:
             yield _Spot(fd, name)
         except OSError as error:
@@ -54,10 +54,10 @@ class ConfinedFiles:
                 error.filename = path
             raise
         finally:
-            self._leave(fd)
+            self._release_folder(fd)
 
-    def _enter(self, folders: tuple[str, ...]) -> int:
-        """Return a descriptor of a folder below the root, for `_leave`."""
+    def _descriptor_of(self, folders: tuple[str, ...]) -> int:
+        """Return a descriptor of a folder below the root, for `_release_folder`."""
         fd = os.open(self._root, _FOLDER)
         walked = self._root
         for part in folders:
@@ -69,7 +69,7 @@ class ConfinedFiles:
             fd = inside
         return fd
 
-    def _leave(self, fd: int) -> None:
+    def _release_folder(self, fd: int) -> None:
         os.close(fd)
 
     @staticmethod
@@ -165,14 +165,14 @@ class _FoldersKeptOpen(ConfinedFiles):
         self.__dict__.update(files.__dict__)
         self._open: OrderedDict[tuple[str, ...], int] = OrderedDict()
 
-    def _enter(self, folders: tuple[str, ...]) -> int:
+    def _descriptor_of(self, folders: tuple[str, ...]) -> int:
         fd = self._open.get(folders)
         if fd is None:
-            fd = self._open[folders] = super()._enter(folders)
+            fd = self._open[folders] = super()._descriptor_of(folders)
         self._open.move_to_end(folders)
         return fd
 
-    def _leave(self, fd: int) -> None:
+    def _release_folder(self, fd: int) -> None:
         while len(self._open) > FOLDERS_OPEN_MAX:
             os.close(self._open.popitem(last=False)[1])
 
