@@ -136,6 +136,24 @@ def _goals(report: Report) -> Iterator[str]:
                 for cells in _goal_cells(name, figure, row):
                     yield f"| {name} | {figure['title']} | {row['name']} | {' | '.join(cells)} |"
     yield ""
+    yield from _missed(report)
+
+
+def _missed(report: Report) -> Iterator[str]:
+    """Yield why goals are missed: a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, taken in sorted(report.items()):
+        for figure in taken["figures"]:
+            for row in figure["rows"]:
+                for goal in goals_of(name, figure["title"], row["name"]):
+                    value = goal.measured(figure, row)
+                    if value is not None and not goal.reached(value) and goal.why:
+                        reasons.setdefault(goal.why, []).append(f"{figure['title']}: {row['name']}, {goal.text()}")
+    if reasons:
+        yield "## Why goals are missed\n"
+        for why, rows in reasons.items():
+            yield f"- {'; '.join(rows)}. {why}"
+        yield ""
 
 
 def _not_measured(report: Report) -> Iterator[str]:

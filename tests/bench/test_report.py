@@ -183,6 +183,17 @@ def test_goal_beside_another_row_needs_that_row() -> None:
     assert goal.measured(figure(row("kohort", [12.0])), row("kohort", [12.0])) is None
 
 
+def test_missed_goal_says_why() -> None:
+    title = "publishing 50 files"
+    why = next(goal.why for goal in GOALS if goal.title == title)
+    pages = [
+        report.page_text({"region_spark": taken(figure(row("ParquetFolder", [9.0], ratio), title=title))})
+        for ratio in (0.5, 0.7)
+    ]
+    assert f"- {title}: ParquetFolder, ≥ 0.666667 ×. {why}" in pages[0]
+    assert why not in pages[1]
+
+
 def test_share_of_the_machine_is_that_of_the_bytes_a_record_takes() -> None:
     shown = figure(row("kohort send", [1_000_000.0]), title="produce 100 B into kohort")
     share = light_share(shown, shown["rows"][0], {"bytes over a loopback socket": 1_080_000_000.0})
