@@ -133,10 +133,10 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
         execute: do it; without this it is only shown.
         export: print lines that --from-file reads, and change nothing unless --execute is given too.
     """
-    from kohort.client.admin.group_changes import offset_changes, parse_goal
+    from kohort.client.admin.group_changes import offset_changes, parse_reset_target
 
     with _usage_errors():
-        goal = parse_goal(
+        goal = parse_reset_target(
             {
                 "earliest": to_earliest or None,
                 "latest": to_latest or None,

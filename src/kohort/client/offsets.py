@@ -139,12 +139,12 @@ class RebalanceListener:
 class HoldingListener(RebalanceListener):
     """A listener that keeps revoked partitions until the application calls `release`.
 
-    After `on_partitions_wanted`, polls return no records of these partitions. Their positions stay, and can be
+    After `on_revocation_requested`, polls return no records of these partitions. Their positions stay, and can be
     committed. Polls return the other partitions' records and keep the member alive. `release` gives the partitions up
     and calls `on_partitions_revoked`. The group waits at most `max_poll_interval_ms` for that; then they are lost.
     """
 
-    def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
+    def on_revocation_requested(self, partitions: list[TopicPartition]) -> None:
         """Handle partitions that the group wants back: finish their records, then call `release`."""
 
 

@@ -17,9 +17,9 @@ import msgspec
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.group_changes import (
-    Goal,
     OffsetChange,
     OutcomeUnknownError,
+    ResetTarget,
     check_group_exists,
     delete_group_offsets,
     delete_groups,
@@ -27,7 +27,7 @@ from kohort.client.admin.group_changes import (
     is_done,
     offset_changes,
     offset_deletions,
-    parse_goal,
+    parse_reset_target,
     set_offsets,
 )
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
@@ -61,7 +61,7 @@ class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
         change: What to do, as `kohort groups` calls it.
         group: The group.
         topics: TOPIC, or TOPIC:0,1 for some partitions; none: all with committed offsets, for a reset.
-        goal: Where to, for a reset: the command's options without `--to-` and the like, as `parse_goal` has them.
+        goal: Where to, for a reset: the options of `parse_reset_target` without `--to-` and the like.
         value: The offset, number of records, time or duration of the goal.
     """
 
@@ -135,7 +135,7 @@ class GroupChanges:
             NotFoundError: There is no such group, topic or partition.
             KafkaError: The cluster refuses, or can't be reached; or the group has members.
         """
-        goal = _goal(asked)
+        goal = _reset_target(asked)
         if not asked.group or len(asked.topics) > TOPICS_MAX or not all(asked.topics):
             raise InvalidInputError(f"name a group, and at most {TOPICS_MAX} topics")
         offsets: list[OffsetChange] = []
@@ -250,7 +250,7 @@ def _texts(errors: Iterable[KafkaError]) -> list[str]:
     return list(dict.fromkeys(str(error) for error in errors))
 
 
-def _goal(asked: PreviewBody) -> Goal | None:
+def _reset_target(asked: PreviewBody) -> ResetTarget | None:
     """Return the target of a reset; None for the other changes, which have no target.
 
     Raises:
@@ -268,7 +268,7 @@ def _goal(asked: PreviewBody) -> Goal | None:
         raise InvalidInputError(
             "say where to: earliest, latest, current; or offset, shift, datetime, duration with a value"
         )
-    return parse_goal({asked.goal: True if kind is None else asked.value})
+    return parse_reset_target({asked.goal: True if kind is None else asked.value})
 
 
 def _state(admin: Admin, group: str) -> bytes:
@@ -300,7 +300,7 @@ def _check_unchanged(admin: Admin, preview: GroupPreview) -> None:
         raise ChangedMeanwhileError(f"group {preview.group!r} has changed since the preview: look at it again")
     if preview.offsets:
         keys = [change.key for change in preview.offsets]
-        bounds, errors = Goal("current").bounds(admin, keys)
+        bounds, errors = ResetTarget("current").bounds(admin, keys)
         for error in errors.values():
             raise error
         for change in preview.offsets:

@@ -328,7 +328,7 @@ def overview(report: LagReport | None, history: LagHistory) -> View:
 
 
 def _group_row(group: GroupLag, history: LagHistory) -> View:
-    name, read = group.description.group_id, group.read
+    name, read = group.description.group_id, group.known_partitions
     return {
         "group": name,
         "state": group.description.state,
@@ -424,7 +424,7 @@ def _member_row(member: MemberDescription, group: GroupLag) -> View:
         "partitions": len(owned),
         "owns": {topic: sorted(numbers) for topic, numbers in sorted(by_topic(owned).items())},
         "subscription": sorted(member.subscription or ()),
-        "lag": sum(part.lag or 0 for part in group.read if part.partition in owned),
+        "lag": sum(part.lag or 0 for part in group.known_partitions if part.partition in owned),
     }
 
 

@@ -64,7 +64,7 @@ class Ledger:
             Tombstone: self._tombstone,
         }
         for kind in kinds:
-            for record, take in kind.takes.items():
+            for record, take in kind.appliers.items():
                 self._appliers[record] = partial(self._take, kind, take)
 
     def apply(self, record: Record) -> None:

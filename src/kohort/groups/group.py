@@ -41,7 +41,7 @@ from kohort.groups.step import Step
 from kohort.groups.table import Table, Trigger
 
 Partition = tuple[str, int]
-Takes: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
+Appliers: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
 """Handlers by the class of a record; called with a membership of the class that holds the table, and a record."""
 
 
@@ -63,7 +63,7 @@ class GroupMembership(LongPollingGroup):
         name: the protocol's name, and the type that ListGroups shows unless `listed_as` is set.
         listed_as: another type for ListGroups.
         table: what the group does with an event in each of its states.
-        takes: how each kind of record changes the membership; only the ledger calls these.
+        appliers: how each kind of record changes the membership; only the ledger calls these.
         is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.mark_changed`).
     """
 
@@ -74,7 +74,7 @@ class GroupMembership(LongPollingGroup):
     is_shown: ClassVar[bool] = False
 
     group_id: str
-    takes: ClassVar[Takes]
+    appliers: ClassVar[Appliers]
     table: ClassVar[Table] = {}
 
     def __init__(self, group_id: str) -> None:

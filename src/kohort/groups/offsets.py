@@ -242,11 +242,11 @@ class CommittedOffsets:
         """Delete the positions of topics that were deleted while no coordinator ran; skip this without any topics."""
         topics = self.context.image.topics
         if not self.context.image.sure:
-            self.look_for_missing()
+            self.remove_unregistered()
         elif topics:
             self.drop_positions(lambda topic, topic_id: topic not in topics)
 
-    def look_for_missing(self) -> None:
+    def remove_unregistered(self) -> None:
         """Start a search for topics that are missing or have another id: absence from the image deletes nothing."""
         topics = self.context.image.topics
         missing: dict[str, set[TopicId]] = {}

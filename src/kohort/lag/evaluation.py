@@ -263,24 +263,24 @@ class GroupLag:
     batch: int | None = None
 
     @property
-    def read(self) -> list[PartitionLag]:
+    def known_partitions(self) -> list[PartitionLag]:
         """The partitions with a known lag that the group still reads."""
         return [part for part in self.partitions if part.lag is not None and part.cause != ABANDONED]
 
     @property
     def sum_lag(self) -> int:
         """The offsets still to be read."""
-        return sum(part.lag or 0 for part in self.read)
+        return sum(part.lag or 0 for part in self.known_partitions)
 
     @property
     def max_lag(self) -> int:
         """The largest lag of a partition."""
-        return max((part.lag or 0 for part in self.read), default=0)
+        return max((part.lag or 0 for part in self.known_partitions), default=0)
 
     @property
     def max_time_lag_ms(self) -> int | None:
         """The largest time lag of a partition; None if none is known."""
-        return max((part.time_lag_ms for part in self.read if part.time_lag_ms is not None), default=None)
+        return max((part.time_lag_ms for part in self.known_partitions if part.time_lag_ms is not None), default=None)
 
     @property
     def status(self) -> LagStatus:
@@ -297,12 +297,12 @@ class GroupLag:
         """
         if not self.members_known:
             return "unknown"
-        unread = any(part.lag and part.time_lag_ms != 0 for part in self.read)
-        if not self.description.members and not any(_has_moved(part) for part in self.read):
+        unread = any(part.lag and part.time_lag_ms != 0 for part in self.known_partitions)
+        if not self.description.members and not any(_has_moved(part) for part in self.known_partitions):
             return "stopped" if unread else "empty"
-        if unread or any(part.consumed_per_s or part.produced_per_s for part in self.read):
+        if unread or any(part.consumed_per_s or part.produced_per_s for part in self.known_partitions):
             return "active"
-        return "idle" if all(part.consumed_per_s is not None for part in self.read) else "unknown"
+        return "idle" if all(part.consumed_per_s is not None for part in self.known_partitions) else "unknown"
 
 
 def _has_moved(part: PartitionLag) -> bool:

@@ -171,7 +171,7 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
         families.add_sample("kohort_consumergroup_members", place, len(of.members))
     for reason, count in of.causes.items():
         families.add_sample("kohort_consumergroup_rebalance_causes", (*place, reason), count)
-    read = group.read
+    read = group.known_partitions
     if not read:
         return
     families.add_sample("kafka_consumergroup_group_max_lag", place, group.max_lag)

@@ -135,7 +135,7 @@ class ReadValues:
         times = {name: group.max_time_lag_ms for name, group in groups.items()}
         return cls(
             report.taken_ms,
-            {name: group.sum_lag for name, group in groups.items() if group.read},
+            {name: group.sum_lag for name, group in groups.items() if group.known_partitions},
             {name: lag for name, lag in times.items() if lag is not None},
             {
                 (name, part.partition): part.lag

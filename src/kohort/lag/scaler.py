@@ -229,7 +229,7 @@ def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
     """Decide about a group, and log what changes."""
     before, error = watched.decision, report.errors.get(wanted.group)
     group = report.groups.get(wanted.group)
-    if group is not None and group.read:
+    if group is not None and group.known_partitions:
         watched.decision, watched.state = decide(group, report.taken_ms, wanted.target, watched.state)
     elif group is not None or (error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
         members = 0 if group is None else len(group.description.members)

@@ -285,7 +285,7 @@ class PartitionCheck:
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
     def _report_hole(self) -> None:
-        """Add a note if a broker would truncate the log at its next start (`recovery.end_at_hole`)."""
+        """Add a note if a broker would truncate the log at its next start (`recovery.truncate_at_hole`)."""
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return

@@ -5,7 +5,7 @@ its writes; at most the last write is torn. If the machine died, anything after 
 garbage. That part is read again and verified by CRC.
 
 A torn end has nothing readable after it. It is truncated, unless a checkpoint or snapshot proves that there were
-records. If the machine died, the log also ends at the first damage after the last fsync (`end_at_hole`). All other
+records. If the machine died, the log also ends at the first damage after the last fsync (`truncate_at_hole`). All other
 unreadable data is damage: it stays in place, and reads of it fail.
 """
 
@@ -44,30 +44,30 @@ _COPY_BYTES = 1 << 20
 log = logging.getLogger("kohort.log")
 
 
-def end_at_hole(
+def truncate_at_hole(
     segments: list[Segment],
     torn: list[bool],
-    sure: int,
-    start: int,
+    durable_end: int,
+    log_start_offset: int,
     config: LogConfig,
     files: FileCache,
     report: RecoveryReport,
 ) -> None:
-    """Truncate the log at the first damage from offset `sure` on, if something readable follows it.
+    """Truncate the log at the first damage from offset `durable_end` on, if something readable follows it.
 
     Damage with nothing readable after it is the ordinary end after a crash, and is not changed here.
 
     Args:
         segments: the loaded segments; changed in place.
         torn: for each segment, whether it ends in bytes that are no batch; changed in place.
-        sure: the offset before which everything was on the disk.
-        start: the log start offset. A hole before it is ignored.
+        durable_end: the offset before which everything was on the disk (`surely_on_disk`).
+        log_start_offset: the log start offset. A hole before it is ignored.
 
     Raises:
         OSError: the disk failed or is full. Another attempt continues where this one stopped.
     """
     fs = files.fs
-    holes = ((number, _hole(segment, sure, start, fs)) for number, segment in enumerate(segments))
+    holes = ((number, _hole(segment, durable_end, log_start_offset, fs)) for number, segment in enumerate(segments))
     number, hole = next(((number, hole) for number, hole in holes if hole is not None), (-1, None))
     if hole is None:
         return
@@ -95,12 +95,12 @@ def end_at_hole(
     torn[number:] = is_torn
 
 
-def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> LogDamage | None:
-    """Return the first damage from `sure` on. A file that can't be opened may be intact and is passed over."""
+def _hole(segment: Segment, durable_end: int, log_start_offset: int, fs: FileSystem) -> LogDamage | None:
+    """Return the first damage from `durable_end` on. A file that can't be opened may be intact and is passed over."""
     if segment.inherited is None or not (segment.readable or not file_exists(segment.path, fs)):
         return None
     for damage in segment.inherited.damages:
-        if damage.first_offset >= sure and (damage.next_offset is None or damage.next_offset > start):
+        if damage.first_offset >= durable_end and (damage.next_offset is None or damage.next_offset > log_start_offset):
             return damage
     return None
 
@@ -250,10 +250,10 @@ def open_segments(
         segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
     torn = _open_each(path, segments, options, known_end, report, files.fs)
     if options.verified_offset is not None and not options.clean:
-        sure = surely_on_disk(options)
+        durable_end = surely_on_disk(options)
         if not options.synced_unknown:
-            end_at_hole(segments, torn, sure, options.log_start_offset or 0, config, files, report)
-        _drop_unread(segments, torn, sure, report)
+            truncate_at_hole(segments, torn, durable_end, options.log_start_offset or 0, config, files, report)
+        _drop_unread(segments, torn, durable_end, report)
     last = segments[-1]
     if torn[len(segments) - 1]:
         whole = whole_end(

@@ -373,7 +373,7 @@ def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
         raise InvalidInputError(f'{name} must be JSON like {{"topic": [0, 1]}}, not {text!r}') from None
 
 
-def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
+def parse_partition_offsets(name: str, text: str) -> dict[TopicPartition, int]:
     """Parse one offset or timestamp for each partition from JSON such as `{"topic": {"0": 23}}`.
 
     Raises:

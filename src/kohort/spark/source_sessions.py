@@ -209,7 +209,7 @@ class SourceSession(Protocol):
             batch: the number in `BatchOffset`, not Spark's.
         """
 
-    def end(self, batch: int) -> None:
+    def complete_batch(self, batch: int) -> None:
         """End a batch: its sink is done, and it is in `commits/`; a batch that is not running is ignored."""
 
     def lost(self, lost: LostRecords) -> None:
@@ -283,7 +283,7 @@ class SourceSessions:
         if what == "begin":
             return {"ok": session.begin(_integer_of(message, "version"), _integer_of(message, "batch"))}
         if what == "end":
-            session.end(_integer_of(message, "batch"))
+            session.complete_batch(_integer_of(message, "batch"))
             return {"ok": True}
         raise InvalidInputError(f"a source asked {what!r:.50}, which this kohort does not know: use one version of it")
 

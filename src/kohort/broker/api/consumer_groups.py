@@ -25,7 +25,7 @@ from kohort.groups.effects import (
     ConsumerGroupHeartbeatReply,
     DescribedConsumer,
     DescribedConsumerGroup,
-    NamedPartitions,
+    PartitionsOfTopic,
 )
 from kohort.groups.records import TopicPartitions
 from kohort.ids import AclOperation
@@ -225,7 +225,7 @@ def _member(member: DescribedConsumer, version: int) -> _Describe.DescribedGroup
     return described
 
 
-def _named(partitions: Iterable[NamedPartitions]) -> _Describe.DescribedGroup.Member.Assignment:
+def _named(partitions: Iterable[PartitionsOfTopic]) -> _Describe.DescribedGroup.Member.Assignment:
     make = _Describe.TopicPartitions
     return _Describe.Assignment(
         topic_partitions=[

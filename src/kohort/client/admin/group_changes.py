@@ -29,19 +29,19 @@ class ChangeInputError(InvalidInputError):
 # -- Suggestions for misspelled names of groups and topics
 
 
-def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+def group_errors_with_suggestions(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
     """Add the existing group with the most similar name to the error of each group that does not exist."""
-    return groups_with_nearest_of(errors, lambda: [group.group_id for group in admin.list_groups()])
+    return errors_with_similar_names(errors, lambda: [group.group_id for group in admin.list_groups()])
 
 
-def groups_with_nearest_of(
+def errors_with_similar_names(
     errors: Mapping[str, KafkaError], names: Callable[[], Iterable[str]]
 ) -> dict[str, KafkaError]:
     """Add the most similar of `names()` to the error of each group that does not exist."""
     return _with_nearest(errors, ErrorCode.GROUP_ID_NOT_FOUND, names)
 
 
-def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+def topic_errors_with_suggestions(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
     """Add the existing topic with the most similar name to the error of each topic that does not exist."""
     return _with_nearest(
         errors, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, lambda: [topic.name for topic in admin.list_topics()]
@@ -127,7 +127,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class ResetTarget:
     """A kind of target: earliest, latest, current, offset, shift, time (milliseconds since 1970) or file."""
 
     kind: str
@@ -193,7 +193,7 @@ def _within(wanted: int, start: int, end: int) -> Target:
     return Target(wanted)
 
 
-def parse_goal(given: Mapping[str, Any]) -> Goal:
+def parse_reset_target(given: Mapping[str, Any]) -> ResetTarget:
     """Return the one goal among the options.
 
     Raises:
@@ -207,12 +207,12 @@ def parse_goal(given: Mapping[str, Any]) -> Goal:
         )
     kind, value = chosen[0]
     if kind == "datetime":
-        return Goal("time", _milliseconds(value))
+        return ResetTarget("time", _milliseconds(value))
     if kind == "duration":
-        return Goal("time", max(0, int(time.time() * 1000) - _duration(value)))
+        return ResetTarget("time", max(0, int(time.time() * 1000) - _duration(value)))
     if kind == "offset" and not 0 <= value <= OFFSET_MAX:
         raise ChangeInputError(f"--to-offset {value}: offsets are from 0 to {OFFSET_MAX}")
-    return Goal(kind, value if kind in ("offset", "shift") else 0)
+    return ResetTarget(kind, value if kind in ("offset", "shift") else 0)
 
 
 def _milliseconds(text: str) -> int:
@@ -259,7 +259,7 @@ class OffsetChange(NamedTuple):
 def offset_changes(
     admin: Admin,
     names: list[str],
-    goal: Goal,
+    goal: ResetTarget,
     topics: Sequence[str],
     plan: Plan | None = None,
     *,
@@ -348,7 +348,7 @@ def has_members(group: str, count: int) -> KafkaError:
 
 def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartition]:
     described = admin.describe_topics(sorted({name_of(text) for text in topics}))
-    for error in topics_with_nearest(admin, described.errors).values():
+    for error in topic_errors_with_suggestions(admin, described.errors).values():
         raise error
     found = described.values
     return chosen_partitions(topics, {name: sorted(info.partitions) for name, info in found.items()})
@@ -485,7 +485,7 @@ def group_deletions(admin: Admin, names: Sequence[str]) -> tuple[list[dict[str, 
         }
         for group in found.values.values()
     ]
-    return rows, groups_with_nearest(admin, found.errors)
+    return rows, group_errors_with_suggestions(admin, found.errors)
 
 
 def check_group_exists(admin: Admin, group: str) -> None:
@@ -494,7 +494,7 @@ def check_group_exists(admin: Admin, group: str) -> None:
     Raises:
         NotFoundError: there is none of this name; the error names the nearest.
     """
-    for error in groups_with_nearest(admin, admin.describe_consumer_groups([group]).errors).values():
+    for error in group_errors_with_suggestions(admin, admin.describe_consumer_groups([group]).errors).values():
         raise error
 
 

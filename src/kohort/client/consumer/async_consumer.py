@@ -53,7 +53,7 @@ class AsyncConsumer(SyncMethods):
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
         """Make a consumer on the running loop; it connects with the first call. Settings are `Consumer`'s."""
         self.config, self._registry = with_schema_registry(
-            client_config(ConsumerConfig, bootstrap_servers, settings), prepared=True
+            client_config(ConsumerConfig, bootstrap_servers, settings), looks_up_before=True
         )
         self._client = AsyncClient(self.config)
         self._core = ConsumerCore(self._client.cluster, self.config)

@@ -465,7 +465,7 @@ class ConsumerCore:
                 gone = [part for part in revocation.partitions if part in self.partitions]
                 if isinstance(self.listener, HoldingListener) and not revocation.lost and gone:
                     self.partitions.mark_revoking(gone)
-                    yield CallUser(self.listener.on_partitions_wanted, gone)
+                    yield CallUser(self.listener.on_revocation_requested, gone)
                     continue
                 yield from self._revoke_and_acknowledge(gone, revocation, member)
                 continue

@@ -389,7 +389,7 @@ class RangeReader(Lookups, ClosedOnExit):
         """
         return self._client.call(present_topics(self._client.cluster, topics))
 
-    def present_offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
+    def current_offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Look up offsets by time of the partitions that exist.
 
         Args:

@@ -13,7 +13,7 @@ from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.effects import GroupState, SyncGroupReply
 from kohort.groups.events import Client
 from kohort.groups.failure_detector import MonitoredMember
-from kohort.groups.group import GroupMembership, Takes
+from kohort.groups.group import Appliers, GroupMembership
 from kohort.groups.records import GenerationStarted, GroupSaved, Kind, OfferedProtocol, Record, RecordKey, SavedMember
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
@@ -360,15 +360,15 @@ class ClassicMembers(GroupMembership):
             self.started = 0
         return False
 
-    def take_saved(self, record: GroupSaved) -> None:
+    def apply_saved(self, record: GroupSaved) -> None:
         """Apply the record of a stable generation, or of an empty group. Only the ledger calls this."""
         self.saved = record
 
-    def take_started(self, record: GenerationStarted) -> None:
+    def apply_started(self, record: GenerationStarted) -> None:
         """Apply the record that a generation has begun. Only the ledger calls this."""
         self.started = record.generation
 
-    takes: ClassVar[Takes] = {
-        GroupSaved: take_saved,
-        GenerationStarted: take_started,
+    appliers: ClassVar[Appliers] = {
+        GroupSaved: apply_saved,
+        GenerationStarted: apply_started,
     }

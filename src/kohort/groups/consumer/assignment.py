@@ -34,7 +34,6 @@ from kohort.groups.consumer.members import ConsumerReconciliation, Presence
 from kohort.groups.effects import Cause, ComputeAssignment, JoinGroupReply, Level, RebalanceReason, ResolveRegexes
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, Topic
 from kohort.groups.failure_detector import DetectorSettings
-from kohort.groups.pairs import NOTHING, Pairs, pack, unpack
 from kohort.groups.records import (
     EpochBumped,
     Kind,
@@ -47,6 +46,7 @@ from kohort.groups.records import (
 )
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
+from kohort.groups.topic_id_partitions import NOTHING, TopicIdPartitions, pack, unpack
 from kohort.groups.topics import ImageChange, metadata_hash, topic_info
 from kohort.ids import TopicId, TopicPartition, topic_partition
 
@@ -212,7 +212,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         """
         return step.config.notify_at_once != "off" and self.preferred_assignor(step) == ASSIGNOR
 
-    def exclude_suspected(self, step: Step) -> dict[str, Pairs]:
+    def exclude_suspected(self, step: Step) -> dict[str, TopicIdPartitions]:
         """Choose the silent members to exclude from the next target, with their partitions; none if all are silent."""
         self.excluded.clear()
         silent = self.suspected_among(step, self.members) if self.may_exclude_suspected(step) else []
@@ -294,7 +294,7 @@ Matcher = Callable[[str, Iterable[str]], Iterable[str]]
 """A function from a regular expression and topic names to the names that match."""
 
 
-def existing(pairs: Pairs, topics: Mapping[str, Topic]) -> Pairs:
+def existing(pairs: TopicIdPartitions, topics: Mapping[str, Topic]) -> TopicIdPartitions:
     """Return the partitions that exist in these topics."""
     sizes = {topic.id: topic.partitions for topic in topics.values()}
     return frozenset((topic_id, number) for topic_id, number in pairs if number < sizes.get(topic_id, 0))
@@ -336,7 +336,7 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
     return AssignmentComputed(work.group_id, work.ticket, work.epoch, {**shares, **work.excluded})
 
 
-def _known(pairs: Pairs, indexes: Mapping[int, Mapping[int, int]]) -> list[int]:
+def _known(pairs: TopicIdPartitions, indexes: Mapping[int, Mapping[int, int]]) -> list[int]:
     """Return the sorted indexes of those partitions that have one."""
     found = [indexes.get(topic_id.int, NO_INDEXES).get(number, -1) for topic_id, number in pairs]
     return sorted([index for index in found if index >= 0])

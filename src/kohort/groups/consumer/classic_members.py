@@ -21,10 +21,10 @@ from kohort.groups.consumer.assignment import ConsumerAssignment
 from kohort.groups.effects import HeartbeatReply, JoinGroupReply, LeaveGroupReply, LeftMember, SyncGroupReply
 from kohort.groups.events import Client, Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.group import leave_cause
-from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved, OfferedProtocol, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
+from kohort.groups.topic_id_partitions import TopicIdPartitions
 from kohort.ids import TopicId, TopicPartition
 
 
@@ -231,7 +231,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
             ),
         )
 
-    def owned_ids(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> Pairs:
+    def owned_ids(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> TopicIdPartitions:
         """Return the partitions that a subscription reports as owned."""
         topics = step.image.topics
         owned = () if subscription is None else subscription.owned

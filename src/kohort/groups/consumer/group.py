@@ -34,7 +34,7 @@ from kohort.groups.effects import (
     DescribedConsumerGroup,
     GroupType,
     Level,
-    NamedPartitions,
+    PartitionsOfTopic,
     RebalanceReason,
 )
 from kohort.groups.events import (
@@ -54,11 +54,11 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.long_polling import Release
-from kohort.groups.pairs import Pairs, pack, unpack
 from kohort.groups.records import MemberSaved, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
+from kohort.groups.topic_id_partitions import TopicIdPartitions, pack, unpack
 from kohort.ids import TopicId
 
 SPREAD_FROM = 500
@@ -679,10 +679,10 @@ class ConsumerGroup(ConsumerHeartbeat):
         )
 
 
-def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...]:
+def named(pairs: TopicIdPartitions, names: dict[TopicId, str]) -> tuple[PartitionsOfTopic, ...]:
     """Return partitions by topic id and name, without those of deleted topics."""
     return tuple(
-        NamedPartitions(entry.topic_id, names[entry.topic_id], entry.partitions)
+        PartitionsOfTopic(entry.topic_id, names[entry.topic_id], entry.partitions)
         for entry in pack(pairs)
         if entry.topic_id in names
     )

@@ -55,7 +55,6 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.group import Partition
-from kohort.groups.pairs import Pairs, unpack
 from kohort.groups.push.members import PushMember
 from kohort.groups.push.rebalance import PushRebalance
 from kohort.groups.push.requests import first_ping_ms, interval_ms
@@ -63,6 +62,7 @@ from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, Tombsto
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
+from kohort.groups.topic_id_partitions import TopicIdPartitions, unpack
 from kohort.ids import TopicPartition
 
 
@@ -121,7 +121,7 @@ class PushRegistry(PushRebalance):
         """Bind a member to the connection that it registered on, and restart its session."""
         member.bind(step, event.connection)
         member.process = event.client.process
-        member.alive(step, self.session_bound_ms(step, self.members[event.member_id]))
+        member.alive(step, self.eviction_timeout_ms(step, self.members[event.member_id]))
         step.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
     def rejoin_member(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
@@ -239,7 +239,7 @@ class PushRegistry(PushRebalance):
         self.loaded = True
         for member_id, saved in self.members.items():
             member = self.present[member_id] = PushMember(self.group_id, member_id)
-            member.alive(step, self.session_bound_ms(step, saved))
+            member.alive(step, self.eviction_timeout_ms(step, saved))
             member.gone_ms = step.now.mono_ms
         if self.members:
             self.request_rebalance(step, Cause(RebalanceReason.COORDINATOR, "the shard was loaded"))
@@ -259,7 +259,7 @@ class PushAnswers(PushRegistry):
             return
         member.out -= 1
         saved = self.members[event.member_id]
-        member.alive(step, self.session_bound_ms(step, saved))
+        member.alive(step, self.eviction_timeout_ms(step, saved))
         if event.asked is PushRequestKind.PING and saved.auto_commit:
             self.commit_positions(step, event)
         if member.out:
@@ -543,7 +543,9 @@ class PushGroup(PushAnswers):
             found.update(self.deal_to_streams(step, self.members[member_id], pairs))
         return found
 
-    def deal_to_streams(self, step: Step, saved: PushMemberSaved, pairs: Pairs) -> Mapping[TopicPartition, str]:
+    def deal_to_streams(
+        self, step: Step, saved: PushMemberSaved, pairs: TopicIdPartitions
+    ) -> Mapping[TopicPartition, str]:
         """Deal a consumer's partitions to its streams in order, as `rebalance.split` counts them."""
         of_topic = dict(saved.topics)
         dealt: dict[str, int] = {}

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from kohort.assignors import MemberSubscription, server_assignor
 from kohort.groups.effects import Cause, DividePartitions, Level, RebalanceReason
 from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
-from kohort.groups.pairs import Pair, Pairs, pack, pair_sort_key
 from kohort.groups.push.requests import PushRequests, interval_ms
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
+from kohort.groups.topic_id_partitions import TopicIdPartition, TopicIdPartitions, pack, topic_id_partition_sort_key
 from kohort.groups.topics import ImageChange, topic_info
 from kohort.ids import TopicId, TopicPartition
 
@@ -64,7 +64,7 @@ def divide_partitions(
             member_of[taker] = member_id
     read = {topic for subscription in takers.values() for topic in subscription.topics}
     infos = {name: topic_info(work.topics[name], range(work.topics[name].partitions)) for name in sorted(read)}
-    given: dict[str, set[Pair]] = {member_id: set() for member_id in work.members}
+    given: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in work.members}
     if takers:
         for taker, parts in server_assignor(ASSIGNORS[work.assignor]).assign(takers, infos).items():
             given[member_of[taker]].update((work.topics[topic].id, number) for topic, number in parts)
@@ -89,12 +89,12 @@ def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
 
 
 def split(
-    member_id: str, reads: Mapping[str, int], owned: Iterable[Pair], by_id: Mapping[TopicId, Topic]
+    member_id: str, reads: Mapping[str, int], owned: Iterable[TopicIdPartition], by_id: Mapping[TopicId, Topic]
 ) -> dict[str, MemberSubscription]:
     """Return a member's streams as separate takers, with its partitions spread over them."""
     held: dict[int, list[TopicPartition]] = {}
     dealt: dict[str, int] = {}
-    for topic_id, number in sorted(owned, key=pair_sort_key):
+    for topic_id, number in sorted(owned, key=topic_id_partition_sort_key):
         topic = by_id.get(topic_id)
         if topic is not None and topic.name in reads and number < topic.partitions:
             stream = dealt.get(topic.name, 0)
@@ -162,14 +162,14 @@ class PushRebalance(PushRequests):
             )
         )
 
-    def needs_rebalance(self, targets: dict[str, Pairs]) -> bool:
+    def needs_rebalance(self, targets: dict[str, TopicIdPartitions]) -> bool:
         """Return whether any member has to move: the four conditions of the specification.
 
         No owner is known, a partition has no owner, a partition is gone, or its owner changes. Source: spec 4.7.
         """
         return any(self.must_move(member_id, want) for member_id, want in targets.items())
 
-    def must_move(self, member_id: str, want: Pairs) -> bool:
+    def must_move(self, member_id: str, want: TopicIdPartitions) -> bool:
         """Return whether a member has to be stopped and started: it gets others, is stopped, or is unregistered."""
         member = self.present[member_id]
         stops = member.stopped or member.asked is PushRequestKind.STOP

@@ -63,7 +63,7 @@ class GroupListener(HoldingListener):
     ) -> None:
         self._hear, self._consumer, self._wake = hear, consumer, wake
 
-    def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
+    def on_revocation_requested(self, partitions: list[TopicPartition]) -> None:
         self._hear(events.Revoked, partitions)
         self._wake()
 

@@ -142,9 +142,9 @@ class RegionMachine:
     def look_at_clock(self, event: ClockTick) -> None:
         """Let each machine look at its deadlines."""
         del event
-        self.membership.look_for_missing()
-        self.membership.look_for_lost()
-        self.membership.look_for_siblings()
+        self.membership.remove_unregistered()
+        self.membership.remove_disconnected()
+        self.membership.remove_incomplete_queries()
         self.checkpoints.look_at_time()
         self.checkpoints.fail_if_overdue()
         self.recovery.restart_if_overdue()

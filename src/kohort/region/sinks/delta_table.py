@@ -632,7 +632,7 @@ class DeltaTable(InFolder):
         gone = []
         for name in self._names_in(self._staging):
             data = _DATA.fullmatch(name)
-            stem = name if data else staged_files.stem_of(name)
+            stem = name if data else staged_files.key_text_of(name)
             void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
             if name.startswith(_DONE) or (void and stem not in kept):
                 gone.append(name)

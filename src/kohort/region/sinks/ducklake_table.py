@@ -607,7 +607,7 @@ class DuckLakeTable(InFolder):
             return
         folder, kept = f"{self._folder(state)}/staged", {key.text() for key in keep.keys}
         for name in names_in(self._files, folder):
-            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.stem_of(name)
+            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.key_text_of(name)
             if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):

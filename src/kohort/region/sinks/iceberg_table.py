@@ -678,7 +678,7 @@ class IcebergTable(Bound):
         store, folder = store_of(lake, self.place), self._staging(lake)
         kept = {key.text() for key in keep.keys}
         for name in store.names(folder):
-            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.stem_of(name)
+            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.key_text_of(name)
             if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):

@@ -395,7 +395,7 @@ class ParquetFolder(InFolder):
         for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
             remove(files, f"{self.path}/_staging/{name}")
         for name in there:
-            if _FILES_OF.fullmatch(name) and staged_files.stem_of(name) in published:
+            if _FILES_OF.fullmatch(name) and staged_files.key_text_of(name) in published:
                 self._remove_staged(name)
         self._tidy(there, sequence)
 
@@ -461,7 +461,7 @@ class ParquetFolder(InFolder):
         """Link staged files into a folder, and sync the folders of partitions in it."""
         files, folders = self._files, set[str]()
         for name in full:
-            stem = staged_files.stem_of(name)
+            stem = staged_files.key_text_of(name)
             for folder, staged in self._staged_parts(name).items():
                 path = f"{folder}/{stem}.parquet" if folder else f"{stem}.parquet"
                 make_partitions(files, temporary, path, folders)
@@ -618,11 +618,11 @@ class ParquetFolder(InFolder):
         self._tidy(names, self._last_marked())
         kept = {key.text() for key in keep.keys}
         for name in names:
-            if self._is_void(name, keep.floor) and staged_files.stem_of(name) not in kept:
+            if self._is_void(name, keep.floor) and staged_files.key_text_of(name) not in kept:
                 self._remove_staged(name)
 
     def _is_void(self, name: str, floor: int) -> bool:
-        return staged_files.is_void(staged_files.stem_of(name), self._id, floor)
+        return staged_files.is_void(staged_files.key_text_of(name), self._id, floor)
 
     def _names(self) -> list[str]:
         return names_in(self._files, f"{self.path}/_staging")

@@ -308,10 +308,10 @@ def _operator(number: int, path: str, found: Mapping[str, Any]) -> Operator:
     return Operator(number, name, stores, str(found.get("operatorPropertiesJson", "")))
 
 
-def with_paths_below(path: str, text: str, new: str) -> tuple[str, list[str]]:
-    """Return an operator's metadata for another checkpoint folder, and the schemas that it names, relative to it.
+def operator_metadata_in_folder(path: str, text: str, folder: str) -> tuple[str, list[str]]:
+    """Return an operator's metadata with its schemas' paths moved to another checkpoint folder, and those schemas.
 
-    Text without absolute paths is returned unchanged.
+    Text without absolute paths is returned unchanged. The schemas' paths are relative to the folder.
 
     Raises:
         InvalidInputError: a path does not lead to a schema of this checkpoint.
@@ -329,7 +329,7 @@ def with_paths_below(path: str, text: str, new: str) -> tuple[str, list[str]]:
                     "back to it; use a fresh folder"
                 )
             schemas.append(f"{STATE}/{inside[1]}")
-            moved.append(f"{scheme[0] if scheme else ''}{new}/{schemas[-1]}")
+            moved.append(f"{scheme[0] if scheme else ''}{folder}/{schemas[-1]}")
         if moved:
             store[_PATHS] = moved
     if not schemas:

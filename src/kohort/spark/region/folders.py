@@ -53,11 +53,11 @@ from kohort.spark.region.checkpoint_files import (
     missing_state,
     numbers,
     offsets_of,
+    operator_metadata_in_folder,
     operators,
     schema_batch,
     state_kinds,
     version_file,
-    with_paths_below,
 )
 
 # -- The files of a Spark checkpoint that belong to batches up to N, by the kinds of their names
@@ -422,7 +422,7 @@ def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Contents
     there = set(linked)
     for path in taken.anew:
         text = read_file(files, f"{old}/{path}").decode()
-        moved, schemas = with_paths_below(f"{old}/{path}", text, new)
+        moved, schemas = operator_metadata_in_folder(f"{old}/{path}", text, new)
         if f"{old}/" in moved:
             raise InvalidInputError(f"{old}/{path} names paths in its own folder that kohort does not know: {moved}")
         absent = [schema for schema in schemas if schema not in there]

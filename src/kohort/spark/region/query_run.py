@@ -331,7 +331,7 @@ class RegionQuery:
         last = last_batch(run.folder)
         found = None if last is None else self._batch_of(run, last, self._members()[member])
         if found is not None and found.batch == batch and found.epoch == run.epoch:
-            tuple(run.sessions.values())[member].end(batch)
+            tuple(run.sessions.values())[member].complete_batch(batch)
 
     # -- The query's thread
 
@@ -420,7 +420,7 @@ class RegionQuery:
                 f"the query {self.name} has not ended {STOP_S:g} s after it was stopped: end the program"
             )
         for member in self._members():
-            member.assignments.end_batch()
+            member.assignments.discard_running_batch()
 
     def _look(self) -> None:
         run = self._run

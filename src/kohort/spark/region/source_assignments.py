@@ -77,7 +77,7 @@ class SourceAssignments:
             self._running, self._has_read = batch, True
         return True
 
-    def end(self, batch: int, run: int) -> None:
+    def complete_batch(self, batch: int, run: int) -> None:
         """Mark a batch as done: the sink and the checkpoint's log have it.
 
         A batch of another run is ignored, because each run may use the same batch numbers.
@@ -96,7 +96,7 @@ class SourceAssignments:
             self._run += 1
             self._changed.notify_all()
 
-    def end_batch(self) -> None:
+    def discard_running_batch(self) -> None:
         """Mark the running batch as ended, if there is one, because its run was stopped."""
         with self._changed:
             self._running = None
@@ -200,8 +200,8 @@ class RunSession:
     def begin(self, version: int, batch: int) -> bool:
         return self.assignments.begin(version, batch)  # versions are unique across runs
 
-    def end(self, batch: int) -> None:
-        self.assignments.end(batch, self.run)
+    def complete_batch(self, batch: int) -> None:
+        self.assignments.complete_batch(batch, self.run)
 
     def lost(self, lost: LostRecords) -> None:
         self.assignments.lost(lost)

@@ -174,7 +174,7 @@ Ends = Mapping[tuple[str, str, int], int]
 """End offsets of partitions, by group, topic and partition."""
 
 
-def present_ends(queries: Iterable[DeclaredQuery]) -> Ends:
+def current_end_offsets(queries: Iterable[DeclaredQuery]) -> Ends:
     """Return the current end offsets of the partitions that these queries read.
 
     For a pinned query these are only the partitions that are pinned to it.
@@ -279,7 +279,7 @@ class SparkRegion:
         self._connection = bootstrap_servers, {key: value for key, value in settings.items() if key not in _OWN}
         self._folder = f"{check_place(str(folder))}/{name}"
         self._declared: dict[str, DeclaredQuery] = {}
-        self._running: dict[str, _Started] = {}
+        self._running: dict[str, StartedQuery] = {}
         self._lock = threading.RLock()  # a signal handler may close the region while this thread holds the lock
         self._closed = threading.Event()
 
@@ -337,7 +337,7 @@ class SparkRegion:
             for started in self._ready():
                 self._begin(started)
 
-    def _ready(self) -> list[_Started]:
+    def _ready(self) -> list[StartedQuery]:
         """Check all queries that do not run, and admit them to the region; none of them has joined yet."""
         from kohort.spark import register
 
@@ -363,7 +363,7 @@ class SparkRegion:
         check_sink(declared, built)
         return built, check_state(declared, built)
 
-    def _admit(self, declared: DeclaredQuery, built: BuiltQuery, shares: bool) -> _Started:
+    def _admit(self, declared: DeclaredQuery, built: BuiltQuery, shares: bool) -> StartedQuery:
         region_id, sink, letters = UUID(int=0), declared.into, declared.letters
         for number, (_, options) in enumerate(declared.sources):
             name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
@@ -377,8 +377,8 @@ class SparkRegion:
             now = SavedQuery(-1, None, built.output, built.operators, built.sources)
             refuse_other(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
-        keeps = bool(built.operators) or built.beside
-        started, folder = _Started(built.beside), f"{self._folder}/{declared.name}"
+        keeps = bool(built.operators) or built.reads_outside_region
+        started, folder = StartedQuery(built.reads_outside_region), f"{self._folder}/{declared.name}"
         how = behaviour(declared, shares=shares, keeps=keeps)
         started.query = RegionQuery(
             declared.name,
@@ -420,7 +420,7 @@ class SparkRegion:
         consumer = self._region.group_consumer(machine.name, _settings(declared, options))
         return QueryThread(machine, consumer, publishers, config, query, number)
 
-    def _begin(self, started: _Started) -> None:
+    def _begin(self, started: StartedQuery) -> None:
         assert started.query is not None
         self._running[started.query.name] = started
         started.query.start()
@@ -495,10 +495,12 @@ class SparkRegion:
         return all(member.assignments.running() is None for member in members)
 
     def _targets(self) -> Ends:
-        return present_ends(self._declared.values())
+        return current_end_offsets(self._declared.values())
 
-    def _has_nothing_to_do(self, ready: Sequence[_Started], targets: Ends) -> bool:
-        return not any(started.beside for started in ready) and caught_up(self._region.describe(), targets)
+    def _has_nothing_to_do(self, ready: Sequence[StartedQuery], targets: Ends) -> bool:
+        return not any(started.reads_outside_region for started in ready) and caught_up(
+            self._region.describe(), targets
+        )
 
     def _has_caught_up(self, targets: Ends) -> bool:
         try:
@@ -567,17 +569,17 @@ class SparkRegion:
 _OWN = SparkRegionSettings.__annotations__.keys() - ConnectionSettings.__annotations__.keys()
 
 
-class _Started:
+class StartedQuery:
     """A started query with its members.
 
     Attributes:
-        beside: whether the query also reads sources outside the region.
+        reads_outside_region: whether the query also reads sources outside the region.
         members: one member for each source of the query.
         query: the object that runs the query; None until the region has admitted it.
     """
 
-    def __init__(self, beside: bool) -> None:
-        self.beside = beside
+    def __init__(self, reads_outside_region: bool) -> None:
+        self.reads_outside_region = reads_outside_region
         self.members: list[QueryThread] = []
         self.query: RegionQuery | None = None
 

@@ -177,7 +177,7 @@ class TopicCatalog:
             time.sleep(RETRY_DELAY_S)
 
     def _offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, int]:
-        return {tp: at.offset for tp, at in self._reader.present_offsets(wanted).items()} if wanted else {}
+        return {tp: at.offset for tp, at in self._reader.current_offsets(wanted).items()} if wanted else {}
 
     def resolve(self, bound: ReadBound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offset of a bound in each partition that exists, without checking that the offset exists.

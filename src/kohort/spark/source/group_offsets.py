@@ -329,14 +329,14 @@ class GroupOffsets:
         self._done.update(start.reached())
         self._topics.remember(start)
 
-    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions:
+    def wait_assigned(self, previous: BatchOffset, positions: Mapping[TopicPartition, int]) -> AssignedPartitions:
         """Wait until the partitions to read are known; return them with the start of each.
 
         Raises:
             TimedOutError: the group gives no assignment within `joinTimeoutMs`.
         """
         again = AssignmentRetry()
-        while (held := self._try_hold(start, at)) is None:
+        while (held := self._try_hold(previous, positions)) is None:
             again.wait_and_warn()
         return held
 

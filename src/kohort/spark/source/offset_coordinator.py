@@ -95,15 +95,17 @@ class OffsetCoordinator(Protocol):
     def resume(self, start: BatchOffset) -> None:
         """Read the checkpoint, once: `start` is the end of its last finished batch."""
 
-    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
+    def wait_assigned(
+        self, previous: BatchOffset, positions: Mapping[TopicPartition, int]
+    ) -> AssignedPartitions | None:
         """Wait until the partitions to read are known; return them with the start of each.
 
         While they are unknown, the call waits. Spark would take an empty result for "nothing new", and might end the
         query.
 
         Args:
-            start: the end of the previous batch.
-            at: the next offset of each partition that the query had before.
+            previous: the end of the previous batch.
+            positions: the next offset of each partition that the query had before.
 
         Returns:
             None if a region forbids planning now, and waiting would not help.

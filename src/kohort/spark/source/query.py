@@ -183,8 +183,8 @@ class SourceQuery:
         self._ids: dict[str, TopicId] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
-        self._targets: dict[TopicPartition, int] | None = None
-        self._aimed: Mapping[str, TopicId] = {}  # topic ids of the targets
+        self._fixed_ends: dict[TopicPartition, int] | None = None
+        self._fixed_ids: Mapping[str, TopicId] = {}  # topic ids of the fixed ends
         self._sizes: dict[TopicPartition, RecordSize] = {}
         self._delay_ms = duration_ms("maxTriggerDelay", options.max_trigger_delay)
         self._triggered_s = float("-inf")
@@ -193,11 +193,11 @@ class SourceQuery:
         self._stateful = False  # as far as the driver program has said
         self._state_checked: frozenset[TopicPartition] | None = None  # the partitions of the last look for others
 
-    def aim_at_present(self) -> None:
+    def fix_end_offsets(self) -> None:
         """Fix the partitions' current end offsets as the end of the query: no later batch reads beyond them."""
         partitions = self._catalog.partitions(known=None)
-        self._aimed = self._catalog.present({tp.topic for tp in partitions}).ids
-        self._targets = self._catalog.ends(partitions)
+        self._fixed_ids = self._catalog.present({tp.topic for tp in partitions}).ids
+        self._fixed_ends = self._catalog.ends(partitions)
 
     def finish(self, start: BatchOffset) -> None:
         """Finish everything before `start`, which Spark has completed.
@@ -304,12 +304,12 @@ class SourceQuery:
             again.wait_and_warn()
 
     def _is_settled(self) -> bool:
-        if self._targets is None:
+        if self._fixed_ends is None:
             return True
-        present = self._catalog.present({tp.topic for tp in self._targets})
-        there = present.partitions.intersection(self._targets)  # nobody has partitions of a topic that was deleted
+        present = self._catalog.present({tp.topic for tp in self._fixed_ends})
+        there = present.partitions.intersection(self._fixed_ends)  # nobody has partitions of a topic that was deleted
         return self._coordinator.is_settled(
-            {tp for tp in there if present.ids.get(tp.topic) == self._aimed.get(tp.topic)}
+            {tp for tp in there if present.ids.get(tp.topic) == self._fixed_ids.get(tp.topic)}
         )
 
     def _plan_ranges(self, held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
@@ -352,12 +352,12 @@ class SourceQuery:
     def _limit(self, tp: TopicPartition) -> int:
         """Return the end of the next batch in a partition.
 
-        The target of a deleted topic of the same name is ignored.
+        The fixed end of a deleted topic of the same name is ignored.
         """
         end = self._ends[tp]
-        if self._targets is None:
+        if self._fixed_ends is None:
             return end
-        return min(end, self._targets.get(tp, 0)) if self._aimed.get(tp.topic) == self._ids.get(tp.topic) else 0
+        return min(end, self._fixed_ends.get(tp, 0)) if self._fixed_ids.get(tp.topic) == self._ids.get(tp.topic) else 0
 
     def _admit(self, available: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         options, total = self._options, sum(available.values())
@@ -379,7 +379,7 @@ class SourceQuery:
         Source: Apache Spark's KafkaMicroBatchStream.delayBatch, whose last trigger is in 1970 at first.
         """
         least = self._options.min_offsets_per_trigger
-        if least is None or self._targets is not None:
+        if least is None or self._fixed_ends is not None:
             return False
         return total < least and (time.monotonic() - self._triggered_s) * 1000 < self._delay_ms
 

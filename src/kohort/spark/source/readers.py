@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kohort.spark.source.catalog import TopicCatalog
     from kohort.spark.source.offset_coordinator import OffsetCoordinator
     from kohort.spark.source.query import SourceQuery
-    from kohort.spark.source.single_reader_lock import Load, SingleReader
+    from kohort.spark.source.single_reader_lock import Load, LoadLocks
     from kohort.spark.values.decoding import Values
     from kohort.spark.values.types import Column
 
@@ -461,7 +461,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting_bound(options, streaming=True)
         self._options = options
         self._load = load
-        self._load_lock: SingleReader | None = None
+        self._load_lock: LoadLocks | None = None
         self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: SourceQuery | None = None
@@ -521,13 +521,13 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
         """
         from kohort.spark.source.read_twice import refuse_read_twice
-        from kohort.spark.source.single_reader_lock import SingleReader
+        from kohort.spark.source.single_reader_lock import LoadLocks
 
         group = self._options.group_id
         if group is not None:
-            with contextlib.suppress(OSError):  # files can't be locked here; SingleReader logs a warning
+            with contextlib.suppress(OSError):  # files can't be locked here; LoadLocks logs a warning
                 refuse_read_twice(self._load, self._options)
-            self._load_lock = self._load_lock or SingleReader()
+            self._load_lock = self._load_lock or LoadLocks()
             self._load_lock.claim(self._load, group, ids_differ=self._address is not None)
 
     def initialOffset(self) -> dict[str, Any]:
@@ -558,7 +558,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a query in a region runs without a trigger: AvailableNow would end it with batches in no sequence; "
                 'run the region until="caught-up" instead'
             )
-        self._driver().aim_at_present()
+        self._driver().fix_end_offsets()
 
     @reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:

@@ -80,7 +80,9 @@ class RegionOffsets:
     def resume(self, start: BatchOffset) -> None:
         """Do nothing: the checkpoint is another run's, and the driver program knows where to start."""
 
-    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
+    def wait_assigned(
+        self, previous: BatchOffset, positions: Mapping[TopicPartition, int]
+    ) -> AssignedPartitions | None:
         """Return the assigned partitions of existing topics; None while no batch may be planned.
 
         A query that is too far ahead of its region waits here, however long that takes. If Spark learned that there is
@@ -88,7 +90,7 @@ class RegionOffsets:
         most, so that a stopped run is refused with the next one. SIGTERM and the end of the driver program take effect
         at once.
         """
-        del start
+        del previous
         answer = self._ask("held", wait_ms=WAIT_MS_MAX, **self._idle())
         while answer.get("stay"):
             answer = self._ask("held", wait_ms=WAIT_MS_MAX)
@@ -97,7 +99,7 @@ class RegionOffsets:
         handed = Handed.from_message(answer)
         self._known = handed.version, time.monotonic()
         self._check_epoch(handed.epoch)
-        self._keep_positions(handed, at)
+        self._keep_positions(handed, positions)
         parts = self._parts = self._existing(handed.parts)
         return AssignedPartitions(
             tuple(parts),

@@ -130,7 +130,7 @@ class Load:
         return cls(uuid.uuid4().hex, hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32])
 
 
-class SingleReader:
+class LoadLocks:
     """The locks of one query, one for each `load()` that it reads: they keep other queries from reading it too."""
 
     def __init__(self) -> None:

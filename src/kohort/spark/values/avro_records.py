@@ -210,9 +210,9 @@ def _from_registry(url: str) -> Callable[[int], str | None]:
     """Return a function that looks up an Avro schema's text in a registry by id; it returns None for an unknown id."""
     registry = SchemaRegistry(url)
 
-    def schema_with(number: int) -> str | None:
+    def schema_text(schema_id: int) -> str | None:
         try:
-            found = registry.schema(number)
+            found = registry.schema(schema_id)
         except NotFoundError:
             return None
         except CorruptDataError:
@@ -220,10 +220,10 @@ def _from_registry(url: str) -> Callable[[int], str | None]:
         except KafkaError as error:
             raise RegistryFailure(error) from None
         if found.kind != "AVRO":
-            raise CorruptDataError(f"the schema {number} is of the kind {found.kind}, and not AVRO")
+            raise CorruptDataError(f"the schema {schema_id} is of the kind {found.kind}, and not AVRO")
         return found.text
 
-    return schema_with
+    return schema_text
 
 
 class _BadValue(Exception):
