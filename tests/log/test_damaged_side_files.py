@@ -328,7 +328,7 @@ def test_segments_before_the_log_start_are_kept_when_no_checksum_tells_that_it_i
     (folder / OFFSET_CHECKSUMS).unlink()
     (folder / LOG_STARTS).write_text("0\n1\nt 0 72\n")
     assert _started(folder).bounds[0] == (72, 72)
-    assert "the log begins at offset 72 by log-start-offset-checkpoint" in caplog.text
+    assert "lies before the log start offset 72 of log-start-offset-checkpoint" in caplog.text
     assert sum(path.stat().st_size for path in (folder / "t-0").glob("*.damaged")) == size
 
 

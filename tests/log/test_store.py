@@ -342,7 +342,7 @@ def test_the_log_says_how_it_found_the_folder(tmp_path: Path, caplog: pytest.Log
         store.create_topic("a", 2)
     _release_lock(LogStore(tmp_path / "d"))
     _release_lock(LogStore(tmp_path / "d"))
-    reported = [record.getMessage() for record in caplog.records if "logs open" in record.getMessage()]
+    reported = [record.getMessage() for record in caplog.records if "partition logs in" in record.getMessage()]
     assert [how for line in reported for how in ("new", "closed in order", "unclean end") if how in line] == [
         "new",
         "closed in order",

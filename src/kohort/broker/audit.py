@@ -245,7 +245,9 @@ class AuditLog:
             self._lost_on_disk += 1
             if not self._failing:
                 log.error(
-                    "audit log %s can't be written: %s; its entries are lost until it can", self._file.path, error
+                    "audit log %s can't be written: %s; entries are lost until writing works again",
+                    self._file.path,
+                    error,
                 )
             self._failing = True
             return

@@ -26,7 +26,8 @@ def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list)
     except Exception as error:
         # An assignor may be third-party code: whatever it raises is an error of the group, not of the broker.
         log.exception(
-            "group %s: the assignor %s raised an exception: no new assignment, members keep their partitions",
+            "[group %s] the server-side assignor %s raised an exception: members keep their partitions without a new "
+            "assignment",
             work.group_id,
             work.assignor,
         )
@@ -45,6 +46,7 @@ def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
         return matching(regex, topics)
     except InvalidInputError as error:
         log.error(
-            "a topic pattern is refused, so members that subscribe with it get no topics from it: %s", error.message
+            "a group's subscription by regular expression is refused, so its members get no topics from it: %s",
+            error.message,
         )
         return ()

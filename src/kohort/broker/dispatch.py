@@ -279,12 +279,12 @@ class Dispatcher(Generic[D]):
         except KafkaError as error:
             answer = refusal(request, error.code, error.message)
         except OSError as error:
-            log.error("request %s failed with KAFKA_STORAGE_ERROR: %s", request.name, error)
+            log.error("request %s answered with KAFKA_STORAGE_ERROR: %s", request.name, error)
             answer = refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         except BadFrame:
             raise
         except Exception:
-            log.error("unexpected error while handling %s: closing its connection", request.name)
+            log.error("unexpected error while handling request %s: closing its connection", request.name)
             request.connection.close()
             raise
         if answer is not None:

@@ -86,4 +86,4 @@ class LoopDriver:
 
     def log_error(self, text: str, fault: Exception | None = None) -> None:
         """Log an error, with the traceback of an exception."""
-        log.error("%s", text, exc_info=fault)
+        log.error("group coordinator: %s", text, exc_info=fault)

@@ -350,7 +350,10 @@ class _Child:
 
 
 def _unreadable(error: Exception) -> KafkaError:
-    log.error("unexpected answer of the embedded broker's process: the calls that wait for it fail", exc_info=error)
+    log.error(
+        "unexpected error: an answer of the embedded broker's process can't be read, so the waiting calls fail",
+        exc_info=error,
+    )
     return KafkaError(f"an answer of the broker's process can't be read: {error!r}")
 
 

@@ -161,7 +161,8 @@ class ServerRequest:
         """
         if self.api == PushType.PING.api:
             log.warning(
-                "closing the connection from %s instead of sending its Ping to the push consumer: %s",
+                "closing the connection of a push consumer from %s: its Ping was to fail, and has no field for an "
+                "error: %s",
                 self.connection.name,
                 why,
             )
@@ -214,9 +215,10 @@ class PushedConsumers:
         for connection, _, group_id, _ in list(self._by_number.values()):
             if self._groups.index_of(group_id) == index:
                 log.info(
-                    "closing the connection from %s: group %s has moved to another coordinator",
-                    connection.name,
+                    "[group %s] closing a push consumer's connection from %s: the group has moved to another "
+                    "coordinator",
                     group_id,
+                    connection.name,
                 )
                 connection.finish()
 
@@ -623,7 +625,9 @@ class GroupHost:
 
     def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Query topics or groups of another system. A host that has them all itself never gets such a question."""
-        log.error("unexpected look-up in another system, which this process can't answer: %s", question)
+        log.error(
+            "unexpected question to another Kafka cluster, which this broker never reads; left unanswered: %s", question
+        )
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Report that offsets can't be looked up: a process without a store can't read partitions."""

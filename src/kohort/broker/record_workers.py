@@ -115,7 +115,11 @@ class RecordWorkers:
             try:
                 result = finished.result()
             except Exception as error:  # noqa: BLE001 - the producer must get an answer
-                log.error("%s: produced batches rejected: their check failed unexpectedly: %s", partition, error)
+                log.error(
+                    "[partition %s] produced batches rejected: unexpected error while checking them: %s",
+                    partition,
+                    error,
+                )
                 result = CorruptDataError(f"{partition}: the batches could not be checked: {error}")
             done(result)
         finally:

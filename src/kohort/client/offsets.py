@@ -302,7 +302,7 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """Return the ids of these partitions' topics.
+    """Return the topic ids under which offsets of these partitions are committed.
 
     A topic without a held id has the one in the metadata. Empty when one is unknown.
     """

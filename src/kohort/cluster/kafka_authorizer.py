@@ -122,7 +122,7 @@ class KafkaAuthorizer(Authorizer):
         """
         await retry_forever("Kafka's access rules", self.refresh)
         if not self._open:
-            log.info("clients may do what %d access rules of Kafka allow them", len(self._rules))
+            log.info("%d ACLs read from Kafka: they decide what clients may do here", len(self._rules))
 
     async def poll_rules(self) -> None:
         """Read the rules again and again, until cancelled."""
@@ -134,8 +134,8 @@ class KafkaAuthorizer(Authorizer):
             except (KafkaError, OSError) as error:
                 if self._trouble != str(error):  # by text: logged once
                     log.warning(
-                        "access rules of Kafka cannot be read, retrying: %s. The last known ones apply for %.0f s, "
-                        "then requests wait",
+                        "ACLs cannot be read from Kafka, retrying: %s. Those last read apply for %.0f s, then requests "
+                        "wait",
                         error,
                         MAX_AGE_S,
                     )

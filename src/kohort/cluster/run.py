@@ -230,7 +230,7 @@ class RunningCoordinator:
         """
         if not config.own.audit_location:
             if self._plan.authenticates:
-                log.info("logins, refusals and changes are recorded nowhere: audit.log.location names a file for them")
+                log.info("no audit log: set audit.log.location to a file that records logins, refusals and changes")
             return
         path = Path(config.own.audit_location)
         if not os.access(path.parent, os.W_OK):

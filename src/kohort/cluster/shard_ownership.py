@@ -128,7 +128,12 @@ class ShardOwnership:
             self._begin(self.owned[index])
         if gone or new:
             self._loop.call_soon(self._news.set)
-            log.info("shards: %d newly assigned, %d revoked, %d owned here now", len(new), len(gone), len(self.owned))
+            log.info(
+                "shards of groups: %d newly assigned to this coordinator, %d revoked, %d owned now",
+                len(new),
+                len(gone),
+                len(self.owned),
+            )
 
     async def wait_settled(self) -> None:
         """Return once each shard that the placement assigns to this process serves, or can't."""

@@ -478,7 +478,7 @@ class KafkaTopics:
                 else:
                     await self._poll_names(names)
             except KafkaError as error:
-                log.info("unknown topics could not be looked up at Kafka, and still count as unknown: %s", error)
+                log.info("topics that clients named could not be looked up at Kafka, and count as unknown: %s", error)
             now = loop.time()
             self._missing = {name: until for name, until in self._missing.items() if until > now}
             self._missing.update((name, now + FIND_AGAIN_S) for name in names if name not in self.by_name)
@@ -568,7 +568,8 @@ class KafkaTopics:
         hidden = frozenset(self._announced.hidden)
         if more := sorted(hidden - self._hidden):
             log.warning(
-                "%d topics are not authorized any more and are kept as they were (%s): the coordinator needs DESCRIBE",
+                "%d topics are hidden from this coordinator now, which keeps its last view of them (%s): it needs "
+                "DESCRIBE",
                 len(more),
                 ", ".join(more[:_NAMES_TOLD]) + (", …" if len(more) > _NAMES_TOLD else ""),
             )

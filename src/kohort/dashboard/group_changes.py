@@ -223,10 +223,10 @@ class GroupChanges:
             try:
                 _check_unchanged(admin, found)
             except ChangedMeanwhileError as error:
-                log.warning("%s %s refused: %s", who, found.change, error.message)
+                log.warning("%s %s: change refused: %s", who, found.change, error.message)
                 raise
             except KafkaError as error:
-                log.warning("%s %s not begun, it can be confirmed again: %s", who, found.change, error)
+                log.warning("%s %s: change not begun, and it can be confirmed again: %s", who, found.change, error)
                 self._put_preview(token, found)
                 raise
             rows, errors = _make(admin, found)
@@ -237,12 +237,14 @@ class GroupChanges:
 def _log_outcome(what: str, rows: Iterable[View], errors: Iterable[KafkaError]) -> None:
     """Write what was done, what may have been done, and what was refused."""
     if done := [_text(row) for row in rows if row["done"]]:
-        log.info("%s done: %s", what, "; ".join(done))
+        log.info("%s: change made: %s", what, "; ".join(done))
     if unknown := [_text(row) for row in rows if row["done"] is None]:
         why = _texts(error for error in errors if isinstance(error, OutcomeUnknownError))
-        log.warning("%s may have been done, outcome unknown: %s: %s", what, "; ".join(unknown), "; ".join(why))
+        log.warning(
+            "%s: change may have been made, its outcome is unknown: %s: %s", what, "; ".join(unknown), "; ".join(why)
+        )
     if refused := _texts(error for error in errors if not isinstance(error, OutcomeUnknownError)):
-        log.warning("%s refused: %s", what, "; ".join(refused))
+        log.warning("%s: change refused: %s", what, "; ".join(refused))
 
 
 def _texts(errors: Iterable[KafkaError]) -> list[str]:

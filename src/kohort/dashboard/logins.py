@@ -80,7 +80,10 @@ class DashboardUsers:
                     self._read()
                 except InvalidInputError as error:
                     if self._failures.due(error.message):
-                        log.warning("%s; the users that were read before stay valid", error.message)
+                        log.warning(
+                            "users file can't be read again: %s; the users that were read before stay valid",
+                            error.message,
+                        )
             return self._proofs.get(user)
 
     def _read(self) -> None:
@@ -100,7 +103,7 @@ class DashboardUsers:
         if not users and not self._read_as:
             raise InvalidInputError(f"{self._path} has no user: write NAME=PASSWORD in each line")
         if not users:
-            log.warning("%s has no user any more: nobody can log in", self._path)
+            log.warning("users file %s has no user any more: nobody can log in to the dashboard", self._path)
         self._proofs = {name: hmac.digest(self._key, word.encode(), "sha256") for name, word in users.items()}
         self._read_as = state
 

@@ -187,7 +187,11 @@ class DashboardRoutes:
             async with self._turn:
                 if not self._is_current(request):
                     what = request.url.path.rpartition("/")[2]
-                    log.warning("[user %s] %s refused: the login ended while it waited", user_of(request), what)
+                    log.warning(
+                        "[user %s] request %s refused: the user's login ended while it waited for another change",
+                        user_of(request),
+                        what,
+                    )
                     return error_answer(401, "log in", "not_authorized")
                 return await self._in_thread(self._changing, lambda found: make(asked, found.scope[SECRET]))(request)
         finally:
@@ -486,7 +490,7 @@ class LimitedServer(uvicorn.Server):
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:  # the process has no more descriptors, or the client is gone
                 if self._failures.due(error.errno):
-                    log.warning("can't accept a connection, retrying: %s", error)
+                    log.warning("the dashboard can't accept a connection, retrying: %s", error)
                 self._make_room()
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue

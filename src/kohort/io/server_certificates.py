@@ -72,7 +72,7 @@ class ServerCertificates:
             if found is self.loaded:
                 return None
             self.loaded = found
-        log.info("[%s] new certificates are in use from %s", self._server, self._identity)
+        log.info("[%s] new TLS certificates loaded from %s: new connections get them", self._server, self._identity)
         return found
 
     def context(self) -> ssl.SSLContext:

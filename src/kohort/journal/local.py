@@ -167,7 +167,8 @@ class LogJournal:
         """Truncate an append that a crash left unfinished."""
         groups = newest_of(self._log, offset, group_of)
         log.warning(
-            "%s: truncated an unfinished append, offsets %d to %d: the broker ended during the write, which was never "
+            "[partition %s] truncated an unfinished append, offsets %d to %d: the broker ended during the write, "
+            "which was never "
             "acknowledged. Groups in it: %s",
             self._log.path.name,
             offset,

@@ -140,7 +140,7 @@ class ClusterWatch:
             failure = f"cluster: {text}"
             if not is_known and failure not in self._said:
                 log.error(
-                    "[cluster %s] unexpected error during a read; retrying at the next interval",
+                    "[cluster %s] unexpected error while reading the lag; retrying at the next interval",
                     self.name,
                     exc_info=error,
                 )
@@ -158,7 +158,7 @@ class ClusterWatch:
             self._on_read(self.state)
         except Exception:  # the thread goes on here too
             log.exception(
-                "[cluster %s] unexpected error while using the result of a read; the next read follows as usual",
+                "[cluster %s] unexpected error while using the lag that was read; the next read follows as usual",
                 self.name,
             )
 
@@ -200,16 +200,17 @@ class ClusterWatch:
         """Log failures that the previous read did not have, and the first read without failures."""
         new = sorted(failures - self._said)
         for failure in new[:LOGGED_FAILURES_MAX]:
-            log.warning("[cluster %s] not read: %s; retrying at the next interval", self.name, failure)
+            log.warning("[cluster %s] lag could not be read: %s; retrying at the next interval", self.name, failure)
         if len(new) > LOGGED_FAILURES_MAX:
             left = len(new) - LOGGED_FAILURES_MAX
             log.warning(
-                "[cluster %s] %d more parts and groups could not be read; retrying at the next interval",
+                "[cluster %s] lag could not be read for %d more reasons, which are not logged; retrying at the next "
+                "interval",
                 self.name,
                 left,
             )
         if self._said and not failures:
-            log.info("[cluster %s] reading works again: the last read had no failures", self.name)
+            log.info("[cluster %s] lag is read again: the last read had no failures", self.name)
         self._said = frozenset(failures)
 
 

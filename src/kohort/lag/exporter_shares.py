@@ -146,7 +146,11 @@ class ExporterShares:
             except Exception as error:  # a bug must not end the thread: others would wait for this one's shares
                 if self._ended.is_set():
                     return
-                log.exception("[cluster %s][group %s] unexpected error", self._cluster, self._group)
+                log.exception(
+                    "[cluster %s][group %s] unexpected error while dividing groups between exporters; retrying",
+                    self._cluster,
+                    self._group,
+                )
                 self._error = KafkaError(f"group {self._group!r}: unexpected error {type(error).__name__}")
             self._ended.wait(RETRY_S)
 
@@ -177,7 +181,11 @@ class ExporterShares:
     def _create(self, admin: Admin) -> None:
         error = admin.create_topics([NewTopic(self.topic, SHARES)]).errors.get(self.topic)
         if error is None:
-            log.info("[cluster %s] topic %s made, for the shares of exporters", self._cluster, self.topic)
+            log.info(
+                "[cluster %s] topic %s created: its partitions divide the groups between exporters",
+                self._cluster,
+                self.topic,
+            )
         elif isinstance(error, NotAuthorizedError):
             command = f"kohort topics create {self.topic} --partitions {SHARES}"
             raise NotAuthorizedError(
@@ -222,7 +230,13 @@ class ExporterShares:
         kept = self._owned
         self._owned = {share: kept.get(share) or next(self._terms) for share in shares}
         if shares != before.keys():
-            log.info("[cluster %s][group %s] %d of %d shares", self._cluster, self._group, len(shares), SHARES)
+            log.info(
+                "[cluster %s][group %s] this exporter shows the groups of %d of the %d shares now",
+                self._cluster,
+                self._group,
+                len(shares),
+                SHARES,
+            )
         if shares - kept.keys():
             self.on_gain()
 

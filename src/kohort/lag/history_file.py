@@ -384,13 +384,19 @@ class HistoryWriter(ClosedOnExit):
                     self._remove_written(first)
                     with self._lock:
                         self._missed += 1
-                log.exception("[history] unexpected error; writing continues with the next read")
+                log.exception(
+                    "[history] unexpected error while writing the lag history; writing continues with the next read"
+                )
                 self._say(f"unexpected error {type(error).__name__}: {error}")
                 continue
             if self.error:
                 self.error = ""
                 missed, self._missed = self._missed, 0
-                log.info("[history] writing to %s works again; %d reads are missing in it", self._path, missed)
+                log.info(
+                    "[history] writing the lag history to %s works again; %d reads are missing in it",
+                    self._path,
+                    missed,
+                )
 
     def _remove_written(self, first: _Pending) -> None:
         with self._lock:
@@ -402,7 +408,7 @@ class HistoryWriter(ClosedOnExit):
     def _say(self, text: str) -> None:
         self.error = text
         if self._failures.due(text):
-            log.warning("[history] not written: %s; reads and the dashboard's pages continue", text)
+            log.warning("[history] lag history not written: %s; reads and the dashboard's pages continue", text)
 
     def _opened(self) -> sqlite3.Connection:
         """Return the connection; open the file again if another one has its name now."""

@@ -158,7 +158,9 @@ class OtlpPush:
                 try:
                     self._send()
                 except Exception:  # a bug must not end the thread
-                    log.exception("[otlp %s] unexpected error", self.url)
+                    log.exception(
+                        "[otlp %s] unexpected error while sending metrics; sending again at the next interval", self.url
+                    )
             self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
     def _send(self) -> None:
@@ -176,7 +178,7 @@ class OtlpPush:
                     log.warning(text, self.url, self._session.failure)
                 return
             if self._session.complaint and self._throttle.due("complaint"):
-                log.warning("[otlp %s] %s", self.url, self._session.complaint)
+                log.warning("[otlp %s] the collector did not take all metrics: %s", self.url, self._session.complaint)
         if self._throttle.over("failure"):
             log.info("[otlp %s] metrics are sent again", self.url)
 

@@ -196,7 +196,11 @@ class GroupScaling(ClosedOnExit):
             if self._ended:
                 return
             failure = f"the cluster can't be read: {_text_of(error)}"
-            log.warning("[scaler] %s; the number of members stays as it is", failure, exc_info=_unexpected(error))
+            log.warning(
+                "[scaler] no decisions: %s; the number of members of all groups stays as it is",
+                failure,
+                exc_info=_unexpected(error),
+            )
         with self._lock:
             for wanted, watched in self._watched.items():
                 if report is None:
@@ -222,7 +226,7 @@ def _decide_or_log(wanted: ScaledGroup, watched: _Watched, report: LagReport) ->
         _decide(wanted, watched, report)
     except Exception as error:
         watched.error = f"no decision about group {wanted.group}: {_text_of(error)}"
-        log.exception("[scaler] %s; the number of members stays as it is", watched.error)
+        log.exception("[scaler] unexpected error: %s; its number of members stays as it is", watched.error)
 
 
 def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:

@@ -159,7 +159,7 @@ class PartitionLog:
         if not log.missing and (log.end_offset or recovery.snapshot_offsets(names)):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms, fs)
         for damage in log.recovery.damages:
-            _log.error("damaged records: %s", damage.sentence())
+            _log.error("damaged records, reads of them fail: %s", damage.sentence())
         if checkpoints.LEADER_EPOCHS in names or (
             log.active.epochs.known is None and log.end_offset and not log.missing
         ):
@@ -621,11 +621,11 @@ class PartitionLog:
             aside = recovery.set_segment_aside(segment, self.recovery, self.files.fs)
             if aside is not None:
                 _log.warning(
-                    "%s: the log begins at offset %d by %s, and %s ends before it: it is kept as %s",
+                    "[partition %s] %s lies before the log start offset %d of %s: the segment is renamed to %s",
                     self.path.name,
+                    segment.path.name,
                     offset,
                     checkpoints.LOG_STARTS,
-                    segment.path.name,
                     aside.name,
                 )
         self.set_segments([self._made(offset)])

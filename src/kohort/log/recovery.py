@@ -82,11 +82,11 @@ def truncate_at_hole(
     sync_folder(segment.path.parent, fs)
     report.truncated_bytes += size - hole.position
     log.warning(
-        "%s; the machine stopped before these bytes were known to be on the disk: the log is truncated at offset %d, "
-        "and the rest is kept in %s",
-        hole.sentence(),
+        "log truncated at offset %d, and the rest kept in %s: the machine stopped before these bytes were known to be "
+        "on the disk: %s",
         hole.first_offset,
         ", ".join(path.name for path in reversed(aside) if path is not None),
+        hole.sentence(),
     )
     gone = {segment.path, *(after.path for after in later)}
     report.damages = [damage for damage in report.damages if damage.path not in gone]
@@ -444,7 +444,7 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
         if name in checkpoints.OF_PARTITION or name.endswith((".snapshot", ".log.swap", ASIDE, *_LEFTOVERS)):
             continue
         if not SEGMENT_FILE.fullmatch(name):
-            log.warning("%s: ignoring the file %s, which is not part of a log", path.name, name)
+            log.warning("[partition %s] ignoring the file %s, which is not part of a log", path.name, name)
         elif int(name[:20]) not in bases:
             if bases and bases[0] < int(name[:20]) < bases[-1] and not name.endswith(".txnindex"):
                 missing.add(int(name[:20]))
@@ -580,7 +580,7 @@ def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM
             raise CorruptDataError(f"the file does not know of epoch {newest}")
         return known
     except (CorruptDataError, ValueError) as error:
-        log.warning("%s: rebuilding leader-epoch-checkpoint from the batches: %s", path.name, error)
+        log.warning("[partition %s] rebuilding leader-epoch-checkpoint from the batches: %s", path.name, error)
     found: list[tuple[int, int]] = []
     for segment in segments:
         for batch in segment.scan(0, skip=True):

@@ -304,7 +304,7 @@ class SegmentFile:
         if not fits or (not self.index.positions and (self.size > self._interval or self.gaps)):
             self.look_through()
             if not fits or self.index.positions:
-                log.warning("%s: index rebuilt: it was missing or wrong", self.name)
+                log.warning("[segment %s] offset index rebuilt: it was missing or wrong", self.name)
 
     @property
     def name(self) -> str:
@@ -339,9 +339,9 @@ class SegmentFile:
         self.finish()
         inherited.add(0, size)
         for damage in inherited.damages:
-            log.error("damaged records: %s", damage.sentence())
+            log.error("damaged records, reads of them fail: %s", damage.sentence())
         if unseen.count and not pins.positions:
-            log.error("%s: offsets not verified: %s", self.name, unseen.sentence())
+            log.error("[segment %s] offsets not verified: %s", self.name, unseen.sentence())
         if inherited.done:
             self.inherited = None
 
@@ -668,7 +668,7 @@ class Segment(SegmentFile):
             if first is not None and first.header.max_timestamp == entry[0]:
                 return first.position
             self.look_through()
-            log.warning("%s: time index rebuilt: it was wrong", self.name)
+            log.warning("[segment %s] time index rebuilt: it was wrong", self.name)
         return 0
 
     def search_by_time(self, timestamp: int, offset: int, budget: LoopBudget | None) -> Search[TimestampOffset | None]:

@@ -354,10 +354,10 @@ class LogStore(ClosedOnExit):
         owned.opened()
         how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
         log.info(
-            "%s: %d logs open, data folder %s, in %.0f ms",
+            "data folder %s opened (%s): %d partition logs in %.0f ms",
             self.path,
-            len(self._logs),
             how,
+            len(self._logs),
             1000 * (time.monotonic() - began),
         )
 
@@ -373,12 +373,15 @@ class LogStore(ClosedOnExit):
             if isinstance(error, OSError) and error.errno not in FILES_OWN:
                 raise
             self._logs[tp] = refused = UnreadableLog(path, config, options, error)
-            log.error("%s is not served, the other partitions are: %s", tp, refused.damage.sentence())
+            log.error("[partition %s] not served, the other partitions are: %s", tp, refused.damage.sentence())
             return
         found = opened.recovery
         if found.truncated_bytes or found.rebuilt_indexes:
             log.warning(
-                "%s: truncated %d bytes, rebuilt %s", tp, found.truncated_bytes, found.rebuilt_indexes or "nothing"
+                "[partition %s] recovered: truncated %d bytes, rebuilt %s",
+                tp,
+                found.truncated_bytes,
+                found.rebuilt_indexes or "nothing",
             )
         self._logs[tp] = opened
 
@@ -755,10 +758,10 @@ class LogStore(ClosedOnExit):
                 yield waits
                 if self._logs.get(tp) is not partition:
                     return
-            log.info("%s: compacted, %d bytes saved", tp, run.finish())
+            log.info("[partition %s] compacted, %d bytes saved", tp, run.finish())
         except CorruptDataError as error:
             self._not_compacted[tp] = (partition, partition.cuts)
-            log.error("%s is not compacted until it is repaired (kohort log check --repair): %s", tp, error)
+            log.error("[partition %s] not compacted until it is repaired (kohort log check --repair): %s", tp, error)
             if run is not None:
                 run.discard()
         except OSError:

@@ -377,7 +377,7 @@ class RegionLogWriter:
                 if attempt == BEGIN_ATTEMPTS:
                     raise
                 log.info(
-                    "region %s: unknown whether term %s has begun, reading the topic and retrying: %s",
+                    "[region %s] unknown whether term %s has begun, reading the topic and retrying: %s",
                     self._region,
                     self._term,
                     error,
@@ -570,7 +570,11 @@ class RegionLogWriter:
         try:
             producer.abort_transaction()
         except KafkaError as error:
-            log.debug("region %s: no answer to an abort: %s", self._region, error)
+            log.debug(
+                "[region %s] no answer to the abort of a transaction, which the next transaction settles: %s",
+                self._region,
+                error,
+            )
             self._drop_producer()
 
     def adopt(self, place: str, was: str, shows: int) -> None:

@@ -119,7 +119,7 @@ class CheckpointLog:
         self.done = set(_numbers(folder / "commits"))
 
     def log(self, batch: int) -> OffsetLogFile:
-        """Parse one file of the offset log."""
+        """Parse the offset log's file of one batch."""
         path = self.folder / "offsets" / str(batch)
         return OffsetLogFile.parse(str(path), path.read_bytes())
 

@@ -225,7 +225,7 @@ class SourceOptions(ClientOptions):
     )
 
     def says_of_values(self) -> bool:
-        """Return whether values get a type, or an option asks for something that only typed values have."""
+        """Return whether an option concerns typed values: a `valueFormat`, or something that only those have."""
         given = (
             self.value_format,
             self.value_schema,
@@ -388,14 +388,14 @@ def parse_partition_offsets(name: str, text: str) -> dict[TopicPartition, int]:
 
 
 def _listed(numbers: object) -> list[Any]:
-    """Return a list as it is: the characters of a string would be numbers too."""
+    """Return a JSON value that is a list, and refuse a string, whose characters would pass as numbers."""
     if not isinstance(numbers, list):
         raise TypeError(numbers)
     return numbers
 
 
 def _whole(number: Any) -> int:
-    """Return a number, also from a string; `int` would cut a fraction off, and take true for 1."""
+    """Return a JSON value as a whole number, also from a string; refuse fractions and true, which `int` would take."""
     if isinstance(number, bool) or (isinstance(number, float) and not number.is_integer()):
         raise ValueError(number)
     return int(number)

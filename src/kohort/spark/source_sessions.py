@@ -213,7 +213,7 @@ class SourceSession(Protocol):
         """End a batch: its sink is done, and it is in `commits/`; a batch that is not running is ignored."""
 
     def lost(self, lost: LostRecords) -> None:
-        """Report lost records, before the batch that begins behind them, or before the query ends."""
+        """Report lost records, before a batch begins after the gap, or before the query ends."""
 
 
 class SourceSessions:
@@ -245,7 +245,7 @@ class SourceSessions:
             return self._queries.get(id)
 
     def answer(self, query: str, message: Message) -> Message:
-        """Answer a source's request.
+        """Answer a source's request to the session that its message names.
 
         Args:
             query: the identity of the query that the source serves.
@@ -259,7 +259,7 @@ class SourceSessions:
     def lost(self, query: str, message: Message) -> None:
         """Pass a source's report of lost records to its session; only log it if that has ended."""
         lost = LostRecords.from_message(message)
-        log.warning("records may be lost: %s", lost.text)
+        log.warning("a source reports records that may be lost: %s", lost.text)
         try:
             seat = self._session(query, message.get("seat"))
         except InvalidInputError:

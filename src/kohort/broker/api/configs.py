@@ -219,8 +219,8 @@ def _with_stores(
         if not loaded.cancelled():
             if loaded.exception() is not None:
                 log.error(
-                    "unexpected error: the key or trust stores of new listener settings could not be loaded: the "
-                    "settings are refused, and the previous stores stay in use",
+                    "unexpected error while loading the TLS key or trust stores of changed listener settings: the "
+                    "change is refused, and the previous stores stay in use",
                     exc_info=loaded.exception(),
                 )
             request.reply(alter(changes))

@@ -170,7 +170,11 @@ class Fetch:
         except KafkaError as error:
             return _failed(index, error.code), 0
         except OSError as error:
-            log.error("%s could not be read, answering KAFKA_STORAGE_ERROR: %s", source.path.name, error)
+            log.error(
+                "[partition %s] could not be read, answering the fetch with KAFKA_STORAGE_ERROR: %s",
+                source.path.name,
+                error,
+            )
             return _failed(index, ErrorCode.KAFKA_STORAGE_ERROR), 0
         aborted = result.aborted
         answer = _Partition(

@@ -102,7 +102,10 @@ def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.To
         request.reply(ProduceResponse(responses=responses))
     elif any(answer.error_code for topic in responses for answer in topic.partition_responses):
         # No response was requested, so only closing the connection makes the client refresh its metadata.
-        log.info("%s: records with acks=0 rejected; closing the connection", request.name)
+        log.info(
+            "records of request %s rejected: it has acks=0, so its connection is closed instead of an answer",
+            request.name,
+        )
         request.connection.close()
     else:
         request.skip()
@@ -238,7 +241,12 @@ def _append_batches(
     except KafkaError as error:
         return _refusal(request, index, error)
     except OSError as error:
-        log.error("%s-%d could not be written, answering KAFKA_STORAGE_ERROR: %s", name, index, error)
+        log.error(
+            "[partition %s-%d] could not be written, answering the producer with KAFKA_STORAGE_ERROR: %s",
+            name,
+            index,
+            error,
+        )
         return _Partition(index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1)
     node.waits.appended(target, len(records))
     return _Partition(

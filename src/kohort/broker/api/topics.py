@@ -319,7 +319,8 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
                     result.error_code = error.code
                 except OSError as error:  # others of the request may have been moved
                     log.error(
-                        "log start offset of %s-%d could not be advanced, answering KAFKA_STORAGE_ERROR: %s",
+                        "[partition %s-%d] DeleteRecords could not advance the log start offset, answering "
+                        "KAFKA_STORAGE_ERROR: %s",
                         topic.name,
                         part.partition_index,
                         error,

@@ -72,7 +72,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
             if error is None:
                 plans[name] = plan
         if error is not None:
-            log.info("topic not created automatically: %s (request %s)", error.message, request.name)
+            log.info("topic %s not created automatically for request %s: %s", name, request.name, error.message)
             refused[name] = error
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}

@@ -80,7 +80,7 @@ class LiveSettings:
                 _parsed(key, altered[key])
             except InvalidInputError as error:
                 log.warning(
-                    "%s: ignoring an altered setting, so that its configured value or default applies: %s",
+                    "%s: an altered setting in this file is ignored, so its configured value or default applies: %s",
                     self._path,
                     error.message,
                 )

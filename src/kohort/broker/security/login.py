@@ -383,7 +383,12 @@ class SaslLogin:
         who = f" of user {claimed!r}" if claimed else ""
         if self._server.logins.notices.is_new(host, f"{claimed}\0{why}"):
             log.warning(
-                "[listener %s] login%s from %s refused (%s): %s", self._server.name, who, name, self._mechanism, why
+                "[listener %s] login%s from %s refused (mechanism %s): %s",
+                self._server.name,
+                who,
+                name,
+                self._mechanism,
+                why,
             )
 
     def closed(self) -> None:

@@ -283,7 +283,7 @@ class TlsHandshake:
         host, port = self._transport.peer
         if why and self._logins.notices.is_new(host, why):
             log.warning(
-                "[listener %s] closing the connection from %s:%d, not authenticated yet: %s",
+                "[listener %s] closing the connection from %s:%d, whose client has not authenticated: %s",
                 self._listener,
                 host,
                 port,

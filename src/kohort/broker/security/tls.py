@@ -163,7 +163,9 @@ class ServerTls:
     def use_stores(self, stores: LoadedStores) -> None:
         """Use loaded stores for new connections."""
         self._config, self.context, self._stamps = stores
-        log.info("[listener %s] certificates replaced by a request", self._name)
+        log.info(
+            "[listener %s] TLS certificates replaced by a change of its settings: new connections get them", self._name
+        )
 
     @property
     def shows_certificates(self) -> bool:
@@ -183,14 +185,14 @@ class ServerTls:
             context = tls_server_context(config)
         except InvalidInputError as error:
             log.error(
-                "[listener %s] changed certificates ignored: %s; the previous ones stay in use",
+                "[listener %s] changed TLS certificate files ignored: %s; the previous certificates stay in use",
                 self._name,
                 error.message,
             )
         else:
             if self._config is config:  # no request has replaced them meanwhile
                 self.context = context
-                log.info("[listener %s] certificates reloaded", self._name)
+                log.info("[listener %s] changed TLS certificate files loaded: new connections get them", self._name)
 
     def user(self, certificate: bytes | None) -> str | None:
         """Return the user's name for a client's DER certificate; None for a client that sent no certificate.

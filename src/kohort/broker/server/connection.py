@@ -386,7 +386,7 @@ class Connection:
     def _end_for(self, error: BadFrame) -> None:
         """Send completed responses, then close the connection."""
         if not isinstance(error, ForeignProtocol) or self._handler.is_new_problem(self, str(error)):
-            log.warning("closing the connection from %s: request rejected: %s", self.name, error)
+            log.warning("closing the connection from %s: what it sent is no valid request: %s", self.name, error)
         self.finish()
 
     def finish(self) -> None:

@@ -277,7 +277,9 @@ class Request(Generic[M_co]):
             else:
                 parts = [encode_response_frame(message, self.version, self.correlation_id)]
         except InvalidInputError:  # a bug of the broker; other requests of the same step must get their responses
-            log.exception("unexpected error: the answer to %s can't be encoded, closing its connection", self.name)
+            log.exception(
+                "unexpected error: the answer to request %s can't be encoded; closing its connection", self.name
+            )
             self.connection.close()
             return
         self.send(parts)

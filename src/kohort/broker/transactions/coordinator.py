@@ -537,19 +537,28 @@ class Transactions:
                 Marker(transaction.producer_id, transaction.epoch, commit, COORDINATOR_EPOCH), _wall_ms()
             )
         except (RetriableError, OSError) as error:  # the log can't be written or opened: its marker is still owed
-            log.error("transaction %s: the marker in %s could not be written, retrying: %s", transaction.id, tp, error)
+            log.error(
+                "transaction %s: its commit or abort marker in %s could not be written, retrying: %s",
+                transaction.id,
+                tp,
+                error,
+            )
             return False
         except KafkaError as error:
             if error.code is ErrorCode.INVALID_PRODUCER_EPOCH:
                 log.warning(
-                    "transaction %s: no marker needed in %s, which has a newer epoch of the producer: %s",
+                    "transaction %s: no commit or abort marker written in %s, which has a newer epoch of the "
+                    "producer: %s",
                     transaction.id,
                     tp,
                     error,
                 )
             else:
                 log.error(
-                    "transaction %s: completing without a marker in %s, which refused it: %s", transaction.id, tp, error
+                    "transaction %s: completing without its marker in %s, which refused it: %s",
+                    transaction.id,
+                    tp,
+                    error,
                 )
         self._host.waits.changed([target])
         return True
@@ -605,7 +614,7 @@ class Transactions:
         for transaction in list(self._known.values()):
             if transaction.status is Status.ONGOING and now_ms - transaction.start_ms > transaction.timeout_ms:
                 log.info(  # comes with every killed application of Kafka Streams
-                    "transaction %s is aborted: open for longer than its timeout of %d ms",
+                    "transaction %s aborted: open for longer than its timeout of %d ms",
                     transaction.id,
                     transaction.timeout_ms,
                 )

@@ -152,7 +152,11 @@ class TransactionLog:
                 yield from found
             else:
                 self._refused.add(index)
-                log.error("%s: its transactional ids are not served. %s", source.path.name, WHAT_TO_DO)
+                log.error(
+                    "[partition %s] damaged: the transactional ids in it are not served. %s",
+                    source.path.name,
+                    WHAT_TO_DO,
+                )
 
     def _read_partition(self, source: PartitionLog, found: list[tuple[str, Transaction | None]]) -> bool:
         """Read the states of a partition; return whether it is undamaged. Damage is logged."""

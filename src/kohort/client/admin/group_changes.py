@@ -128,7 +128,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """A kind of target: earliest, latest, current, offset, shift, time (milliseconds since 1970) or file."""
+    """The target of an offset reset: earliest, latest, current, offset, shift, time (ms since 1970) or file."""
 
     kind: str
     value: int = 0
@@ -136,7 +136,7 @@ class ResetTarget:
     def bounds(
         self, admin: Admin, partitions: Sequence[TopicPartition]
     ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, KafkaError]]:
-        """Return the bounds of partitions, and the errors of those whose bounds are not available."""
+        """Return first, end and requested offset of partitions, and the errors of those that could not be looked up."""
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         errors = {**starts.errors, **ends.errors}
@@ -194,7 +194,7 @@ def _within(wanted: int, start: int, end: int) -> Target:
 
 
 def parse_reset_target(given: Mapping[str, Any]) -> ResetTarget:
-    """Return the one goal among the options.
+    """Return the target of an offset reset that a command's options name.
 
     Raises:
         ChangeInputError: none or several were given, or a time or an offset is invalid.
@@ -265,12 +265,12 @@ def offset_changes(
     *,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[OffsetChange], dict[Any, KafkaError]]:
-    """Return the changes of a reset by group and partition, and the errors of the others.
+    """Return the offset changes that a reset would make, and an error for each group or partition that can't be reset.
 
     Args:
         admin: asks the cluster.
         names: the groups.
-        goal: the kind of target.
+        goal: the target of the reset.
         topics: TOPIC or TOPIC:0,1; none: all with committed offsets.
         plan: the offsets of a file.
         on_note: is called for each group that is not there yet, before anything is raised.
@@ -315,7 +315,7 @@ def offset_changes(
 def _groups_to_set(
     admin: Admin, names: list[str], on_note: Callable[[str], None]
 ) -> tuple[list[str], dict[Any, KafkaError]]:
-    """Return the groups whose offsets can be set, and the errors of the others. Note which are not there yet.
+    """Return the groups whose offsets can be set, and the errors of the others. Report groups that do not exist yet.
 
     Kafka refuses to set the offsets of a group that has members.
     """
@@ -374,7 +374,7 @@ def set_offsets(
     """Set offsets as they were previewed.
 
     Returns:
-        A row for each change, with `done` as `is_done` has it. And the errors by group and partition, of changes that
+        A row for each change, whose `done` is None if unknown. And the errors by group and partition, of changes that
         were refused or whose outcome is unknown.
     """
     from kohort.client.offsets import OffsetAndMetadata
@@ -402,7 +402,7 @@ def set_group_offsets(
 def delete_group_offsets(
     admin: Admin, group: str, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, KafkaError]:
-    """Delete offsets of a group that is there. Return the errors of those that were refused, or may be deleted."""
+    """Delete committed offsets of a group. Return the errors of deletions that were refused or may have failed."""
     text = f"offsets of group {group!r} may have been deleted"
     return _make_change(
         partitions,
@@ -413,7 +413,7 @@ def delete_group_offsets(
 
 
 def delete_groups(admin: Admin, names: Sequence[str]) -> dict[str, KafkaError]:
-    """Delete groups that are there. Return the errors of those that were refused, or may be deleted."""
+    """Delete existing groups. Return the errors of deletions that were refused or whose outcome is unknown."""
     return _make_change(
         names,
         lambda: admin.delete_consumer_groups(names),
@@ -499,12 +499,12 @@ def check_group_exists(admin: Admin, group: str) -> None:
 
 
 def partition_numbers(partitions: Mapping[TopicPartition, Any], topic: str) -> list[int]:
-    """Return the numbers of a topic's partitions among some."""
+    """Return the partition numbers of one topic among these partitions."""
     return sorted(key.partition for key in partitions if key.topic == topic)
 
 
 def committed_offset(committed: Mapping[TopicPartition, Any], key: TopicPartition) -> int | None:
-    """Return a partition's offset among committed ones; None: there is none."""
+    """Return a partition's offset among these committed offsets; None if it has none."""
     found = committed.get(key)
     return None if found is None else found.offset
 

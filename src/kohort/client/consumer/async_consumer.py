@@ -170,7 +170,7 @@ class AsyncConsumer(SyncMethods):
         return question(self._core)
 
     async def _run(self, script: Script[T]) -> T:
-        """Run a script's effects, awaiting."""
+        """Run a script of the core to its end: carry out its effects on the event loop, and return its value."""
         if self._polling:
             raise InvalidInputError("another task is using this consumer; only wakeup may be called meanwhile")
         self._polling = True

@@ -269,7 +269,7 @@ class Consumer(Lookups, SyncMethods):
             raise
 
     def _run(self, script: Script[T]) -> T:
-        """Run a script's effects, blocking."""
+        """Run a script of the core to its end: carry out its effects on this thread, and return its value."""
         self._enter()
         try:
             return self._carry_out(script)

@@ -167,8 +167,9 @@ async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -
         answer = await cluster.send(request, ANY)
         if any(topic.partitions for topic in answer.topics):
             log.warning(
-                "[group %s] the offsets go to Kafka's own coordinator, because the group is named without its member; "
-                "if kohort's coordinators serve the group, %s",
+                "[group %s] a transaction's offsets go to Kafka's own coordinator, because the call names the group "
+                "without "
+                "its member; if kohort's coordinators serve the group, %s",
                 group,
                 todo,
             )
@@ -413,7 +414,7 @@ class Cluster:
                 to: The target.
                 timeout_ms: Limit for connecting and for the response, each; None: `request_timeout_ms`. Long polls
                     (JoinGroup, Fetch) need a limit of their own.
-                channel: Requests of different lanes use different connections and never wait for each other.
+                channel: Requests of different channels use different connections and never wait for each other.
                 leaving: Called when the connection is ready, right before the request is sent; an exception stops it.
 
         Raises:

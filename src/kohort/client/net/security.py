@@ -305,5 +305,5 @@ class TlsFiles:
             try:
                 self._context = tls_context(self._config)
             except InvalidInputError as error:
-                log.warning("changed TLS files ignored: %s; the previous ones stay in use", error.message)
+                log.warning("changed TLS files ignored: %s; the files loaded before stay in use", error.message)
         return self._context

@@ -78,7 +78,7 @@ class MissingTopics:
         for topic, info in known.items():
             if not info.error or info.partitions:
                 if self._throttle.over(topic):
-                    log.info("topic %r is available now", topic)
+                    log.info("topic %r is available now, and its records are read", topic)
             elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._throttle.due(topic):
                 why = "does not exist" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
                 log.warning("topic %r %s: no records are read from it; retrying", topic, why)

@@ -159,7 +159,7 @@ class AsyncProducer(ProducerProperties):
         return await self._client.call(coro)
 
     async def _retry_until_done(self, reason: WouldBlock[T]) -> T:
-        """Wait and retry until it succeeds."""
+        """Wait for memory or metadata, and retry the call, until it succeeds."""
         until_ms = self._core.limit_ms()
         while True:
             await self._client.call(reason.wait(until_ms))

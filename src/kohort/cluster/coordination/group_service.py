@@ -325,7 +325,7 @@ class GroupCoordination:
         self._heard_ms = sent_ms
         self._last_trouble = None
         if self._log_throttle.over("trouble"):
-            log.info("placement: Kafka answers again")
+            log.info("placement: requests to Kafka succeed again")
 
     async def _remove(self, cluster: Cluster, members: list[str], reason: str) -> None:
         identity = LeaveGroupRequest.MemberIdentity

@@ -530,7 +530,7 @@ class JournalTerm:
         except FencedError as error:
             self._renewed = error
         except JournalUnavailable as error:
-            log.warning("retrying to get a new producer epoch for the journal: %s", error)
+            log.warning("[journal %s] could not get a new producer epoch, retrying: %s", self._place, error)
         self._renewing = False
         self._news.resolve(None)
 

@@ -99,11 +99,14 @@ async def journal_topic(cluster: Cluster, settings: JournalSettings) -> JournalT
         )
     if replicas < settings.replication_factor:
         log.warning(
-            "topic %s has only %d replicas, because the cluster has only %d brokers: %s. Use at least %d brokers",
+            "journal topic %s has only %d replicas, because the cluster has only %d brokers: %s. Use at least %d "
+            "brokers",
             name,
             replicas,
             brokers,
-            "groups are lost with it" if replicas == 1 else "an acknowledged commit may be lost with one of them",
+            "groups are lost with that broker"
+            if replicas == 1
+            else "an acknowledged commit may be lost with one of them",
             settings.replication_factor,
         )
     await _check_topic(cluster, name, replicas)

@@ -535,7 +535,7 @@ class ZooKeeperCoordination:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
-            log.warning("placement: beginning a new session: the one with ZooKeeper has expired")
+            log.warning("placement: the ZooKeeper session has expired; beginning a new one")
             self.is_leader = False
             self._notify_change()
         elif state is SessionState.SUSPENDED:

@@ -195,7 +195,7 @@ class ZooKeeperSession:
         """Log a warning, once."""
         if text not in self._warned:
             self._warned.add(text)
-            log.warning("ZooKeeper at %s: %s", self.address, text)
+            log.warning("nodes in ZooKeeper at %s are unprotected: %s", self.address, text)
 
     def alive(self) -> None:
         """Report that the event loop is alive; begin a new session if it hung meanwhile, or its login was refused."""

@@ -229,7 +229,7 @@ class RegionMembers:
         plane.close(event.connection)
 
     def admit(self, member: RegisteredMember) -> None:
-        """Let a member work: in a new epoch if it has just started or must reset alone."""
+        """Admit a member to work: in a new epoch if it has just started or must reset alone."""
         plane = self.plane
         if member.epoch >= 0 and member.phase is MemberPhase.READING:
             plane.say(member, plane.welcome(member))
@@ -283,7 +283,7 @@ class RegionMembers:
         plane.request(CheckpointMayBegin())
 
     def form(self) -> None:
-        """Begin when every expected member has registered or is dead."""
+        """Let the region run when every member of the last term has registered again or is known to be dead."""
         plane = self.plane
         self._drop_expected_that_ended()
         if plane.expected or not plane.members:

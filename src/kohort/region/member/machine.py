@@ -86,7 +86,7 @@ class MemberMachine(Member):
         self.say_again()
 
     def say_again(self) -> None:
-        """Send again what the control plane may not have received."""
+        """Send the member's reports again that a new control plane may not have received."""
         if self.state is PENDING and not self.going_back:
             self.say(messages.AskReset("partitions were released", forced=True))
         if self.failure is not None:

@@ -231,6 +231,7 @@ class LetterLog:
         """Count rows, and log the count unless that was done a moment ago."""
         if since := self._throttle.count_event(number=count):
             log.warning(
-                "%s: rows that its sink can't take go to %s with the next sequence: %s since this was last logged, "
-                "one of them because: %s", self._member, self._place, since, reason,
+                "[member %s] rows that its sink can't take go to the dead letters in %s with the next sequence: %s "
+                "rows "
+                "since this was last logged, one of them because: %s", self._member, self._place, since, reason,
             )  # fmt: skip

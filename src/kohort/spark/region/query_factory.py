@@ -251,7 +251,7 @@ def look(
     what: Sequence[Any],
     undecoded: tuple[tuple[str, ...], ...] = (),
 ) -> BuiltQuery:
-    """Build a query once and check its plan, without connecting to anything.
+    """Build a query's DataFrame once to check its plan, without connecting to a broker.
 
     Args:
         spark: the session.

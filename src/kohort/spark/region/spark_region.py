@@ -143,14 +143,14 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def is_set(self) -> bool:
-        """Return whether a signal has come."""
+        """Return whether a stop signal has come."""
         return self._received
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._restore()
         self._received = True
-        log.info("%s received: leaving the region after a last checkpoint", signal.Signals(number).name)
+        log.info("signal %s received: leaving the region after a last checkpoint", signal.Signals(number).name)
 
     def _restore(self) -> None:
         while self._before:
@@ -357,7 +357,7 @@ class SparkRegion:
         return ready
 
     def _look(self, declared: DeclaredQuery) -> tuple[BuiltQuery, bool]:
-        """Make the checks of a query that need no broker."""
+        """Build a declared query and make the checks that need no broker."""
         raw = [options for options, _ in declared.sources]
         built = look(self._spark, declared.build, raw, declared.mode, declared.what(), declared.undecoded)
         check_sink(declared, built)
@@ -507,7 +507,9 @@ class SparkRegion:
             return caught_up(self._region.describe(), targets)
         except TimedOutError as error:
             log.info(
-                "[region %s] control plane does not answer, retrying: %s", self.name, error
+                "[region %s] the control plane does not answer, retrying to see whether all is read: %s",
+                self.name,
+                error,
             )  # another application takes over
             return False
 
@@ -540,7 +542,7 @@ class SparkRegion:
     # -- The end
 
     def close(self, *, gently: bool = True, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """End the queries, and the control plane if it runs here.
+        """End the queries, and the region's control plane if it runs in this process.
 
         Args:
             gently: finish running batches and publish them with a last checkpoint; otherwise the whole region resets.
@@ -584,14 +586,14 @@ class StartedQuery:
         self.query: RegionQuery | None = None
 
     def leave(self) -> None:
-        """Leave with the next complete checkpoint."""
+        """Let the query's members leave the region with the next complete checkpoint."""
         for member in self.members:
             member.assignments.pause_batches(CLOSING)  # before any member leaves, so that no other begins a batch
         for member in self.members:
             member.leave_region()
 
     def abandon(self) -> None:
-        """End without leaving: the region sees dead members."""
+        """End the query's members without leaving the region, which resets as after a crash."""
         for member in self.members:
             member.abandon()
 

@@ -97,7 +97,7 @@ def ending_bound(options: SourceOptions) -> ReadBound:
 
 
 def _times(name: str, text: str) -> dict[TopicPartition, int]:
-    """Return the time of each partition.
+    """Return the timestamp of each partition that an option names, in ms.
 
     Raises:
         InvalidInputError: the text is malformed, or has a negative time, which means something else to a broker.

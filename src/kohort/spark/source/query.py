@@ -147,7 +147,7 @@ LAST_COMMIT_MS = 1_000
 
 
 class SourceQuery:
-    """The state of a running query.
+    """The state of a streaming query's source: its group, its positions and its running batch.
 
     A batch is *running* from its plan until its sink is known to be done and the checkpoint has it. The query learns
     that from the driver program (`sink_done`), or from Spark's request for the next batch, which comes only then. Then
@@ -200,7 +200,7 @@ class SourceQuery:
         self._fixed_ends = self._catalog.ends(partitions)
 
     def finish(self, start: BatchOffset) -> None:
-        """Finish everything before `start`, which Spark has completed.
+        """Finish the batch that ends at `start`, which Spark has completed: commit its offsets.
 
         Raises:
             CommitFailedError: the batch took too long, other members own its partitions, and that ends the query.
@@ -215,7 +215,7 @@ class SourceQuery:
                 self._coordinator.resume(start)
 
     def sink_done(self, end: BatchOffset) -> bool:
-        """Commit a batch when its sink is done and the checkpoint has it; then be idle.
+        """Commit a batch's offsets when its sink is done and the checkpoint has it; then release revoked partitions.
 
         An error is raised at Spark's next trigger; a commit without an answer is repeated then. Return False if `end`,
         the batch as Spark has it, is not the running batch: it is another run's, or has ended before.
@@ -226,14 +226,19 @@ class SourceQuery:
             try:
                 self._end_running()
             except CommitFailedError as error:
-                log.warning("a completed batch could not be committed; the query fails at its next trigger: %s", error)
+                log.warning(
+                    "a batch is done, but its offsets could not be committed; the query fails at its next trigger: %s",
+                    error,
+                )
                 self._failure = error
             except KafkaError as error:
-                log.warning("batch %s is done, but its commit failed and will be retried: %s", end.batch, error)
+                log.warning(
+                    "batch %s is done, but the commit of its offsets failed and will be retried: %s", end.batch, error
+                )
             return True
 
     def note_state(self) -> None:
-        """Remember that the query keeps state. From any thread."""
+        """Record that the query keeps state between batches. Any thread may call this."""
         self._stateful = True
 
     def _warn_of_shared_state(self, held: AssignedPartitions) -> None:
@@ -246,7 +251,11 @@ class SourceQuery:
         try:
             every = self._catalog.partitions(known=None)
         except KafkaError as error:
-            log.debug("[group %s] could not look for other members' partitions yet: %s", options.group_id, error)
+            log.debug(
+                "[group %s] could not look up all partitions, to warn of state that members share, retrying: %s",
+                options.group_id,
+                error,
+            )
             return
         self._state_checked = mine
         if mine < set(every):
@@ -261,7 +270,7 @@ class SourceQuery:
             self._running, self._planned, self._known = running, planned, False
 
     def _end_running(self, timeout_ms: float | None = None) -> None:
-        """Finish the running batch, which is done; keep it as running while the commit can be repeated."""
+        """Commit the running batch, which is done; it stays the running one while a failed commit can be repeated."""
         running = self._running
         assert running is not None
         self._known = True
@@ -325,7 +334,7 @@ class SourceQuery:
     def _batch_of(
         self, held: AssignedPartitions, start: BatchOffset, spans: Mapping[TopicPartition, OffsetRange]
     ) -> BatchOffset:
-        """Begin and return the batch."""
+        """Begin a batch with these ranges, and return it."""
         self._positions.update({tp: span.end for tp, span in spans.items()})
         planned = BatchOffset(
             self.identity,
@@ -419,7 +428,7 @@ class SourceQuery:
                 if self._running is not None and self._known:
                     self._end_running(LAST_COMMIT_MS)
             except KafkaError as error:
-                log.warning("a completed batch could not be committed when the query closed: %s", error)
+                log.warning("a batch is done, but its offsets could not be committed when the query closed: %s", error)
             finally:
                 self._running = None
                 self._ending.release()

@@ -301,7 +301,7 @@ class Ending:
             signal.signal(signal.SIGTERM, self._exit)
 
     def begin(self) -> None:
-        """Note that the reader's `stop` runs, and must not be interrupted."""
+        """Record that the reader's `stop` runs, and must not be interrupted."""
         self._begun.set()
 
     def end(self) -> None:
@@ -319,7 +319,7 @@ class Ending:
         os._exit(0)
 
     def _exit(self, _number: int, _frame: FrameType | None) -> None:
-        """Exit on the first signal; Spark may send a second one, which must not interrupt the exit."""
+        """Exit on the first SIGTERM; Spark may send a second one, which must not interrupt the exit."""
         if self._begun.is_set() or not self._raises:
             return
         self._raises, self._logged = False, True
@@ -371,7 +371,7 @@ class ParentWatch:
 
 
 def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *, strict: bool) -> BatchOffset:
-    """Return everything between two bounds, with the ids of the topics.
+    """Return the offset ranges of a batch read between two bounds, with the ids of the topics.
 
     Args:
         catalog: looks up the read's partitions and offsets.
@@ -531,7 +531,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._load_lock.claim(self._load, group, ids_differ=self._address is not None)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a query's first offset with its identity only: where it starts depends on its later assignment."""
+        """Return a query's first offset, which has only its identity: its start depends on its later assignment."""
         self._identity = self._identity or uuid.uuid4().hex
         return BatchOffset(self._identity).to_json()
 

@@ -45,10 +45,10 @@ class ApplicationChannel(Protocol):
     """The channel to the driver program: `kohort.spark.driver_channel.ChannelClient`."""
 
     def ask(self, message: Message, timeout_s: float) -> Message:
-        """Send a request, and wait for the answer."""
+        """Send a request to the driver program, and wait for the answer."""
 
     def send(self, message: Message) -> bool:
-        """Send a message; return False if the driver program can't be reached."""
+        """Send a message to the driver program; return False if the driver program can't be reached."""
 
 
 class RegionOffsets:
@@ -59,7 +59,7 @@ class RegionOffsets:
     """
 
     def __init__(self, options: SourceOptions, catalog: TopicCatalog, line: ApplicationChannel, session: str) -> None:
-        """Set up the coordinator; nothing is requested yet.
+        """Set up the offsets of a region's source; nothing is requested from the driver program yet.
 
         Args:
             options: the options of the source.
@@ -201,7 +201,7 @@ class RegionOffsets:
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return where to continue, behind lost records, which are reported to the driver program.
+        """Return where to continue in each partition, after lost records, which are reported to the driver program.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -242,7 +242,7 @@ class RegionOffsets:
         return True
 
     def begin(self, held: AssignedPartitions, batch: int) -> bool:
-        """Ask whether the batch may begin; until it ends, no partition is released."""
+        """Ask the driver program whether a batch may begin; until it ends, no partition is released."""
         self._known = None  # records are waiting: the next lookup is due at once, even if this batch may not begin
         return bool(self._ask("begin", version=held.version, batch=batch).get("ok"))
 

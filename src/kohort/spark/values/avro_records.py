@@ -160,7 +160,7 @@ class AvroDecoder:
         return found.schema
 
     def _look_up(self, number: int) -> _WriterSchema:
-        """Return the schema with an id.
+        """Return the writer's Avro schema with this id, parsed.
 
         Raises:
             InvalidInputError: the function failed, or returned something other than text; this ends the query.
@@ -195,7 +195,7 @@ class AvroDecoder:
 
 
 class RegistryFailure(Exception):
-    """A registry that is away or refuses the client, which ends the task: no value is bad because of it.
+    """Error: the schema registry is unavailable or refuses the client. The task fails; no value counts as bad.
 
     Attributes:
         error: the failure.
