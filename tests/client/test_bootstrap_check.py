@@ -20,7 +20,7 @@ from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
 from kohort.broker.embedded import FaultHandle
 from kohort.broker.server.fault_kinds import Fault
 from kohort.client.group.push import PushCoordinator
-from kohort.client.net.bootstrap_check import explained
+from kohort.client.net.bootstrap_check import explain_connection_failure
 from kohort.client.net.connection import Address, ConnectionFailed
 from kohort.client.net.health import reach
 from kohort.client.net.thread_driver import ThreadClient
@@ -435,7 +435,9 @@ def test_a_broker_that_hangs_up_at_the_login_is_not_said_to_lack_tls() -> None:
     settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "a", "sasl.password": "b"}
     config = client_config(ConnectionConfig, NOBODY, settings)
     closed = "the broker closed the connection"
-    assert "does the broker speak TLS there?" in explained(closed, config, connected=True)
-    assert explained(closed, config, connected=True, greeted=True) == f"{closed} during the login (PLAIN)"
+    assert "does the broker speak TLS there?" in explain_connection_failure(closed, config, connected=True)
+    assert (
+        explain_connection_failure(closed, config, connected=True, greeted=True) == f"{closed} during the login (PLAIN)"
+    )
     refused = "127.0.0.1:1 refused PLAIN of user 'a'"
-    assert explained(refused, config, connected=True, greeted=True) == refused
+    assert explain_connection_failure(refused, config, connected=True, greeted=True) == refused

@@ -17,7 +17,7 @@ import pytest
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import LogConfig, LogStore, StoreLimits
-from kohort.log.cooperative import completed
+from kohort.log.cooperative import run_steps
 from tests.log.making import NOW, batch, keyed, values
 
 
@@ -226,7 +226,7 @@ def test_a_deleted_folder_that_keeps_its_name_is_not_removed_once_it_is_another_
             store.partition(TopicPartition(name, 0)).append(batch(b"old"), NOW)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", never_aside)
-            completed(store.deleting(["again", "gone"]))
+            run_steps(store.deleting(["again", "gone"]))
         store.create_topic("again", 1)
         store.partition(TopicPartition("again", 0)).append(batch(b"new"), NOW)
         store.maintain(NOW)

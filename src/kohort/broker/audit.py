@@ -258,7 +258,7 @@ class AuditLog:
 
 
 class _Repeat:
-    """A written entry, with its repetitions since."""
+    """A written entry of the audit log, with the number of its repetitions since."""
 
     __slots__ = ("count", "first", "latest")
 
@@ -280,7 +280,7 @@ class _RotatedFile:
         self._whole = True
 
     def write_lines(self, data: bytes) -> None:
-        """Append lines.
+        """Append lines to the audit log file.
 
         Raises:
             OSError: they could not be written as a whole.

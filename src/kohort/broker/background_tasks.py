@@ -10,13 +10,13 @@ from kohort.groups.consumer import assignment
 from kohort.groups.effects import Computation, DividePartitions, ResolveRegexes
 from kohort.groups.events import AssignmentComputed, Event, PartitionsDivided
 from kohort.groups.push import rebalance
-from kohort.name_patterns import matching
+from kohort.name_patterns import matching_names
 
 log = logging.getLogger("kohort.groups")
 
 
 def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list) -> Event:
-    """Run a task and return the event for its shard. `visible` returns the topics that patterns may select."""
+    """Run a group's background task; return the event with its result. `visible` has the topics open to patterns."""
     if isinstance(work, ResolveRegexes):
         return assignment.resolve(work, lambda regex, topics: visible(match(regex, topics)))
     try:
@@ -43,7 +43,7 @@ def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
     A heartbeat's expression was accepted before. Refused ones come from a journal, or took too long with these topics.
     """
     try:
-        return matching(regex, topics)
+        return matching_names(regex, topics)
     except InvalidInputError as error:
         log.error(
             "a group's subscription by regular expression is refused, so its members get no topics from it: %s",

@@ -70,7 +70,7 @@ from kohort.groups.events import (
 from kohort.ids import AclOperation, TopicPartition
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.journal.protocol import Journal
-from kohort.name_patterns import matching
+from kohort.name_patterns import matching_names
 from kohort.wire.discovery import ApiVersionsResponse
 from kohort.wire.push import (
     ErrorResponse,
@@ -80,7 +80,7 @@ from kohort.wire.push import (
     encode_ping,
     encode_start,
     encode_stop,
-    framed,
+    with_length_prefix,
 )
 from kohort.wire.schema import WireError
 
@@ -223,7 +223,7 @@ class PushedConsumers:
                 connection.finish()
 
     def forget(self, client: ClientSession) -> None:
-        """Remove a connection that has closed."""
+        """Forget a push consumer's connection that has closed."""
         self._by_number.pop(client.number, None)
 
     def push(self, push: Push) -> None:
@@ -264,7 +264,7 @@ class PushedConsumers:
             if connection.closed:
                 return
             try:
-                to.turned.ask([framed(body)], asked.take)
+                to.turned.ask([with_length_prefix(body)], asked.take)
             except KafkaError as error:
                 self._end(connection, value.group_id, error)
 
@@ -348,7 +348,7 @@ class AssignmentThreads:
         self._threads: list[ThreadPoolExecutor | None] = [None] * count
 
     def of(self, group_id: str) -> ThreadPoolExecutor:
-        """Return the executor of a group, which is started on first use."""
+        """Return the thread executor that computes a group's assignments; it is started on first use."""
         index = crc32(group_id.encode()) % len(self._threads)
         found = self._threads[index]
         if found is None:
@@ -371,7 +371,7 @@ WORKERS = 2
 
 
 class KnownTopic(Protocol):
-    """A topic, as far as groups need it."""
+    """A topic, with the properties that group requests need: id, name and partition count."""
 
     @property
     def name(self) -> str: ...
@@ -403,10 +403,10 @@ class KnownTopics(Protocol):
 
 
 class OffsetTransactions(Protocol):
-    """Transactions, as far as they include committed offsets."""
+    """The part of the transaction coordinator that commits of offsets in transactions need."""
 
     def add(self, transactional_id: str, producer: tuple[int, int], partitions: Sequence[TopicPartition]) -> ErrorCode:
-        """Add partitions to a transaction."""
+        """Add partitions of the offsets topic to a transaction."""
 
     def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
         """Check that a transaction includes a partition."""
@@ -580,7 +580,7 @@ class GroupHost:
 
         def match() -> list[str] | InvalidInputError:
             try:
-                return matching(pattern, names)
+                return matching_names(pattern, names)
             except InvalidInputError as error:
                 return error.with_traceback(None)
 
@@ -624,7 +624,7 @@ class GroupHost:
         then()
 
     def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
-        """Query topics or groups of another system. A host that has them all itself never gets such a question."""
+        """Look up topics or groups in another Kafka cluster. A host that stores all of them itself is never asked."""
         log.error(
             "unexpected question to another Kafka cluster, which this broker never reads; left unanswered: %s", question
         )

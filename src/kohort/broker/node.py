@@ -65,7 +65,7 @@ class Node(GroupHost):
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
         address: tuple[str, int],
     ) -> None:
-        """Create the state. `address` is the listening address."""
+        """Open the data folder and create the broker's state. `address` is the listening address."""
         self.data_dir = data_dir
         self.store = store
         self.live = live

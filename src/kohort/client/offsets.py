@@ -14,7 +14,7 @@ from uuid import UUID
 from kohort.client.net.cluster import Between, BrokerById, Cluster, Coordinator
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
-from kohort.client.net.topic_existence import present_topics, there
+from kohort.client.net.topic_existence import existing_topics, present_topics
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
@@ -552,7 +552,7 @@ async def partitions_of(
     """
     wanted = list(topics)
     infos = await cluster.describe_topics(wanted, timeout_ms) if wanted else {}
-    return {name: sorted(info.partitions) for name, info in there(infos).items()}
+    return {name: sorted(info.partitions) for name, info in existing_topics(infos).items()}
 
 
 async def topic_names(cluster: Cluster, timeout_ms: float | None = None) -> list[str]:

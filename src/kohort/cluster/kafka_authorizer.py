@@ -85,7 +85,7 @@ class KafkaAuthorizer(Authorizer):
         return self._open or self._standard.allows_some(caller, operation, resource)
 
     async def refresh(self) -> None:
-        """Read the rules.
+        """Read the ACLs from Kafka.
 
         Raises:
             RetriableError: Kafka does not answer.
@@ -115,7 +115,7 @@ class KafkaAuthorizer(Authorizer):
         self._read_s = self._clock()
 
     async def begin(self) -> None:
-        """Read the rules for the first time; wait for Kafka's answer.
+        """Read the ACLs from Kafka for the first time; wait for its answer.
 
         Raises:
             InvalidInputError: the coordinator may not read them.
@@ -125,7 +125,7 @@ class KafkaAuthorizer(Authorizer):
             log.info("%d ACLs read from Kafka: they decide what clients may do here", len(self._rules))
 
     async def poll_rules(self) -> None:
-        """Read the rules again and again, until cancelled."""
+        """Read the ACLs from Kafka again and again, until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_S)
             try:

@@ -153,7 +153,7 @@ class ShardOwnership:
             await asyncio.sleep(LOOK_S)
 
     def open_journal(self, index: int) -> KafkaJournal:
-        """Return the journal of a shard that begins."""
+        """Create the journal of a shard whose ownership begins here."""
         tenure = self.owned[index]
         if tenure.journal is None:
             tenure.journal = self._open_journal(index)
@@ -189,7 +189,7 @@ class ShardOwnership:
         tenure.again = self._loop.call_later(pause_s, self._ask, tenure)
 
     def close(self) -> None:
-        """End all shards."""
+        """End all shards that are here, because the coordinator closes."""
         for index in sorted(self.owned):
             self._end(index)
 

@@ -110,7 +110,7 @@ class Doubt:
     recorded: set[TopicId] = field(default_factory=set)
 
     def take(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
-        """Record one answer, and return whether enough answers agree now."""
+        """Record one contradicting answer, and return whether enough of them agree now."""
         if self.answers and says != self.says:
             self.forget()
         self.says = says
@@ -120,7 +120,7 @@ class Doubt:
         return len(self.nodes) >= ANSWERS_WANTED or (self.alone and self.answers >= ANSWERS_WANTED)
 
     def forget(self) -> None:
-        """Discard the answers so far."""
+        """Discard the contradicting answers about the topic so far."""
         self.nodes.clear()
         self.answers, self.alone = 0, True
 
@@ -234,7 +234,7 @@ class TopicView:
             self._conclude(answer, says, doubt)
 
     def _unsaid(self, answer: TopicAnswer) -> None:
-        """Take an error, which proves neither that the topic exists nor that it does not."""
+        """Merge an answer with an error, which proves neither that the topic exists nor that it does not."""
         if answer.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and answer.name in self.by_name:
             self.hidden.add(answer.name)
         doubt = self._doubts.get(answer.name)

@@ -102,7 +102,7 @@ class GroupPreview:
 
     @property
     def row_count(self) -> int:
-        """The number of rows."""
+        """The number of rows of the previewed change."""
         return len(self.rows) + len(self.offsets)
 
 
@@ -176,7 +176,7 @@ class GroupChanges:
         return token
 
     def _put_preview(self, token: str, preview: GroupPreview) -> None:
-        """Let a preview wait, and forget those that are too old, or too many."""
+        """Keep a preview until it is confirmed, and forget those that are too old, or too many."""
         now_s = self._now_s()
         with self._lock:
             self._previews[token] = preview
@@ -188,14 +188,14 @@ class GroupChanges:
                 rows -= self._previews.popitem(last=False)[1].row_count
 
     def _find_preview(self, token: str, owner: str) -> GroupPreview:
-        """Return a preview that waits. The lock must be held."""
+        """Return a preview that waits to be confirmed. The caller holds the lock."""
         found = self._previews.get(token)
         if found is None or not hmac.compare_digest(found.owner.encode(), owner.encode()):
             raise ChangedMeanwhileError("there is no such preview: look at it again")
         return found
 
     def _take_preview(self, token: str, owner: str) -> GroupPreview:
-        """Return a preview, which waits no longer."""
+        """Return a preview and remove it, so that it can't be confirmed twice."""
         with self._lock:
             found = self._find_preview(token, owner)
             del self._previews[token]
@@ -235,7 +235,7 @@ class GroupChanges:
 
 
 def _log_outcome(what: str, rows: Iterable[View], errors: Iterable[KafkaError]) -> None:
-    """Write what was done, what may have been done, and what was refused."""
+    """Log which parts of a change were made, which may have been made, and which were refused."""
     if done := [_text(row) for row in rows if row["done"]]:
         log.info("%s: change made: %s", what, "; ".join(done))
     if unknown := [_text(row) for row in rows if row["done"] is None]:
@@ -274,7 +274,7 @@ def _reset_target(asked: PreviewBody) -> ResetTarget | None:
 
 
 def _state(admin: Admin, group: str) -> bytes:
-    """Return a digest of what must be the same when a preview is confirmed."""
+    """Return a digest of the group's members and offsets, which must be the same when a preview is confirmed."""
     found = admin.describe_consumer_groups([group]).result(group)
     committed = admin.list_consumer_group_offsets(group).all()
     digest = hashlib.sha256(repr((found.state, sorted(member.member_id for member in found.members))).encode())
@@ -324,7 +324,7 @@ def _make(admin: Admin, preview: GroupPreview) -> tuple[list[View], Mapping[Any,
 
 
 def _text(row: View) -> str:
-    """Return a change as the log has it."""
+    """Return one row of a change as text for the log."""
     if "topic" not in row:
         return f"{row['offsets']} offsets"
     new = f" -> {row['new']}" if "new" in row else ""

@@ -72,7 +72,7 @@ class DashboardUsers:
         return known if fits else None
 
     def proof(self, user: str) -> bytes | None:
-        """Return what stands for a user's present password; None: there is no such user."""
+        """Return a keyed hash of a user's present password; None if there is no such user."""
         with self._lock:
             if self._now_s() - self._checked_s >= FILE_CHECK_S:
                 self._checked_s = self._now_s()
@@ -144,7 +144,7 @@ class FailedTries:
             del self._known[next(iter(self._known))]
 
     def count_failure(self, address: str, user: str) -> None:
-        """Count a failure."""
+        """Count a failed login of an address and a user."""
         now_s = self._now_s()
         for key, _ in _keys(address, user):
             self._free_at_s[key] = max(now_s, self._free_at_s.get(key, 0.0)) + TRY_INTERVAL_S
@@ -170,7 +170,7 @@ def _network(address: str) -> str:
 
 
 def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[tuple[str, str], int]]:
-    """Return the address and the user as they are counted, with their tries."""
+    """Return the keys under which an address and a user are counted, each with its failed tries."""
     address = _network(address)
     name = hashlib.sha256(user.encode()).hexdigest()
     return (("address", address), ADDRESS_TRIES), (("user", name), USER_TRIES)
@@ -178,7 +178,7 @@ def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[t
 
 @dataclass(frozen=True, slots=True)
 class LoginSession:
-    """A login.
+    """A session of a logged-in user.
 
     Attributes:
         user: Its name.
@@ -192,7 +192,7 @@ class LoginSession:
 
 
 class DashboardLogins:
-    """The logins and their sessions. All calls come from one thread.
+    """The dashboard's logins and their sessions. All calls come from one thread.
 
     Args:
         users: The users.
@@ -228,7 +228,7 @@ class DashboardLogins:
         return secret
 
     def session(self, secret: str) -> LoginSession | None:
-        """Return a session; None: it never was, has ended, or its user is gone or has another password."""
+        """Return the session of this secret; None: it is unknown or over, or its user has gone or changed the password."""
         found = self._sessions.get(_kept(secret))
         if found is None:
             return None
@@ -239,7 +239,7 @@ class DashboardLogins:
         return None
 
     def end(self, secret: str) -> None:
-        """End a session."""
+        """End the session of this secret: log its user out."""
         found = self._sessions.pop(_kept(secret), None)
         if found is not None:
             log.info("[user %s] logged out", found.user)

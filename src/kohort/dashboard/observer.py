@@ -212,7 +212,7 @@ class ClusterObserver(ClosedOnExit):
         self.wake_pages()
 
     def _restore(self, report: LagReport, file: HistoryWriter) -> None:
-        """Take over what an earlier process has seen: reads as far as a picture goes, and the last changes."""
+        """Restore an earlier process's history from the file: reads as far as a picture goes, and the last changes."""
 
         def add(values: ReadValues) -> None:
             with self._lock:
@@ -224,7 +224,7 @@ class ClusterObserver(ClosedOnExit):
             self._history.restore_changes(changes)
 
     def wake_pages(self) -> None:
-        """Call the listeners."""
+        """Call the listeners, so that open pages get the new read."""
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -236,7 +236,7 @@ class ClusterObserver(ClosedOnExit):
             self._listeners.add(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Call a function no more."""
+        """Stop calling a function after reads."""
         with self._lock:
             self._listeners.discard(listener)
 
@@ -252,11 +252,11 @@ class ClusterObserver(ClosedOnExit):
         }
 
     def overview(self) -> View:
-        """Return all groups."""
+        """Return the encoded overview of all groups as of the last read."""
         return {"cluster": self.cluster(), "overview": self._overview}
 
     def group(self, name: str) -> View:
-        """Return a group.
+        """Return the page view of a group as of the last read.
 
         Raises:
             NotFoundError: The last read has no such group.

@@ -96,7 +96,7 @@ FILES: Mapping[str, tuple[str, str]] = {
 
 
 class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a login."""
+    """The body of a login request: user and password."""
 
     user: str
     password: str
@@ -125,13 +125,13 @@ class DashboardRoutes:
         self.is_closing = False
 
     def close(self) -> None:
-        """End the streams, and start no more calls."""
+        """End the open event streams, and start no more look-ups or changes."""
         self.is_closing = True
         for threads in (self._cluster, self._regions, self._memory, self._disk, self._changing):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def app(self) -> ASGIApp:
-        """Return the application."""
+        """Return the ASGI application, with all routes behind the guard."""
         observer, lookups = self._observer, self._lookups
         answers: dict[str, tuple[ThreadPoolExecutor, Callable[[Request], Any]]] = {
             "/api/group": (self._memory, lambda request: observer.group(_text(request, "name"))),
@@ -360,7 +360,7 @@ class LimitedProtocol(H11Protocol):
     _unsent_then, _stands_since_s = 0, 0.0
 
     def take_place(self, places: set[LimitedProtocol], sock: socket.socket) -> None:
-        """Take a place before the handshake."""
+        """Take one of the places for connections, before the TLS handshake."""
         self.places, self.sock = places, sock
         self._waits_since_s = self.loop.time()
         places.add(self)
@@ -376,7 +376,7 @@ class LimitedProtocol(H11Protocol):
         self._check_later()
 
     def give_place(self) -> None:
-        """Close the connection for a new one."""
+        """Close this connection to make room for a new one."""
         self.places.discard(self)
         if self.is_served:
             self.transport.abort()
@@ -388,7 +388,7 @@ class LimitedProtocol(H11Protocol):
         return [cast(LimitedProtocol, found) for found in self.connections]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
+        """Release the connection's place when it has closed."""
         self.places.discard(self)
         if self._check is not None:
             self._check.cancel()
@@ -401,7 +401,7 @@ class LimitedProtocol(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Stop the answer until its reader has read, and close those that have too much unread."""
+        """Pause the answer until the browser has read; close connections whose browsers have too much unread."""
         super().pause_writing()
         others = self._others()
         unsent = sum(found.unsent() for found in others)

@@ -379,7 +379,7 @@ class Reply(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A frame for a member's connection that answers no request."""
+    """A frame that the coordinator sends to a push member by itself, and not in answer to a request."""
 
     connection: int
     value: Pushed

@@ -126,14 +126,14 @@ class GroupMembership(LongPollingGroup):
 
     @abstractmethod
     def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
-        """Return whether a commit is accepted, or its error."""
+        """Return NONE if an OffsetCommit is accepted, else its error."""
 
     @abstractmethod
     def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
-        """Return whether a transactional commit is accepted, or its error."""
+        """Return NONE if a TxnOffsetCommit is accepted, else its error."""
 
     def committed(self, step: Step, event: OffsetCommit) -> None:
-        """Handle an accepted commit, which may be a sign of life."""
+        """Handle an accepted OffsetCommit, which may count as a member's sign of life."""
         return
 
     def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode] | None:
@@ -141,7 +141,7 @@ class GroupMembership(LongPollingGroup):
         return None
 
     def may_fetch(self, step: Step, event: OffsetFetch) -> ErrorCode:
-        """Return whether a fetch that names a member is answered, or its error."""
+        """Return NONE if an OffsetFetch that names a member is answered, else its error."""
         return ErrorCode.NONE
 
     def describe(self, step: Step) -> DescribedGroup | None:
@@ -238,7 +238,7 @@ class Group:
         return self.membership if isinstance(self.membership, kind) else None
 
     def is_void(self) -> bool:
-        """Return whether no record of the group is left."""
+        """Return whether the group has no record left: no members, and no committed or pending offsets."""
         return not (self.offsets or self.pending or self.membership.has_records())
 
     def state(self) -> GroupState:

@@ -58,13 +58,13 @@ class _BoundedInput(socket.SocketIO):
 
 
 class _Request(WSGIRequestHandler):
-    """One scrape."""
+    """The handler of one scrape request."""
 
     server: _Server
     timeout = SCRAPE_S
 
     def setup(self) -> None:
-        """Read through a bound."""
+        """Limit the bytes that are read of a request."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(_BoundedInput(self.connection))

@@ -162,7 +162,7 @@ class Survey:
             return None
 
     def _made_out(self, damage: LogDamage) -> set[str]:
-        """Return names in the damaged bytes, as far as these still look like records: only a hint."""
+        """Return names that appear in damaged bytes, as far as these still look like records: only a hint."""
         names: set[str] = set()
         try:
             file = OpenFile(damage.path, os.O_RDONLY, self._source.files.fs)

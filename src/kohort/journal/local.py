@@ -21,7 +21,7 @@ from kohort.journal.checked import (
 )
 from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
 from kohort.journal.protocol import Owner
-from kohort.journal.sealing import sealed
+from kohort.journal.sealing import encode_append
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.markers import parse_marker
 from kohort.log.partition import PartitionLog
@@ -93,7 +93,7 @@ class LogJournal:
         if not records:
             return
         try:
-            data = bytearray().join(sealed(records, now_ms))
+            data = bytearray().join(encode_append(records, now_ms))
         except struct.error as error:
             raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
         if len(data) > APPEND_BYTES_MAX:

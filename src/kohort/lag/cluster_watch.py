@@ -95,7 +95,7 @@ class ClusterWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the reader, and give the shares up."""
+        """End the thread and the reader, and release the shares of groups to other exporters."""
         self._ended.set()
         self._is_due.set()
         self._reader.close()
@@ -105,7 +105,7 @@ class ClusterWatch:
 
     @property
     def current(self) -> LagReport | None:
-        """The last report, unless it is too old to be shown."""
+        """The last lag report; None if it is too old to be shown."""
         report = self.state.report
         if report is None:
             return None
@@ -163,7 +163,7 @@ class ClusterWatch:
             )
 
     def _begin_shares(self) -> Mapping[int, int]:
-        """Make the next read one of the shares that this process has; return these.
+        """Restrict the next read to the shares of groups that this process has; return these shares.
 
         Raises:
             KafkaError: It takes no part.
@@ -221,7 +221,7 @@ def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
 def _counted(
     before: WatchState, report: LagReport, latest: Iterable[tuple[str, GroupChange]]
 ) -> dict[tuple[str, str], int]:
-    """Return the changes counted so far, of the groups that are there."""
+    """Return the counts of changes by group and kind, without groups that no longer exist."""
     counts = Counter({key: count for key, count in before.changes.items() if key[0] in report.groups})
     known = {} if before.report is None else before.report.groups
     counts.update((name, change.kind) for name, change in latest if name in known and name in report.groups)

@@ -25,7 +25,7 @@ from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.lag.snapshot import NO_RECORD, UNDATED, ClusterSnapshot, GroupReading, PartitionBounds, ReadFailure
-from kohort.name_patterns import matching
+from kohort.name_patterns import matching_names
 
 WINDOW_MS = 60_000
 """How long a partition may make no progress, or its lag grow, before that is a finding. Longer than the pauses between
@@ -37,7 +37,7 @@ RISES_MIN = 2
 
 
 class LagStatus(IntEnum):
-    """How a partition or a group is, from good to bad.
+    """The status of a partition's or a group's lag, from good to bad.
 
     A group has the worst status of its partitions.
     """
@@ -79,7 +79,7 @@ CAUSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where a partition was at a time, from which rates are computed."""
+    """A partition's committed offset and log end at a time, from which rates are computed."""
 
     at_ms: int
     committed: int
@@ -269,7 +269,7 @@ class GroupLag:
 
     @property
     def sum_lag(self) -> int:
-        """The offsets still to be read."""
+        """The sum of the lag over partitions: how many offsets the group has still to read."""
         return sum(part.lag or 0 for part in self.known_partitions)
 
     @property
@@ -345,14 +345,14 @@ def evaluate(snapshot: ClusterSnapshot, before: LagReport | None = None, window_
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """A snapshot, and what is known from the one before."""
+    """A snapshot of a cluster, with the report of the one before, while it is evaluated."""
 
     snapshot: ClusterSnapshot
     before: LagReport | None
     window_ms: int
 
     def group(self, reading: GroupReading) -> GroupLag:
-        """Evaluate one group."""
+        """Compute the lag and status of one group."""
         group = reading.description
         owners = {tp: member for member in group.members for tp in member.assignment or ()}
         earlier = None if self.before is None else self.before.groups.get(group.group_id)
@@ -439,7 +439,7 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A partition of a group."""
+    """One partition of a group, while its lag is evaluated."""
 
     reading: GroupReading
     partition: TopicPartition
@@ -477,7 +477,7 @@ def abandoned_topics(reading: GroupReading, topics: set[str]) -> set[str]:
         return set()
     try:
         for pattern in patterns:
-            wanted.update(matching(pattern, topics))
+            wanted.update(matching_names(pattern, topics))
     except InvalidInputError:  # a pattern that this process can't match: a broker could
         return set()
     return topics - wanted

@@ -119,7 +119,7 @@ class LagExporter(Collector):
 
 
 class _Families:
-    """The metric families of a page."""
+    """The metric families of one scrape, filled cluster by cluster."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
@@ -128,7 +128,7 @@ class _Families:
         }
 
     def add_sample(self, name: str, labels: Sequence[str], value: float | None) -> None:
-        """Add a sample; an unknown value is left out."""
+        """Add a sample to a metric family, unless its value is unknown."""
         if value is not None:
             self.by_name[name].add_metric(labels, value)
 

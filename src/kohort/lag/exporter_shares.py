@@ -67,7 +67,7 @@ CALL_MS = 10_000
 
 
 def share_of(name: str) -> int:
-    """Return the share of a group's or topic's name."""
+    """Return the number of the share that a group's or topic's name hashes to."""
     return zlib.crc32(name.encode()) % SHARES
 
 
@@ -117,7 +117,7 @@ class ExporterShares:
         return self._owned if member is not None and member.is_in_session() else {}
 
     def check(self) -> None:
-        """Check that this exporter takes part.
+        """Check that this exporter is a member of the group that divides the cluster's groups.
 
         Raises:
             KafkaError: It does not, and why.
@@ -155,7 +155,7 @@ class ExporterShares:
             self._ended.wait(RETRY_S)
 
     def _make_topic(self) -> None:
-        """Make the topic if it is missing.
+        """Create the exporters' topic if it is missing.
 
         Raises:
             KafkaError: It can't be made, or has too few partitions.
@@ -196,7 +196,7 @@ class ExporterShares:
             raise error
 
     def _take_part(self) -> None:
-        """Be a member until the exporter ends, or the topic is gone.
+        """Stay a member of the exporters' group until the exporter ends, or its topic is gone.
 
         Raises:
             KafkaError: The group can't be joined.
@@ -217,7 +217,7 @@ class ExporterShares:
                 self._member, self._owned = None, {}
 
     def _follow(self, member: GroupMember) -> None:
-        """Take over what the membership says. What must be given up is not shown any more when that is acknowledged."""
+        """Apply the member's assignment: hide the groups of revoked shares first, then acknowledge the revocation."""
         revocation = member.revocation()
         before = self._owned
         if revocation is not None:

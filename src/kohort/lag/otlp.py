@@ -164,7 +164,7 @@ class OtlpPush:
             self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
     def _send(self) -> None:
-        """Send everything; after a request that fails, leave out the rest."""
+        """Send all metrics in batches; after a request that fails, leave out the rest."""
         for metrics in _batches(self._collector.collect(), time.time_ns()):
             scope = ScopeMetrics(self._scope, metrics, "")
             self._session.failure = "no request could be made of the metrics and OTEL_EXPORTER_OTLP_HEADERS"
@@ -184,7 +184,7 @@ class OtlpPush:
 
 
 class _CollectorSession(requests.Session):
-    """Requests to the collector.
+    """The HTTP session that posts metrics to the collector.
 
     Attributes:
         failure: Why the last request failed, without headers.
@@ -224,7 +224,7 @@ class _CollectorSession(requests.Session):
 
 
 class _Quiet(logging.Filter):
-    """Keeps the library's lines out of the log.
+    """A logging filter that keeps the OTLP library's lines out of the log.
 
     Attributes:
         has_said: Whether there was one.
@@ -233,7 +233,7 @@ class _Quiet(logging.Filter):
     has_said = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False."""
+        """Return False: the line is not logged, only noticed."""
         self.has_said = True
         return False
 
@@ -259,7 +259,7 @@ def _batches(families: Iterable[Family], now_ns: int) -> Iterator[list[Metric]]:
 
 
 def _resource(instance: str, version: str) -> Resource:
-    """Return what sends the metrics; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME go before."""
+    """Return the OTLP resource that sends the metrics; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override it."""
     own = {"service.name": "kohort-exporter", "service.instance.id": instance, "service.version": version}
     given = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in own.items() if name not in given})

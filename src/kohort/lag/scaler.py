@@ -62,7 +62,7 @@ class ScaledGroup:
 
     @classmethod
     def of(cls, scaled: ScaledObject) -> ScaledGroup:
-        """Read the metadata of a trigger.
+        """Parse the metadata of a KEDA trigger.
 
         Raises:
             InvalidInputError: Something is missing or invalid.
@@ -83,7 +83,7 @@ class ScaledGroup:
 
     @property
     def metric(self) -> str:
-        """The name of its metric."""
+        """The name of the metric that KEDA asks for."""
         return "kohort-members-" + re.sub(r"[^a-zA-Z0-9_.-]", "-", self.group)[:200]
 
 
@@ -97,7 +97,7 @@ def _number(text: str, key: str) -> int | None:
 
 @dataclass(slots=True)
 class _Watched:
-    """A scaled object, with the last decision about it.
+    """A scaled group, with the last decision about its number of members.
 
     Attributes:
         asked_s: When somebody asked last, on the monotonic clock.
@@ -172,7 +172,7 @@ class GroupScaling(ClosedOnExit):
             self._listeners.add(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Call a function no more."""
+        """Stop calling a function after reads."""
         with self._lock:
             self._listeners.discard(listener)
 

@@ -68,7 +68,7 @@ def duration_ms(text: str, longest_ms: int = MAX_LAG_MAX_MS) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScalingTarget:
-    """The target of a group.
+    """The scaling target of a group.
 
     Raises:
         InvalidInputError: The numbers of members contradict each other.
@@ -121,7 +121,7 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """The memory from decision to decision.
+    """The state that one scaling decision leaves for the next.
 
     Attributes:
         wanted: The members that were wanted last.
@@ -190,7 +190,7 @@ def _most(group: GroupLag, target: ScalingTarget) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A partition over the measured time. Rates are per second."""
+    """The load of one partition over the measured time. Rates are in records per second."""
 
     part: PartitionLag
     written: float
@@ -199,7 +199,7 @@ class _Load:
 
 
 class _Scaling:
-    """One decision."""
+    """The computation of one scaling decision."""
 
     def __init__(self, group: GroupLag, now_ms: int, target: ScalingTarget, before: ScalingState) -> None:
         if before.offsets:  # a partition that gets its first commit counts from now on

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 from kohort.errors import ErrorCode, FencedError, error_for
 from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
-from kohort.log.cooperative import LoopBudget, Search, searched
+from kohort.log.cooperative import LoopBudget, Search, run_search
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, file_exists, folder_mode, remove_if_exists, sync_folder
 from kohort.log.index import AbortedRange
@@ -54,7 +54,7 @@ def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:
 
 
 def begun(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
-    """Return the epochs of a log from `start` to `end` after another one begins.
+    """Return the leader epochs of a log from `start` to `end`, after another epoch begins.
 
     Epochs without remaining records are left out.
     """
@@ -473,7 +473,7 @@ class PartitionLog:
 
         Special timestamps are -1 for the end, -2 and -4 for the start, and -3 for the latest timestamp.
         """
-        return searched(self.search_by_time(timestamp, isolation))
+        return run_search(self.search_by_time(timestamp, isolation))
 
     def search_by_time(
         self, timestamp: int, isolation: Isolation, budget: LoopBudget | None = None
@@ -566,7 +566,7 @@ class PartitionLog:
         return self.log_start_offset
 
     def note_cleaned(self, offset: int, now_ms: int) -> None:
-        """Note that compaction has processed everything before an offset."""
+        """Record that compaction has processed everything before an offset."""
         self.cleaned_offset = max(self.cleaned_offset, offset)
         step = max(1, self._config.delete_retention_ms // _CLEANINGS_KEPT)
         if self._cleanings and self._cleanings[-1][0] // step == now_ms // step:
@@ -631,7 +631,7 @@ class PartitionLog:
         self.set_segments([self._made(offset)])
 
     def _made(self, offset: int) -> Segment:
-        """Create a segment."""
+        """Create a new segment that begins at an offset."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
         fresh.create_file()
         self._names_new = True

@@ -303,7 +303,7 @@ def _open_each(
 
 
 def _load(segment: Segment, verify: int | None, following: int | None, known_end: int) -> opening.LoadedSegment:
-    """Load the end of a segment.
+    """Load a segment and find where its valid batches end.
 
     Raises:
         OSError: the file can't be opened, and its end offset is unknown.
@@ -345,7 +345,7 @@ def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, repo
 def _end_at(
     segments: list[Segment], torn: bool, known_end: int, report: RecoveryReport, config: LogConfig, files: FileCache
 ) -> list[Segment]:
-    """Complete the end of the log.
+    """Complete the end of the log when it is opened.
 
     Truncate a torn end. After damage to records that are known to have existed, begin another segment.
 
@@ -421,7 +421,7 @@ def snapshot_offsets(names: Iterable[str]) -> list[int]:
 
 
 def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> tuple[list[int], list[int]]:
-    """Complete or undo what a crash interrupted.
+    """Complete or undo file changes of a partition that a crash interrupted.
 
     Returns:
         The base offsets of the remaining segments, and of those whose file is missing.

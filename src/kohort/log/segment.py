@@ -17,7 +17,7 @@ from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
-from kohort.log.gaps import GapCount, blamed_by_index, shortened, without
+from kohort.log.gaps import GapCount, blamed_by_index, missing_end_damage, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
 from kohort.log.unverified import UnverifiedBytes
@@ -205,7 +205,7 @@ class SegmentFile:
         self._since_entry += size
 
     def flush_indexes(self) -> None:
-        """Write all index entries to the index files."""
+        """Write all index entries in memory to the index files."""
         self._since_flush = 0
         self.index.flush()
         self.time_index.flush()
@@ -333,7 +333,7 @@ class SegmentFile:
         if self.gaps and last is None:
             if self.end_offset < end_offset:
                 unseen.add(end_offset)
-            missing = shortened(rules, size, self.end_offset, claim, unseen.timestamps)
+            missing = missing_end_damage(rules, size, self.end_offset, claim, unseen.timestamps)
             inherited.damages += [] if missing is None else [missing]
         self.size, self.end_offset = size, end_offset
         self.finish()
@@ -484,7 +484,7 @@ def find_newest(where: FileRange, _: BatchHeader, offset: int, limit: int) -> in
 
 
 def _give_way() -> None:
-    """Do nothing in another thread, so that the loop serves others in between."""
+    """Run a job that does nothing on another thread, so that the event loop serves others in between."""
 
 
 class Segment(SegmentFile):
@@ -547,7 +547,7 @@ class Segment(SegmentFile):
     def _read_to(
         self, damage: LogDamage, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> tuple[FileRange | None, int]:
-        """Read the batches before some damage."""
+        """Read the complete batches before a damaged range."""
         found = self.locate(offset)
         if found is None:
             return None, self.end_offset

@@ -22,7 +22,7 @@ from kohort.log.catalog import Catalog, CatalogTopic, Draft, TopicPlan, effectiv
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
 from kohort.log.compaction import Compaction, OffLoop
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
-from kohort.log.cooperative import LoopBudget, Search, Steps, completed
+from kohort.log.cooperative import LoopBudget, Search, Steps, run_steps
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FILES_OWN, FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, folder_mode, is_internal
@@ -225,7 +225,7 @@ class StoreCheckpoints:
 
     @classmethod
     def read(cls, folder: Path, fs: FileSystem = SYSTEM) -> StoreCheckpoints:
-        """Read the files.
+        """Read the three checkpoint files.
 
         Raises:
             OSError: a resource is missing that another attempt may have.
@@ -235,7 +235,7 @@ class StoreCheckpoints:
         return cls(*(checkpoints.readable_offsets(folder / name, checksums, fs=fs) for name in names))
 
     def topics(self) -> set[str]:
-        """Return the topics in the files."""
+        """Return the names of the topics that the checkpoints mention."""
         return {tp.topic for file in (self.synced, self.starts, self.cleaned) for tp in file or ()}
 
     def of(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
@@ -386,7 +386,7 @@ class LogStore(ClosedOnExit):
         self._logs[tp] = opened
 
     def _ours(self, known: OpenOptions) -> OpenOptions:
-        """Combine what is known of one partition with the settings of all."""
+        """Combine one partition's checkpoints with the options that hold for all partitions."""
         return replace(
             known, clean=self._owned.clean, persist=self._write_bounds, files=self._files, limits=self.limits
         )
@@ -442,7 +442,7 @@ class LogStore(ClosedOnExit):
             InvalidInputError: INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_CONFIG, TOPIC_ALREADY_EXISTS,
                 POLICY_VIOLATION (a limit of `StoreLimits`).
         """
-        (made,) = completed(self.creating([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
+        (made,) = run_steps(self.creating([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
         if isinstance(made, KafkaError):
             raise made
         return made
@@ -552,8 +552,8 @@ class LogStore(ClosedOnExit):
             NotFoundError: there is no such topic.
         """
         topic = self.topic(name)
-        completed(self.deleting([name]))
-        completed(self.removing())
+        run_steps(self.deleting([name]))
+        run_steps(self.removing())
         return topic
 
     def deleting(self, names: Sequence[str]) -> Steps[list[PartitionLog]]:
@@ -611,7 +611,7 @@ class LogStore(ClosedOnExit):
             InvalidInputError: that is not more than now (INVALID_PARTITIONS).
             NotFoundError: there is no such topic.
         """
-        (grown,) = completed(self.growing({name: partitions}))
+        (grown,) = run_steps(self.growing({name: partitions}))
         if isinstance(grown, KafkaError):
             raise grown
         return grown

@@ -47,7 +47,7 @@ class StoredRecord:
     seal: bytes
 
 
-def sealed(
+def seal_headers(
     key: RegionKey, region: str, author: Author, record_key: bytes, value: bytes | None
 ) -> list[tuple[str, bytes]]:
     """Return the headers that make a record valid: its seal."""

@@ -145,7 +145,7 @@ class LeaderElection:
             )
 
     def _compete(self) -> ControlPlaneAddress:
-        """Take over as control plane, as other candidates may do too; after losing an election, back off exponentially."""
+        """Take over as control plane, unless another candidate does; after a lost election, back off exponentially."""
         if time.monotonic() < self._stays_behind_s:
             raise NobodyServesError("another application is taking over")
         try:

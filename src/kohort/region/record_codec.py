@@ -169,7 +169,7 @@ def claimed_region(key: bytes) -> str | None:
     return str(about[1]) if kind == "claim" and len(about) > 1 else None
 
 
-def retired(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
+def tombstones_of_sequence(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
     """Return tombstones for a sequence that no reset returns to."""
     names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]
     return {msgspec.json.encode(name): None for name in names}

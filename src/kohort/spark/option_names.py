@@ -125,7 +125,7 @@ def distance(first: str, second: str) -> int:
     return rows[-1][-1]
 
 
-def ignored(names: Iterable[str], reason: str) -> str | None:
+def ignored_options_note(names: Iterable[str], reason: str) -> str | None:
     """Return the names of options that have no effect, with the reason; None if there are none."""
     listed = ", ".join(names)
     return f"{listed} ({reason})" if listed else None

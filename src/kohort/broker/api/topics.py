@@ -39,7 +39,7 @@ ERROR_SINCE_OF_CREATE_TOPICS, ERROR_SINCE_OF_DELETE_TOPICS, ERROR_SINCE_OF_CREAT
 
 
 def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[CreateTopicsResponse]:
-    """Create topics, or only validate the request."""
+    """Create the topics of a CreateTopics request, or only validate it."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
     planned: dict[str, TopicPlan | KafkaError] = {}

@@ -50,7 +50,7 @@ def alterable() -> dict[str, Setting]:
 
 
 class LiveSettings:
-    """The current settings of the broker.
+    """The broker's settings in effect: those from its start, with alterations by requests.
 
     Args:
         folder: the data folder.
@@ -104,7 +104,7 @@ class LiveSettings:
         return broker, topics
 
     def altered(self, name: str) -> Mapping[str, str]:
-        """Return the altered settings.
+        """Return the settings that requests have altered, for this broker or for all.
 
         Args:
             name: this broker's id, or `ALL`.

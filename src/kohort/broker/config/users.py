@@ -28,7 +28,7 @@ SALT_BYTES_MAX = 1024
 
 
 class Users:
-    """The users' credentials, by mechanism."""
+    """The store of users' SCRAM credentials, by mechanism."""
 
     def __init__(self, folder: Path) -> None:
         self._secret_path = folder / SECRET_FILE

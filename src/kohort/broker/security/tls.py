@@ -18,9 +18,9 @@ from typing import NamedTuple, TypeAlias, cast
 
 from kohort.broker.security.principals import PrincipalMapping, subject_name
 from kohort.broker.security.settings import SecurityConfig
-from kohort.broker.transport import MORE_FOLLOWS, LogSlice, unmapped
+from kohort.broker.transport import MORE_FOLLOWS, LogSlice, ipv4_of_mapped
 from kohort.errors import InvalidInputError
-from kohort.io.key_stores import KeyStore, load_identity, trusted
+from kohort.io.key_stores import KeyStore, load_identity, trusted_certificates
 from kohort.io.tls_records import RecordCounter, SilentRecords
 from kohort.settings.config import parse_value, settings
 from kohort.wire.schema import Buffer
@@ -102,7 +102,7 @@ def _set_client_auth(context: ssl.SSLContext, config: SecurityConfig) -> None:
             context.load_verify_locations(cadata=certificates)
             return
         assert location is not None
-        stored = trusted(location, config.truststore_password)
+        stored = trusted_certificates(location, config.truststore_password)
         if stored is None:
             context.load_verify_locations(cafile=location)
         else:
@@ -254,7 +254,7 @@ class TlsTransport:
         self.fd = sock.fileno()
         self.peer = peer
         host, port = sock.getsockname()[:2]
-        self.local = (unmapped(host), port)
+        self.local = (ipv4_of_mapped(host), port)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = memoryview(b"")
@@ -316,7 +316,7 @@ class TlsTransport:
 
     @property
     def cipher(self) -> str:
-        """Version and cipher suite of the connection, for the log."""
+        """The TLS version and cipher suite of the connection, for the log."""
         suite = self._tls.cipher()
         return f"{self._tls.version()} {suite[0] if suite else ''}"
 
@@ -353,7 +353,7 @@ class TlsTransport:
         return max(count, 0)
 
     def _decrypt(self, buffer: memoryview) -> int:
-        """Decrypt what is there; return how many bytes, or -1 if the client has ended TLS."""
+        """Decrypt the received TLS records; return how many bytes, or -1 if the client has ended TLS."""
         count = 0
         try:
             while count < len(buffer):

@@ -21,7 +21,7 @@ from kohort.broker.security.principals import Principal
 from kohort.broker.security.tls import TlsTransport
 from kohort.broker.server.connection import READ_BUFFER_BYTES, ClientSession, Connection
 from kohort.broker.server.flow_control import ByteBudget
-from kohort.broker.transport import PlainTransport, Transport, unmapped
+from kohort.broker.transport import PlainTransport, Transport, ipv4_of_mapped
 from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ MACOS_FILES_MAX = 10_240
 
 
 class Descriptors(NamedTuple):
-    """Shares of the process's file descriptors."""
+    """The division of the process's file descriptors between connections and log files."""
 
     files: int
     lent: int
@@ -199,7 +199,7 @@ class Server:
                 self._loop.remove_reader(listener.sock.fileno())
                 self._loop.call_later(FULL_PAUSE_S, self._accept_again, listener)
                 return
-            self._admit(sock, (unmapped(address[0]), address[1]), listener)
+            self._admit(sock, (ipv4_of_mapped(address[0]), address[1]), listener)
 
     def _refuse_with_spare(self, listening: socket.socket) -> bool:
         """Refuse the next connection with the spare descriptor, because none is left; return whether that succeeded.
@@ -340,7 +340,7 @@ class Server:
         sock.close()
 
     def on_closed(self, connection: Connection) -> None:
-        """Remove a connection that has closed."""
+        """Stop counting a connection that has closed."""
         self._connections.pop(connection.client.number, None)
         if connection.client.login is not None:
             connection.client.login.closed()
@@ -355,7 +355,7 @@ class Server:
             self._by_host.pop(host, None)
 
     def wake(self, connection: Connection) -> None:
-        """Flush this connection in the loop's next iteration, together with the others that are ready."""
+        """Send a connection's completed responses in the loop's next iteration, with those of other connections."""
         if not self._dirty:
             self._loop.call_soon(self._flush)
         self._dirty.append(connection)

@@ -13,7 +13,7 @@ from kohort.ids import AclOperation as AclOperation
 from kohort.ids import AclPattern as AclPattern
 from kohort.ids import AclPermission as AclPermission
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked
+from kohort.settings.arguments import checks_arguments
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,7 +26,7 @@ OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
 """The kind of an offset: a name, or the first one at or after a time in milliseconds since 1970."""
 
 
-@checked
+@checks_arguments
 class Results(Generic[K, V]):
     """Results of a call, one outcome per resource: a value, or an error.
 
@@ -88,7 +88,7 @@ class Results(Generic[K, V]):
         return f"{type(self).__name__}(values={self.values!r}, errors={self.errors!r})"
 
 
-@checked
+@checks_arguments
 class PartitionResults(Results[TopicPartition, V]):
     """Outcomes by partition."""
 

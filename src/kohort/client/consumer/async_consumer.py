@@ -23,8 +23,8 @@ from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked, checked_call
-from kohort.settings.config import documented
+from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +34,8 @@ _ITERATION_POLL_MS = 60_000
 _DECODE_HERE_BYTES = 64 * 1024
 
 
-@checked
-@documented(ConsumerConfig)
+@checks_arguments
+@documents_settings(ConsumerConfig)
 class AsyncConsumer(SyncMethods):
     """A consumer of topics on the running event loop. Listener methods may be coroutine functions.
 

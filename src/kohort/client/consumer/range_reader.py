@@ -33,7 +33,7 @@ from kohort.errors import (
 )
 from kohort.ids import TopicPartition
 from kohort.io.closing import ClosedOnExit
-from kohort.settings.arguments import checked, checked_call
+from kohort.settings.arguments import checked_call, checks_arguments
 from kohort.wire.batch import HEADER_SIZE, BatchHeader, BatchRecord, crc_ok, parse_header
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.records import read_records
@@ -72,7 +72,7 @@ class _ReadTarget:
     topic_id: UUID | None
 
 
-@checked
+@checks_arguments
 class RangeReader(Lookups, ClosedOnExit):
     """A reader of offsets [start, end) of partitions as Arrow batches.
 

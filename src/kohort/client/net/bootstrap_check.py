@@ -78,7 +78,7 @@ class ReachabilityLog:
             log.info("connection to broker %s established again", address)
 
 
-def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:
+def explain_connection_failure(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:
     """Return why a connection failed, with a hint if the two sides may not agree on TLS or the login.
 
     Args:

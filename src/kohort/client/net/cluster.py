@@ -55,8 +55,8 @@ from kohort.client.net.targets import (
     Coordinator,
     Leader,
     Target,
-    fitting,
     parse_address,
+    request_for_link,
 )
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import (
@@ -429,7 +429,7 @@ class Cluster:
         elsewhere = isinstance(to, AnyNode) and (to.serves_itself or wanted.message.API_KEY not in link.versions)
         if link.coordinator_id >= 0 and elsewhere:
             link = await self._broker_connection(channel, limit)
-        body, version = fitting(link, wanted)
+        body, version = request_for_link(link, wanted)
         if leaving is not None:
             leaving()
         return await self.connections.request(link, body, version, limit)
@@ -438,7 +438,7 @@ class Cluster:
         """Send a request that gets no response: Produce with acks=0."""
         limit = self.config.request_timeout_ms
         link = await self._connection_to(to, channel, limit)
-        body, version = fitting(link, message if isinstance(message, Between) else Between(message))
+        body, version = request_for_link(link, message if isinstance(message, Between) else Between(message))
         self.connections.post(link, body, version)
 
     def backoff_ms(self, failures: int) -> float:

@@ -21,7 +21,7 @@ LOOKUP_RETRY_DELAY_MS = 100.0
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
-def there(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
+def existing_topics(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
     """Return the topics of a response that exist.
 
     Raises:
@@ -46,7 +46,7 @@ async def present_topics(
     for turn in range(LOOKUP_ATTEMPTS):
         if turn:
             await cluster.runtime.sleep(LOOKUP_RETRY_DELAY_MS)
-        found |= there(await cluster.describe_topics(wanted - found.keys(), timeout_ms))
+        found |= existing_topics(await cluster.describe_topics(wanted - found.keys(), timeout_ms))
         if len(found) == len(wanted):
             break
     return found

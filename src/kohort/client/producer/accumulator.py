@@ -373,7 +373,7 @@ def _after_fork() -> None:
 after_fork_in_child(_after_fork)
 
 
-def sized(content: Any, what: str) -> int:
+def content_bytes(content: Any, what: str) -> int:
     """Return the size of a key or value, in bytes.
 
     Raises:

@@ -15,7 +15,7 @@ from kohort.client.producer.appender import BatchFill, DeliveryPlace, QueueOpeni
 from kohort.columns.encode import Chunk, restamp
 from kohort.errors import KafkaError, RecordsRefusedError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked
+from kohort.settings.arguments import checks_arguments
 
 log = logging.getLogger("kohort.client")
 SEQUENCES = 2**31
@@ -203,7 +203,7 @@ class Batch(BatchFill):
                 log.exception("the application's delivery callback raised an exception, which is ignored")
 
 
-@checked
+@checks_arguments
 class Delivery(DeliveryPlace):
     """The future of one record that was sent. Also awaitable in asyncio."""
 
@@ -260,7 +260,7 @@ class Delivery(DeliveryPlace):
         return self._result(0)
 
 
-@checked
+@checks_arguments
 class TableDelivery:
     """The future of the rows of one `send_arrow`, with one range of offsets for each batch."""
 

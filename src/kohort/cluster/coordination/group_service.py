@@ -209,7 +209,7 @@ class GroupCoordination:
             await runtime.sleep(self._heartbeat_ms)
 
     async def _described(self, cluster: Cluster) -> dict[str, Candidate]:
-        """Return the group's candidates by member id; none while it rebalances, when Kafka omits the metadata."""
+        """Return the candidates in the coordinators' group; none while it rebalances, when Kafka omits the metadata."""
         request = DescribeGroupsRequest(groups=[self._group])
         answer = await cluster.send(request, self._coordinator, timeout_ms=self._session_ms, channel=_ASIDE)
         group = answer.groups[0]

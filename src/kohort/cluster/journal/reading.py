@@ -303,7 +303,7 @@ class JournalDecoding:
         self._unreadable.setdefault(author, CorruptDataError(text))
 
     def _take(self, header: BatchHeader, fence: Fence) -> None:
-        """Record a fence if its own producer wrote it. Any producer may have written the first fence."""
+        """Record a fence that was read, if its own producer wrote it. Any producer may have written the first fence."""
         if fence.producer_id in (FIRST, header.producer_id):
             self.authors.record_fence(fence)
 

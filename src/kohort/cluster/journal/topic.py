@@ -45,7 +45,7 @@ def _at_least(limit: int) -> Callable[[str], bool]:
 
 
 def _needed(replicas: int) -> list[_Check]:
-    """Return the properties that the topic must have."""
+    """Return the topic configs that a journal's topic must have."""
     in_sync = 2 if replicas >= 3 else 1
     return [
         ("cleanup.policy", "compact", lambda value: value == "compact", "offsets would be deleted by their age"),
@@ -135,7 +135,7 @@ async def _make(cluster: Cluster, settings: JournalSettings) -> None:
 
 
 async def _made(cluster: Cluster, name: str) -> TopicInfo:
-    """Return the topic once all of its partitions have leaders."""
+    """Wait until all partitions of the created journal topic have leaders, and return it."""
 
     async def attempt() -> TopicInfo:
         info = await _seen(cluster, name)

@@ -37,7 +37,7 @@ class ClassicIdentity(Protocol):
 
     @property
     def client(self) -> Client:
-        """The client."""
+        """The client that sent the JoinGroup."""
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -182,7 +182,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         return old is None or (old.subscribed_topics, old.subscribed_regex) != (new.subscribed_topics, None)
 
     def await_target(self, step: Step, event: JoinGroup, member_id: str) -> None:
-        """Answer the join as soon as there is a target for it."""
+        """Keep a JoinGroup waiting until there is a target assignment for its epoch."""
         presence = self.presence(member_id)
         again = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
         self.refuse_waiting(step, presence, again)

@@ -102,7 +102,7 @@ class CurrentAssignment:
         )
 
     def afresh(self) -> CurrentAssignment:
-        """Return the assignment of a member that joins again: the same partitions, and no epoch yet."""
+        """Return the current assignment as of a member that joins again: the same partitions, without an epoch."""
         return CurrentAssignment(assigned=self.assigned, since=self.since)
 
     def away(self) -> CurrentAssignment:
@@ -170,7 +170,7 @@ class Presence(MonitoredMember):
         return self.long_poll is not None or self.waiting is not None or self.joining is not None
 
     def cancel_timers(self) -> None:
-        """Stop all timers of the member."""
+        """Stop all timers of the member: session, revocation, join and sync."""
         self.session.cancel()
         self.expect_nothing()
 
@@ -243,14 +243,14 @@ class ConsumerMembers(GroupMembership):
         return self.current.get(member_id) or CurrentAssignment()
 
     def topics_of(self, member: MemberSaved) -> tuple[str, ...]:
-        """Return the names that a member reads, by list or by regular expression, sorted."""
+        """Return the names of the topics that one member reads, by list or by regular expression, sorted."""
         resolved = self.regexes.get(member.subscribed_regex or "")
         if resolved is None:
             return member.subscribed_topics
         return tuple(sorted({*member.subscribed_topics, *resolved.topics}))
 
     def subscribed(self) -> list[str]:
-        """Return every name that a member reads, sorted."""
+        """Return the names of all topics that any member reads, sorted."""
         names = set(self._listed)
         for regex in self._matched:
             resolved = self.regexes.get(regex)
@@ -486,7 +486,7 @@ class ConsumerReconciliation(ConsumerMembers):
     def finish_revocation(
         self, current: CurrentAssignment, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
-        """Go on towards the newest target, unless the member still reports partitions that it has to revoke."""
+        """Move on towards the newest target, unless the member still reports partitions that it has to revoke."""
         if owned is None or owned & current.pending:
             return current
         return self.move_towards_target(member_id, current.member_epoch + 1, target, owned)

@@ -67,7 +67,7 @@ from kohort.ids import TopicPartition
 
 
 def saved_of(event: RegisterConsumer) -> PushMemberSaved:
-    """Return a registration as its record."""
+    """Return the record of a consumer's registration."""
     return PushMemberSaved(
         group_id=event.group_id,
         member_id=event.member_id,
@@ -102,7 +102,7 @@ class PushRegistry(PushRebalance):
                 self.advance_member(step, event.member_id)
 
     def add_member(self, step: Step, event: RegisterConsumer) -> None:
-        """Add a new member."""
+        """Add a consumer that registered for the first time."""
         error = admission.check_place(step.config.group_max_size, len(self.members))
         if error is not ErrorCode.NONE:
             step.reply(event.request, RegisterConsumerReply(error))
@@ -205,7 +205,7 @@ class PushRegistry(PushRebalance):
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, left))
 
     def remove_member(self, step: Step, leaving: LeavingMember) -> LeftMember:
-        """Remove one member."""
+        """Remove one leaving member from the push group."""
         if leaving.member_id not in self.members:
             return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
         text = f"member {leaving.member_id} left (reason: {leaving.reason or 'not given'})"
@@ -395,7 +395,7 @@ class PushAnswers(PushRegistry):
             self.retry_rebalance(step)
 
     def retry_rebalance(self, step: Step) -> None:
-        """Retry the rebalance after the backoff, or let it fail."""
+        """Retry the rebalance after the backoff; after the last retry, let it fail."""
         self.attempts.cancel()
         self.attempt += 1
         if self.attempt > step.config.push_rebalance_retries:

@@ -191,7 +191,7 @@ class PushMembers(GroupMembership):
         return ((member_id, member.connection, member.is_gone) for member_id, member in self.present.items())
 
     def empty_since_ms(self) -> int:
-        """Return since when the group is empty; -1 if it has members."""
+        """Return the wall clock time since when the group is empty, in ms; -1 if it has members."""
         return -1 if self.members or self.saved is None else self.saved.state_ms
 
     # -- changes by the ledger
@@ -255,7 +255,7 @@ class PushMembers(GroupMembership):
         self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
 
     def moved(self, member_id: str) -> None:
-        """Remove a member that has been started, or is gone, from `moving`."""
+        """Remove a member from `moving`, because it has been started or has left."""
         for pair in self.moving.pop(member_id, NOTHING):
             if self.takers.get(pair) == member_id:
                 del self.takers[pair]

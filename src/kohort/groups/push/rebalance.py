@@ -46,7 +46,9 @@ def divide_partitions(
 ) -> PartitionsDivided:
     """Carry out a `DividePartitions` with the caller's regular expressions, which select only `visible` topics."""
     matched = {
-        (member.regex, member.excluding): frozenset(visible(found(member.regex, member.excluding, work.topics, match)))
+        (member.regex, member.excluding): frozenset(
+            visible(selected_topics(member.regex, member.excluding, work.topics, match))
+        )
         for member in work.members.values()
         if member.regex is not None
     }
@@ -72,17 +74,17 @@ def divide_partitions(
     return PartitionsDivided(work.group_id, work.ticket, shares, matched)
 
 
-def found(
+def selected_topics(
     regex: str, excluding: bool, topics: Mapping[str, Topic], match: Callable[[str, Iterable[str]], Iterable[str]]
 ) -> frozenset[str]:
-    """Return the topics that an expression selects."""
+    """Return the topics that a consumer's regular expression selects, or does not exclude."""
     names = [name for name in sorted(topics) if not name.startswith(INTERNAL)]
     matches = frozenset(match(regex, names))
     return frozenset(names) - matches if excluding else matches
 
 
 def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
-    """Return a member's topics with their streams."""
+    """Return the topics that a member reads, each with its number of streams."""
     if member.regex is None:
         return dict(member.topics)
     return dict.fromkeys(matched[member.regex, member.excluding], member.streams)
@@ -209,7 +211,7 @@ class PushRebalance(PushRequests):
             step.run(self.attempts, self.attempt_timeout_ms())
 
     def retry_later(self, step: Step) -> None:
-        """Retry the current step after the backoff, because it cannot continue now."""
+        """Retry the rebalance's current step after the backoff, because it can't continue now."""
         if self.backoff.due_ms is None:
             step.run(self.backoff, step.config.push_rebalance_backoff_ms)
 

@@ -137,7 +137,7 @@ class PushRequests(PushMembers):
         step.begin_task(FindOffsets(self.group_id, member_id, member.finding, tuple(missing), from_begin))
 
     def commit_position(self, step: Step, position: PushPosition) -> None:
-        """Write a position."""
+        """Commit the position of one partition: write its offset record."""
         topic, partition, offset = position
         step.emit(OffsetCommitted(self.group_id, topic, partition, offset, -1, "", step.now.wall_ms))
         step.count(Meter.OFFSET_COMMITS)

@@ -418,7 +418,7 @@ class Checkpoints:
         )
 
     def _let_leave(self, names: Iterable[str]) -> None:
-        """Let members leave that asked to. One that alone can publish the sequence stays until it has, with its siblings."""
+        """Let members leave that asked to; one that alone can publish stays until it has, with its siblings."""
         plane = self.plane
         going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
         here = [registered for registered in plane.members.values() if registered.lost_ms is None]

@@ -194,7 +194,7 @@ def _names_of(rows: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def _row_text(table: pa.Table, row: int) -> str:
-    """Return a row as JSON; a value that JSON can't express becomes text."""
+    """Return a refused row as JSON for its dead letter; a value that JSON can't express becomes text."""
     values = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:

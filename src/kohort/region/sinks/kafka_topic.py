@@ -43,8 +43,16 @@ from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import Bound
 from kohort.region.sinks.columns import filled_schema, refuse_untyped
 from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
-from kohort.region.sinks.rows import check_fits, in_order, plain, refusal_of, refuse_nulls, rows_where, shaped
-from kohort.region.sinks.staging_topic import MARKER, STAGED, SinkMarker, StagingTopic, created, pieces_of, table_of
+from kohort.region.sinks.rows import check_fits, in_order, in_sink_schema, plain, refusal_of, refuse_nulls, rows_where
+from kohort.region.sinks.staging_topic import (
+    MARKER,
+    STAGED,
+    SinkMarker,
+    StagingTopic,
+    create_topic_if_missing,
+    pieces_of,
+    table_of,
+)
 from kohort.region.staged import StagedKey
 
 COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp")
@@ -162,7 +170,7 @@ class KafkaTopic(Bound):
         given = _schema_of_rows(plain(schema))
         with self._admin() as admin:
             try:
-                topic_id = created(admin, NewTopic(self.topic)).topic_id
+                topic_id = create_topic_if_missing(admin, NewTopic(self.topic)).topic_id
                 self._staging_topic.create_if_missing(admin)
             except NotFoundError as error:  # a broker that has not heard of a new topic
                 raise RetriableError(f"topic {self.topic}: {error.message}") from error
@@ -181,7 +189,7 @@ class KafkaTopic(Bound):
         check_fits(f"topic {self.topic}", kept, filled_schema(given, kept))
 
     def _owned(self, marker: SinkMarker | None, *, named: bool = True) -> SinkMarker:
-        """Return the marker, checked to be this region's, and to have this sink's name."""
+        """Return the topic's owner marker, after a check that it has this region and this sink's name."""
         if marker is None:
             raise InvalidInputError(f"Topic {self.topic} is not known to region {self._region!r}: call check first")
         self._refuse_owner(marker)
@@ -230,9 +238,9 @@ class KafkaTopic(Bound):
         return marker.place
 
     def _of_the_present(self, marker: SinkMarker) -> SinkMarker:
-        """Return the marker for the topic as it is; one that was created again has no sequence."""
+        """Return the owner marker for the present topic: one that was created again has sequence 0."""
         with self._admin() as admin:
-            topic_id = created(admin, NewTopic(self.topic)).topic_id
+            topic_id = create_topic_if_missing(admin, NewTopic(self.topic)).topic_id
         if topic_id == marker.topic_id:
             return marker
         return msgspec.structs.replace(marker, topic_id=topic_id, sequence=0, emptied=False)
@@ -263,7 +271,7 @@ class KafkaTopic(Bound):
             raise InvalidInputError(f"Topic {self.topic} is compacted, and rows without a column key have no key")
         never_null = [*keyed, *({"partition", "timestamp"} & set(table.column_names))]
         refuse_nulls(table, never_null)
-        rows = shaped(table, rules.schema, never_null)
+        rows = in_sink_schema(table, rules.schema, never_null)
         refuse_nulls(rows, never_null)  # a dictionary may hold a null
         for reason, column, mask in _refused_rows(rows, rules):
             if found := rows_where(mask):

@@ -104,7 +104,7 @@ class StagingTopic:
         Raises:
             InvalidInputError: another topic has its name, or it has other properties than it needs.
         """
-        found = created(admin, NewTopic(self.topic, 2, configs=_PROPERTIES))
+        found = create_topic_if_missing(admin, NewTopic(self.topic, 2, configs=_PROPERTIES))
         resource = ConfigResource(ResourceType.TOPIC, self.topic)
         properties = admin.describe_configs([resource]).all()[resource]
         wrong = [f"{name}={value}" for name, value in _PROPERTIES.items() if properties[name].value != value]
@@ -280,7 +280,7 @@ def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
             first = at + 1
 
 
-def created(admin: Admin, topic: NewTopic) -> TopicInfo:
+def create_topic_if_missing(admin: Admin, topic: NewTopic) -> TopicInfo:
     """Return a topic, created if it is missing. Brokers show a new one after a moment.
 
     Raises:

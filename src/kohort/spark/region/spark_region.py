@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from kohort.assignors.claims import believed
+from kohort.assignors.claims import believed_claims
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import Servers
@@ -92,7 +92,7 @@ class PinnedAssignor(Stateless):
             InvalidInputError: the members do not agree on the queries.
         """
         named = self._by_query(members)
-        held = {partition: member for member, parts in believed(members, topics).items() for partition in parts}
+        held = {partition: member for member, parts in believed_claims(members, topics).items() for partition in parts}
         result: Assignment = {member: [] for member in sorted(members)}
         for topic, info in sorted(topics.items()):
             for number in range(info.partitions):

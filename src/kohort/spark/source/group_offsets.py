@@ -62,7 +62,7 @@ def _take_over_from_kafka_source(
     Raises:
         InvalidInputError: the options choose other topics or partitions.
     """
-    read, chosen = sorted(last.spans), described(options)
+    read, chosen = sorted(last.spans), chosen_topics_text(options)
     if options.assign is not None:
         fits = set(options.assigned()) == set(read)
     else:
@@ -81,7 +81,7 @@ def _take_over_from_kafka_source(
     return start.ends() | {partition: span.start for partition, span in last.spans.items()}
 
 
-def described(options: SourceOptions) -> str:
+def chosen_topics_text(options: SourceOptions) -> str:
     """Return the topics that a query's options choose, for a message."""
     if options.assign is not None:
         return f"assign={', '.join(map(str, sorted(options.assigned())))}"

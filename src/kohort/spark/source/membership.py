@@ -23,7 +23,7 @@ from kohort.errors import (
     TimedOutError,
 )
 from kohort.ids import TopicId, TopicPartition
-from kohort.name_patterns import matching
+from kohort.name_patterns import matching_names
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Committed, Stamp
 from kohort.spark.source.offset_coordinator import AssignedPartitions
@@ -203,7 +203,7 @@ def _alike(me: MemberDescription, other: MemberDescription, pattern: str | None)
 def _may_find(regex: str, topics: tuple[str, ...]) -> bool:
     """Return whether another member's pattern may match all topics; True if it is none that can be matched here."""
     try:
-        return len(matching(regex, topics)) == len(topics)
+        return len(matching_names(regex, topics)) == len(topics)
     except InvalidInputError:
         return True
 

@@ -38,7 +38,7 @@ from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schem
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read, starting_bound
 from kohort.spark.source.error_frames import reason_first, reason_first_each
-from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
+from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished_batch
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
@@ -585,11 +585,11 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._finished(start), BatchOffset.from_json(end)
         self._identity = self._identity or uuid.uuid4().hex
         if is_kafka_offset(start):
-            return unfinished(positions_of(start), end, self._identity)
+            return unfinished_batch(positions_of(start), end, self._identity)
         self._driver(self._identity)
         from kohort.spark.source.first_batch import initial_positions
 
-        return unfinished(initial_positions(self._receiver, end), end, self._identity)
+        return unfinished_batch(initial_positions(self._receiver, end), end, self._identity)
 
     def sink_done(self, end: str, stateful: bool = False) -> bool:
         """Commit a batch now that its sink and the checkpoint's commit log have it. From any thread.

@@ -86,7 +86,7 @@ class AvroDecoder:
             registry: the URL of a schema registry, for the same.
         """
         text = schema_of(schema)
-        self._schema = parsed(text)
+        self._schema = parse_for_fastavro(text)
         from fastavro import schemaless_reader
 
         self.type = kind
@@ -189,7 +189,7 @@ class AvroDecoder:
             written = node_of(schema, f"the schema {number}", written=True)
             wrong = next(differences(written, self._node), "")
             reason = f"the schema {number}: {wrong}" if wrong else ""
-            return _WriterSchema(parsed(schema), reason, VALUE_BYTES // density)
+            return _WriterSchema(parse_for_fastavro(schema), reason, VALUE_BYTES // density)
         except InvalidInputError as error:
             return _WriterSchema(refused=error.message)
 
@@ -318,7 +318,7 @@ def _finished(found: Column, kind: Kind) -> Column:
     return pc.cast(found, kind)
 
 
-def parsed(schema: Schema) -> Any:
+def parse_for_fastavro(schema: Schema) -> Any:
     """Return the schema in fastavro's parsed form.
 
     Raises:
